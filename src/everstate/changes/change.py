@@ -1,0 +1,76 @@
+"""What flows: one immutable message about one step of one entity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+E = TypeVar("E")
+
+
+class Kind(StrEnum):
+    """What a change did to its entity."""
+
+    CREATED = "created"
+    UPDATED = "updated"
+    DELETED = "deleted"
+    EVENT = "event"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Who wrote a change; the first three are required, the rest ``None`` when unknown."""
+
+    api_version: str
+    service_name: str
+    identifier: str
+    actor: str | None = None
+    reason: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTransaction:
+    """The source's transaction block: its id, this change's 1-based index, how many it has."""
+
+    id: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainEvent:
+    """The intent behind a change: its domain name and its data."""
+
+    type: str
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change(Generic[E]):
+    """One committed step of one entity; dense and ordered per key by ``version``.
+
+    ``current`` is the whole entity after (``None``: it was deleted), ``original`` the whole entity
+    before (``None``: it did not exist). ``extra`` holds envelope fields this release does not
+    know; they are kept on read and written again.
+    """
+
+    id: UUID
+    entity: str
+    schema_version: int
+    key: str
+    version: int
+    kind: Kind
+    occurred_at: datetime
+    recorded_at: datetime
+    provenance: Provenance
+    current: E | None
+    original: E | None
+    event: DomainEvent | None = None
+    transaction: SourceTransaction | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)

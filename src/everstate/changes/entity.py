@@ -1,0 +1,154 @@
+"""Entity types: a pydantic model registered with a name, a key and a schema version."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, get_args
+
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from everstate.changes.arrow import arrow_schema
+from everstate.errors import InvalidChange, InvalidEntityType
+
+NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
+
+# An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
+_ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+@dataclass(frozen=True)
+class EntityType:
+    """A pydantic model with a name, a key and a schema version.
+
+    ``key`` is the name of the field or property whose value, as text, identifies an entity.
+    Raises InvalidEntityType when the model has a field that no typed column can hold.
+    """
+
+    name: str
+    model: type[BaseModel]
+    key: str
+    schema_version: int = 1
+    arrow_schema: pa.Schema = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not NAME.match(self.name):
+            raise InvalidEntityType(
+                f"entity type name {self.name!r} must match {NAME.pattern}",
+                advice="Use lower case words joined by underscores.",
+            )
+        known = {*self.model.model_fields, *self.model.model_computed_fields}
+        if self.key not in known and not hasattr(self.model, self.key):
+            raise InvalidEntityType(
+                f"{self.name}: key {self.key!r} is no field or property of {self.model.__name__}"
+            )
+        if self.schema_version < 1:
+            raise InvalidEntityType(f"{self.name}: schema_version starts at 1")
+        object.__setattr__(self, "arrow_schema", arrow_schema(self.model, self.name))
+
+    @cached_property
+    def required_fields(self) -> tuple[str, ...]:
+        """Columns that a stored state must have and must not be null."""
+        return tuple(column.name for column in self.arrow_schema if not column.nullable)
+
+    @cached_property
+    def _float_fields(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, info in self.model.model_fields.items()
+            if _holds_numbers(info.annotation, set())
+        )
+
+    @cached_property
+    def _to_json(self) -> Callable[..., bytes]:
+        return self.model.__pydantic_serializer__.to_json
+
+    def key_of(self, entity: BaseModel | Mapping[str, Any]) -> str:
+        """Key of an entity as text; raises InvalidChange when it is missing or empty."""
+        value = entity.get(self.key) if isinstance(entity, Mapping) else getattr(entity, self.key)
+        if value is None or value == "":
+            raise InvalidChange(self.name, None, self.key, "the key is missing or empty")
+        return str(value)
+
+    def validate(self, state: Mapping[str, Any] | BaseModel) -> BaseModel:
+        """Make the model from a state; raises InvalidChange naming field and reason."""
+        if isinstance(state, self.model):
+            return state
+        try:
+            return self.model.model_validate(state)
+        except ValidationError as cause:
+            raise self._invalid(cause, state) from cause
+
+    def validate_json(self, state: bytes | str) -> BaseModel:
+        """Make the model from JSON; raises InvalidChange naming field and reason."""
+        try:
+            return self.model.model_validate_json(state)
+        except ValidationError as cause:
+            raise self._invalid(cause, {}) from cause
+
+    def _invalid(self, cause: ValidationError, state: object) -> InvalidChange:
+        first = cause.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "state"
+        key = state.get(self.key) if isinstance(state, Mapping) else None
+        return InvalidChange(self.name, None if key is None else str(key), where, first["msg"])
+
+    def encode(self, entity: BaseModel) -> bytes:
+        """JSON of an entity's state, UTF-8.
+
+        Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently),
+        and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust.
+        """
+        for name in self._float_fields:
+            value = getattr(entity, name)
+            if value is not None and not _finite(value):
+                raise InvalidChange(
+                    self.name, str(getattr(entity, self.key)), name, "NaN and infinity are refused"
+                )
+        try:
+            encoded = self._to_json(entity, by_alias=True)
+        except PydanticSerializationError as cause:
+            raise InvalidChange(
+                self.name, str(getattr(entity, self.key, None)), "state", str(cause)
+            ) from cause
+        if b"\\u0000" in encoded and holds_nul(encoded):
+            raise InvalidChange(
+                self.name, str(getattr(entity, self.key)), "state", "NUL characters are refused"
+            )
+        return encoded
+
+
+def holds_nul(encoded: bytes) -> bool:
+    """Whether JSON text has an escaped NUL character (the only way JSON can hold one)."""
+    return _ESCAPED_NUL.search(encoded) is not None
+
+
+def _holds_numbers(annotation: Any, seen: set[type]) -> bool:
+    """Whether a value of this annotation may hold a float or a Decimal at any depth."""
+    if annotation in (float, Decimal):
+        return True
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation in seen:
+            return False
+        seen.add(annotation)
+        return any(_holds_numbers(i.annotation, seen) for i in annotation.model_fields.values())
+    return any(_holds_numbers(part, seen) for part in get_args(annotation))
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    if isinstance(value, BaseModel):
+        return all(_finite(part) for part in value.__dict__.values())
+    if isinstance(value, Mapping):
+        return all(_finite(part) for part in value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(_finite(part) for part in value)
+    return True
