@@ -1,0 +1,88 @@
+"""App: a project's entity types and views; what users import first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView
+from everstate.views.definition import ViewDefinition
+from everstate.views.plan import ViewPlan, compile_view
+
+M = TypeVar("M", bound=type[BaseModel])
+
+
+class App:
+    """A project's entity types and the views that are kept of them.
+
+    Declaring is pure: nothing is started, read or written until a command or a library call
+    takes the app and a :class:`~everstate.config.Config`. Every entity type is kept as `latest`
+    and `history`; :meth:`view` adds views in SQL.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._entities: dict[str, EntityType] = {}
+        self._plans: dict[str, ViewPlan] = {}
+
+    @property
+    def entities(self) -> Mapping[str, EntityType]:
+        """Entity types by name, in the order in which they were registered."""
+        return MappingProxyType(self._entities)
+
+    @property
+    def views(self) -> Mapping[str, ViewPlan]:
+        """Compiled SQL views by name, in the order in which they were declared."""
+        return MappingProxyType(self._plans)
+
+    def entity(self, name: str, *, key: str, schema_version: int = 1) -> Callable[[M], M]:
+        """Register a pydantic model as the entity type ``name``; used as a decorator.
+
+        ``key`` names the field or property that identifies an entity. Raises InvalidEntityType
+        when the name is taken (an entity type has one source of truth) or a field has no column
+        type.
+        """
+
+        def register(model: M) -> M:
+            if name in self._entities:
+                raise InvalidEntityType(
+                    f"entity type {name!r} is registered already",
+                    advice="An entity type has exactly one model and one source of truth.",
+                )
+            self._entities[name] = EntityType(name, model, key, schema_version)
+            return model
+
+        return register
+
+    def view(self, name: str, *, sql: str) -> ViewPlan:
+        """Declare a view in SQL over one entity type; it is kept from before and after images.
+
+        Raises InvalidView with the reason, and the nearest form that can be kept, when the SQL
+        cannot be kept incrementally.
+        """
+        reserved = {n for e in self._entities for n in (e, f"{e}_latest", f"{e}_history")}
+        if name in self._plans or name in reserved:
+            raise InvalidView(name, "the name is taken", advice="Choose another name.")
+        plan = compile_view(ViewDefinition(name, sql), self._entities)
+        self._plans[name] = plan
+        return plan
+
+    def entity_type(self, name: str) -> EntityType:
+        """Entity type of that name; raises UnknownEntity."""
+        if name not in self._entities:
+            raise UnknownEntity(name, tuple(self._entities))
+        return self._entities[name]
+
+    def views_of(self, entity: str) -> tuple[ViewPlan, ...]:
+        """SQL views kept of one entity type."""
+        return tuple(plan for plan in self._plans.values() if plan.entity == entity)
+
+    def view_plan(self, name: str) -> ViewPlan:
+        """SQL view of that name; raises UnknownView."""
+        if name not in self._plans:
+            raise UnknownView(name, tuple(self._plans))
+        return self._plans[name]
