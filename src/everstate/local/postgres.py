@@ -1,0 +1,150 @@
+"""PostgreSQL as a server of the stack: one user, one database, a password, loopback only."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from everstate.config import Config
+from everstate.errors import LocalStackError
+from everstate.local import unprivileged
+from everstate.local.artifacts import Artifact, cache_dir, cached, postgres_artifact
+from everstate.local.server import Launch, Ports
+
+_USER = "everstate"
+_DATABASE = "everstate"
+_PROBE_S = 3
+_SETTINGS_FILE = "everstate.conf"
+
+_SETTINGS = """\
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+password_encryption = 'scram-sha-256'
+timezone = 'UTC'
+log_timezone = 'UTC'
+wal_level = logical
+max_prepared_transactions = 20
+max_connections = 200
+shared_buffers = 256MB
+max_wal_size = 2GB
+fsync = {fsync}
+log_line_prefix = '%m [%p] '
+"""
+
+
+class PostgresServer:
+    """A server on 127.0.0.1 with the database ``everstate`` and a superuser of that name."""
+
+    name = "postgres"
+    port_names = ("client",)
+    stop_signal = signal.SIGINT
+    """Fast shutdown: open transactions are rolled back."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._folder = config.project.data_dir / "postgres"
+        self._data = self._folder / "data"
+        self._password = self._folder / "password"
+        self.artifacts: tuple[Artifact, ...] = (postgres_artifact(),)
+        self.marker = str(self._data)
+
+    def prepare(self, ports: Ports) -> Launch:
+        """Unpack the binaries once per user, make the data folder once, write the settings."""
+        home = self._unpack()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        if not (self._data / "PG_VERSION").exists():
+            self._initdb(home, env)
+        settings = _SETTINGS.format(
+            port=ports["client"], fsync="on" if self._config.local.fsync else "off"
+        )
+        (self._data / _SETTINGS_FILE).write_text(settings, "utf-8")
+        argv = (str(home / "bin" / "postgres"), "-D", self.marker)
+        return Launch((*unprivileged.prefix(self._data), *argv), env, self._folder)
+
+    def probe(self, ports: Ports) -> None:
+        """Log in to the maintenance database; raises OSError while that fails."""
+        try:
+            with psycopg.connect(self._dsn(ports, "postgres"), connect_timeout=_PROBE_S):
+                return
+        except psycopg.OperationalError as cause:
+            raise ConnectionError(str(cause)) from cause
+
+    def settle(self, ports: Ports) -> None:
+        """Make the database ``everstate`` when it is not there."""
+        with psycopg.connect(self._dsn(ports, "postgres"), autocommit=True) as connection:
+            query = "SELECT FROM pg_database WHERE datname = %s"
+            if connection.execute(query, (_DATABASE,)).fetchone() is None:
+                name = sql.Identifier(_DATABASE)
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+
+    def dsn(self, ports: Ports) -> str:
+        """The connection string, with the password in it: not for logs."""
+        return self._dsn(ports, _DATABASE)
+
+    def _dsn(self, ports: Ports, database: str) -> str:
+        password = self._password.read_text("utf-8").strip()
+        return f"postgresql://{_USER}:{password}@127.0.0.1:{ports['client']}/{database}"
+
+    def _unpack(self) -> Path:
+        """The folder of the binaries in the cache; complete whenever it is there."""
+        artifact = self.artifacts[0]
+        home = cache_dir(self._config) / "postgres" / artifact.sha256[:16]
+        if home.exists():
+            return home
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(cached(self._config, artifact)) as jar:
+            packed = next(name for name in jar.namelist() if name.endswith(".txz"))
+            archive = jar.read(packed)
+        folder = Path(tempfile.mkdtemp(dir=home.parent))
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive), mode="r:xz") as tar:
+                # The bytes are those of the lock; the filter exists from 3.11.4 on.
+                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+                tar.extractall(folder)
+            folder.chmod(0o755)
+            try:
+                os.rename(folder, home)
+            except OSError:
+                # Another process may have been faster; its copy is as good.
+                if not home.exists():
+                    raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return home
+
+    def _initdb(self, home: Path, env: dict[str, str]) -> None:
+        """Make the data folder beside its place, so that a kill in between leaves no half one."""
+        new = self._folder / "data.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        if not self._password.exists():
+            with open(os.open(self._password, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24) + "\n")
+        command = (
+            *unprivileged.prefix(new),
+            str(home / "bin" / "initdb"),
+            *("-D", str(new), "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8"),
+            *("--auth=scram-sha-256", f"--pwfile={self._password}"),
+        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LocalStackError(
+                f"PostgreSQL's data folder cannot be made: {done.stderr.strip()}",
+                advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
+            )
+        with open(new / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write(f"include '{_SETTINGS_FILE}'\n")
+        os.rename(new, self._data)

@@ -1,0 +1,152 @@
+"""Processes that outlive us: known by pid and start time, started detached, stopped for sure."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_START_TOLERANCE_S = 1.5
+_POLL_S = 0.05
+_LOG_BYTES_MAX = 20_000_000
+_PORTS = range(20_000, 32_000)
+"""Below the range from which systems give ports to outgoing connections."""
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Our own children, kept so that a dead one can be reaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process for sure: a pid alone may have been given to another one since."""
+
+    pid: int
+    started: float
+    """Seconds since the epoch."""
+
+
+def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessId:
+    """Start ``argv`` in a session of its own, its output appended to ``log``.
+
+    It does not die with us nor with our terminal. A log over 20 MB is moved aside first.
+    """
+    if log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
+        os.replace(log, log.with_name(log.name + ".1"))
+    with open(log, "ab") as output:
+        child = subprocess.Popen(
+            argv,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    try:
+        started = psutil.Process(child.pid).create_time()
+    except psutil.NoSuchProcess:
+        started = time.time()
+    return ProcessId(child.pid, started)
+
+
+def is_alive(process: ProcessId) -> bool:
+    """True while exactly that process runs (a zombie does not)."""
+    child = _children.get(process.pid)
+    if child is not None and child.poll() is not None:
+        del _children[process.pid]
+        return False
+    try:
+        found = psutil.Process(process.pid)
+        same = abs(found.create_time() - process.started) < _START_TOLERANCE_S
+        return same and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def send(process: ProcessId, signal_number: signal.Signals) -> None:
+    """Send a signal to exactly that process, or to nobody."""
+    if is_alive(process):
+        try:
+            os.kill(process.pid, signal_number)
+        except ProcessLookupError:
+            return
+
+
+def end(process: ProcessId, how: signal.Signals, *, patience_s: float) -> bool:
+    """End a process and wait until it is gone: ``how`` first, SIGKILL after ``patience_s``.
+
+    True when it went by itself.
+    """
+    send(process, how)
+    if wait_gone(process, patience_s):
+        return True
+    send(process, signal.SIGKILL)
+    wait_gone(process, patience_s)
+    return False
+
+
+def wait_gone(process: ProcessId, patience_s: float) -> bool:
+    """Wait until the process is gone; False when it still runs after ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while is_alive(process):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def strays(marker: str) -> list[ProcessId]:
+    """Processes with ``marker`` (a path) as an argument: what a killed run could not note down."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            arguments = process.cmdline()
+            if marker in arguments and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(ProcessId(process.pid, process.create_time()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def resident_bytes(process: ProcessId) -> int | None:
+    """Memory of the process and its children in bytes; None when it is gone."""
+    try:
+        found = psutil.Process(process.pid)
+        total: int = found.memory_info().rss
+        for child in found.children(recursive=True):
+            total += child.memory_info().rss
+    except psutil.Error:
+        return None
+    return total
+
+
+def is_free(port: int) -> bool:
+    """True when a server could listen on ``port`` of 127.0.0.1 now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(taken: set[int]) -> int:
+    """A port that nobody listens on, none of ``taken``, and adds it to ``taken``.
+
+    By chance within the range, so that two projects that start together hardly meet.
+    """
+    while True:
+        port = secrets.choice(_PORTS)
+        if port not in taken and is_free(port):
+            taken.add(port)
+            return port

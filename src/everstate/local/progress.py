@@ -1,0 +1,114 @@
+"""How the local stack tells what it does: on a terminal with a bar, else in plain lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import (
+    Progress as RichProgress,
+)
+
+_PLAIN_EVERY_S = 5.0
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes that just came (negative: taken back)."""
+
+
+class Progress(Protocol):
+    """Where the stack reports to; methods may be called from several threads."""
+
+    def step(self, text: str) -> None:
+        """Tell one thing that was done, as a sentence."""
+
+    def fetching(self, files: int, total_bytes: int) -> AbstractContextManager[Advance]:
+        """Tell that a download of so much begins; the context is the download."""
+
+
+class Silent:
+    """Tells nothing."""
+
+    def step(self, text: str) -> None:
+        """Tell nothing."""
+
+    @contextmanager
+    def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:
+        """Tell nothing about a download."""
+        yield lambda _size: None
+
+
+class ConsoleProgress:
+    """Tells on a Rich console: a bar with bytes, rate and time left; plain lines when piped."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def step(self, text: str) -> None:
+        """Print one line."""
+        self._console.print(f"[green]✓[/] {text}", highlight=False)
+
+    @contextmanager
+    def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:
+        """Show the download until the context ends."""
+        if self._console.is_terminal:
+            with self._bar(files, total_bytes) as advance:
+                yield advance
+            return
+        plain = _PlainDownload(self._console, files, total_bytes)
+        yield plain.advance
+        plain.report()
+
+    @contextmanager
+    def _bar(self, files: int, total_bytes: int) -> Iterator[Advance]:
+        bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(f"fetching {files} files", total=total_bytes)
+            yield lambda size: bar.advance(task, size)
+        self.step(f"{files} files fetched, {total_bytes / 1e6:,.1f} MB")
+
+
+class _PlainDownload:
+    """A line at the start, one every few seconds, and one at the end."""
+
+    def __init__(self, console: Console, files: int, total_bytes: int) -> None:
+        self._console, self._total = console, total_bytes
+        self._done, self._lock = 0, threading.Lock()
+        self._started = self._told = time.monotonic()
+        console.print(f"fetching {files} files, {total_bytes / 1e6:,.1f} MB", highlight=False)
+
+    def advance(self, size: int) -> None:
+        with self._lock:
+            self._done += size
+            due = time.monotonic() - self._told > _PLAIN_EVERY_S
+            if due:
+                self._told = time.monotonic()
+        if due:
+            self.report()
+
+    def report(self) -> None:
+        rate = self._done / max(time.monotonic() - self._started, 1e-3)
+        left_s = (self._total - self._done) / rate if rate else 0.0
+        self._console.print(
+            f"  {self._done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB, "
+            f"{rate / 1e6:,.1f} MB/s, {left_s:,.0f} s left",
+            highlight=False,
+        )

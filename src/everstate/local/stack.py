@@ -1,0 +1,320 @@
+"""The stack of a project: start what is missing, tell what runs, stop it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from everstate.config import Config
+from everstate.errors import LocalStackError
+from everstate.local.artifacts import obtain
+from everstate.local.kafka import KafkaServer
+from everstate.local.memory import Memory, Remembered
+from everstate.local.postgres import PostgresServer
+from everstate.local.processes import (
+    ProcessId,
+    end,
+    free_port,
+    is_alive,
+    is_free,
+    resident_bytes,
+    send,
+    spawn,
+    strays,
+    wait_gone,
+)
+from everstate.local.progress import Progress, Silent
+from everstate.local.server import Ports, Server
+
+State = Literal["running", "not answering", "crashed", "stopped"]
+
+_READY_S_MAX = 90.0
+_ADOPT_S_MAX = 20.0
+_STOP_S_MAX = 30.0
+_ATTEMPTS = 3
+_POLL_S = 0.1
+_TAIL_LINES = 12
+_TRY_AGAIN = ("Address already in use", "pre-existing shared memory block", "lock file")
+"""What a start may fail of that another port or a moment's patience mends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """How one server of the stack is now."""
+
+    name: str
+    state: State
+    address: str | None
+    """``host:port``; None when it was never started."""
+    pid: int | None
+    memory_bytes: int | None
+    since: float | None
+    """Start of its process, seconds since the epoch."""
+    log: Path
+
+
+class Stack:
+    """The servers of one project, those whose addresses the configuration does not give.
+
+    As a context manager it stops on exit what it started itself; a server that already ran is
+    used and left running.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._memory = Memory(config.project.data_dir)
+        self._writing = threading.Lock()
+        self._started: list[str] = []
+        self._servers: dict[str, Server] = {}
+        if config.log.bootstrap_servers is None:
+            self._servers["kafka"] = KafkaServer(config)
+        if config.store.dsn is None:
+            self._servers["postgres"] = PostgresServer(config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The servers that are ours to start; empty when all addresses are configured."""
+        return tuple(self._servers)
+
+    def start(self, progress: Progress | None = None) -> Config:
+        """Start what does not run, wait until each server answers, and fill in the addresses.
+
+        A server that runs already (also one that a killed run left) is taken over; ports stay
+        what they were unless somebody else took them. Takes about 4 s the first time. Raises
+        LocalStackError with the end of the log of the server that did not come up.
+        """
+        told = progress or Silent()
+        if not self._servers:
+            return self._config
+        with self._memory.lock():
+            wanted = [a for server in self._servers.values() for a in server.artifacts]
+            obtain(self._config, wanted, told)
+            (self._config.project.data_dir / "logs").mkdir(exist_ok=True)
+            with ThreadPoolExecutor(len(self._servers)) as pool:
+                list(pool.map(lambda name: self._bring_up(name, told), self._servers))
+        return self.connect()
+
+    def connect(self) -> Config:
+        """The configuration with the running servers' addresses filled in.
+
+        Raises LocalStackError when one of them does not run.
+        """
+        remembered = self._memory.read()
+        ports: dict[str, Ports] = {}
+        for name in self._servers:
+            known = remembered.get(name)
+            if known is None or known.process is None or not is_alive(known.process):
+                crashed = known is not None and known.process is not None
+                raise LocalStackError(
+                    f"the local {name} {'crashed' if crashed else 'does not run'}.",
+                    advice=f"Start it with `everstate up`; its log is {self._log(name)}."
+                    if crashed
+                    else "Start it with `everstate up`, or give its address in everstate.toml.",
+                )
+            ports[name] = known.ports
+        kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
+        return self._config.with_addresses(
+            bootstrap_servers=kafka.address(ports["kafka"])
+            if isinstance(kafka, KafkaServer)
+            else None,
+            store_dsn=postgres.dsn(ports["postgres"])
+            if isinstance(postgres, PostgresServer)
+            else None,
+        )
+
+    def status(self) -> list[ServerStatus]:
+        """How each server is now; asks each one that runs by its protocol (at most 3 s)."""
+        remembered = self._memory.read()
+        return [self._status(name, remembered.get(name)) for name in self._servers]
+
+    def check(self) -> None:
+        """Raise LocalStackError, with the end of its log, when a server is gone."""
+        remembered = self._memory.read()
+        for name in self._servers:
+            known = remembered.get(name)
+            if known is None or known.process is None or not is_alive(known.process):
+                raise self._failure(name, "is gone")
+
+    def stop(self, names: tuple[str, ...] | None = None) -> list[str]:
+        """Stop the servers (or those of ``names``) cleanly and return which did run.
+
+        At most 30 s each, then they are killed. Ports are remembered for the next start.
+        """
+        with self._memory.lock():
+            wanted = [name for name in self._servers if names is None or name in names]
+            with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+                ran = list(pool.map(self._take_down, wanted))
+        return [name for name, did_run in zip(wanted, ran, strict=True) if did_run]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one server, as a crash would; for fault tests."""
+        process = self._process(name)
+        send(process, signal.SIGKILL)
+        wait_gone(process, _STOP_S_MAX)
+
+    def restart(self, name: str, progress: Progress | None = None) -> None:
+        """Stop one server when it runs, and start it on the same ports."""
+        with self._memory.lock():
+            self._take_down(name)
+            self._bring_up(name, progress or Silent())
+
+    def pid(self, name: str) -> int:
+        """The process id of a server; LocalStackError when it was not started."""
+        return self._process(name).pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop(tuple(self._started))
+
+    def _process(self, name: str) -> ProcessId:
+        known = self._memory.read().get(name)
+        if known is None or known.process is None:
+            raise LocalStackError(f"the local {name} does not run.", advice="Run `everstate up`.")
+        return known.process
+
+    def _log(self, name: str) -> Path:
+        return self._config.project.data_dir / "logs" / f"{name}.log"
+
+    def _remember(self, name: str, server: Remembered) -> None:
+        with self._writing:
+            self._memory.write({**self._memory.read(), name: server})
+
+    def _status(self, name: str, known: Remembered | None) -> ServerStatus:
+        server, log = self._servers[name], self._log(name)
+        if known is None:
+            return ServerStatus(name, "stopped", None, None, None, None, log)
+        address = f"127.0.0.1:{known.ports['client']}"
+        process = known.process
+        if process is None:
+            return ServerStatus(name, "stopped", address, None, None, None, log)
+        if not is_alive(process):
+            return ServerStatus(name, "crashed", address, None, None, None, log)
+        state: State = "running" if _answers(server, known.ports) else "not answering"
+        memory = resident_bytes(process)
+        return ServerStatus(name, state, address, process.pid, memory, process.started, log)
+
+    def _bring_up(self, name: str, told: Progress) -> None:
+        """Make one server run and answer; whoever started it."""
+        server = self._servers[name]
+        known = self._memory.read().get(name)
+        if known is not None and known.process is not None and is_alive(known.process):
+            if self._await(name, known.process, known.ports, _ADOPT_S_MAX):
+                server.settle(known.ports)
+                told.step(f"{name} runs already on 127.0.0.1:{known.ports['client']}")
+                return
+            end(known.process, server.stop_signal, patience_s=_STOP_S_MAX)
+        for stray in strays(server.marker):
+            told.step(f"{name}: ended process {stray.pid}, which a killed run had left")
+            end(stray, server.stop_signal, patience_s=_STOP_S_MAX)
+        ports = dict(known.ports) if known is not None else {}
+        for attempt in range(1, _ATTEMPTS + 1):
+            began = time.monotonic()
+            if self._launch(name, self._choose_ports(server, ports)):
+                now = self._memory.read()[name].ports
+                server.settle(now)
+                took = time.monotonic() - began
+                told.step(f"{name} answers on 127.0.0.1:{now['client']} after {took:.1f} s")
+                return
+            if attempt == _ATTEMPTS or not self._may_try_again(name):
+                raise self._failure(name, "did not start")
+            time.sleep(attempt)
+
+    def _choose_ports(self, server: Server, before: dict[str, int]) -> dict[str, int]:
+        """The remembered ports where nobody took them, free ones for the rest."""
+        taken = {port for known in self._memory.read().values() for port in known.ports.values()}
+        chosen = {}
+        for port_name in server.port_names:
+            port = before.get(port_name)
+            chosen[port_name] = port if port and is_free(port) else free_port(taken)
+        return chosen
+
+    def _launch(self, name: str, ports: dict[str, int]) -> bool:
+        """Start the process and wait for its answer; False (and nothing left) when it fails."""
+        launch = self._servers[name].prepare(ports)
+        log = self._log(name)
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"--- everstate starts {name} on {ports} ---\n")
+        process = spawn(launch.argv, env=launch.env, cwd=launch.cwd, log=log)
+        self._remember(name, Remembered(ports, process))
+        if name not in self._started:
+            self._started.append(name)
+        try:
+            if self._await(name, process, ports, _READY_S_MAX):
+                return True
+        except BaseException:
+            end(process, signal.SIGKILL, patience_s=_STOP_S_MAX)
+            self._remember(name, Remembered(ports, None))
+            raise
+        end(process, signal.SIGKILL, patience_s=_STOP_S_MAX)
+        self._remember(name, Remembered(ports, None))
+        return False
+
+    def _await(self, name: str, process: ProcessId, ports: Ports, patience_s: float) -> bool:
+        """Wait until the server answers; False when it died or took too long."""
+        deadline = time.monotonic() + patience_s
+        while is_alive(process) and time.monotonic() < deadline:
+            if _answers(self._servers[name], ports):
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _take_down(self, name: str) -> bool:
+        server = self._servers[name]
+        known = self._memory.read().get(name)
+        ran = known is not None and known.process is not None and is_alive(known.process)
+        if known is not None and known.process is not None:
+            end(known.process, server.stop_signal, patience_s=_STOP_S_MAX)
+            self._remember(name, Remembered(known.ports, None))
+        for stray in strays(server.marker):
+            ran = end(stray, server.stop_signal, patience_s=_STOP_S_MAX) or True
+        return ran
+
+    def _may_try_again(self, name: str) -> bool:
+        tail = self._tail(name)
+        return any(reason in tail for reason in _TRY_AGAIN)
+
+    def _tail(self, name: str) -> str:
+        """The last lines of the log since the last start."""
+        try:
+            lines = self._log(name).read_text("utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        starts = [at for at, line in enumerate(lines) if line.startswith("--- everstate starts")]
+        return "\n".join(lines[starts[-1] if starts else 0 :][-_TAIL_LINES:])
+
+    def _failure(self, name: str, what: str) -> LocalStackError:
+        return LocalStackError(
+            f"the local {name} {what}. The end of its log:\n{self._tail(name)}\n",
+            advice=f"The whole log is {self._log(name)}; `everstate doctor` looks for the cause.",
+        )
+
+
+def connect(config: Config) -> Config:
+    """Fill in the addresses of the project's running stack.
+
+    Returns ``config`` itself when all addresses are configured. Raises LocalStackError with the
+    advice `everstate up` when a server does not run.
+    """
+    return Stack(config).connect()
+
+
+def _answers(server: Server, ports: Ports) -> bool:
+    try:
+        server.probe(ports)
+    except OSError:
+        return False
+    return True

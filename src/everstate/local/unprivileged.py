@@ -1,0 +1,59 @@
+"""Run a program that refuses to be root, when we are root.
+
+First choice: a user namespace in which we are ``nobody``: files stay ours, nothing is given away.
+Where that is forbidden (many containers): the user ``nobody`` itself, owning the server's folder,
+with the one capability to pass through folders that are closed to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from everstate.errors import LocalStackError
+
+_NOBODY = 65534
+_CAPABILITY = "+dac_override"
+
+
+def prefix(owned: Path) -> tuple[str, ...]:
+    """What to put before a command that writes into ``owned``; empty when we are not root."""
+    if os.geteuid() != 0:
+        return ()
+    if namespaces_work():
+        _own(owned, 0)
+        return _namespace()
+    if shutil.which("setpriv") is None:
+        raise LocalStackError(
+            "PostgreSQL does not run as root, and neither unshare nor setpriv work here.",
+            advice="Run everstate as another user, or set store.dsn to a server of your own.",
+        )
+    _own(owned, _NOBODY)
+    nobody = (f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+    return ("setpriv", *nobody, f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}")
+
+
+@cache
+def namespaces_work() -> bool:
+    """True when this system lets us make a user namespace."""
+    if shutil.which("unshare") is None:
+        return False
+    done = subprocess.run((*_namespace(), "true"), capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def _namespace() -> tuple[str, ...]:
+    return ("unshare", "--user", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}")
+
+
+def _own(folder: Path, user: int) -> None:
+    """Give the folder with all in it to ``user``, when it is not yet."""
+    if not folder.exists() or folder.stat().st_uid == user:
+        return
+    for parent, _folders, files in os.walk(folder):
+        os.chown(parent, user, user)
+        for name in files:
+            os.chown(os.path.join(parent, name), user, user, follow_symlinks=False)

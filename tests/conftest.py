@@ -1,0 +1,105 @@
+"""Fixtures for tests with real servers: one stack a run, topics and databases a test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from everstate.config import Config, load
+from everstate.errors import LocalStackError
+from everstate.local import Stack
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MARKS = {"stack": ("kafka", "postgres"), "database": ("postgres",), "spark": ("spark",)}
+
+
+@dataclass(frozen=True)
+class RunningStack:
+    """The servers of this test run."""
+
+    config: Config
+    servers: Stack
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.config.bootstrap_servers
+
+    @property
+    def dsn(self) -> str:
+        """A superuser's database."""
+        return self.config.store_dsn
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the servers that its fixtures start."""
+    for item in items:
+        names: tuple[str, ...] = getattr(item, "fixturenames", ())
+        for fixture, marks in _MARKS.items():
+            if fixture in names:
+                for mark in marks:
+                    item.add_marker(mark)
+
+
+@pytest.fixture(scope="session")
+def stack_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A project of this run: two cores, small heaps, no fsync (fault tests start their own)."""
+    return load(
+        tmp_path_factory.mktemp("project"),
+        local={"fsync": False},
+        pipeline={"master": "local[2]", "driver_memory": "2g"},
+    )
+
+
+@pytest.fixture(scope="session")
+def stack(stack_config: Config) -> Iterator[RunningStack]:
+    """Kafka and PostgreSQL for the whole run; in CI their absence is a failure."""
+    servers = Stack(stack_config)
+    try:
+        config = servers.start()
+    except LocalStackError as cause:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the local stack does not start here: {cause}")
+    try:
+        yield RunningStack(config, servers)
+    finally:
+        servers.stop()
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix for topics that no other test has."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def database(stack: RunningStack) -> Iterator[str]:
+    """A new database, dropped after the test; its connection string."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(stack.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield f"{stack.dsn.rpartition('/')[0]}/{name}"
+    finally:
+        with psycopg.connect(stack.dsn, autocommit=True) as connection:
+            drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+            connection.execute(drop.format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def spark(stack_config: Config) -> Iterator[SparkSession]:
+    """One Spark session for the whole run."""
+    from everstate.pipeline.session import spark_session
+
+    session = spark_session(stack_config)
+    yield session
+    session.stop()
