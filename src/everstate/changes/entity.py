@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -58,7 +58,7 @@ class EntityType:
         return tuple(column.name for column in self.arrow_schema if not column.nullable)
 
     @cached_property
-    def _float_fields(self) -> tuple[str, ...]:
+    def _number_fields(self) -> tuple[str, ...]:
         return tuple(
             name
             for name, info in self.model.model_fields.items()
@@ -67,7 +67,10 @@ class EntityType:
 
     @cached_property
     def _to_json(self) -> Callable[..., bytes]:
-        return self.model.__pydantic_serializer__.to_json
+        to_json = self.model.__pydantic_serializer__.to_json
+        if any(info.serialization_alias or info.alias for info in self.model.model_fields.values()):
+            return partial(to_json, by_alias=True)
+        return to_json
 
     def key_of(self, entity: BaseModel | Mapping[str, Any]) -> str:
         """Key of an entity as text; raises InvalidChange when it is missing or empty."""
@@ -104,14 +107,15 @@ class EntityType:
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently),
         and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust.
         """
-        for name in self._float_fields:
-            value = getattr(entity, name)
+        values = entity.__dict__
+        for name in self._number_fields:
+            value = values[name]
             if value is not None and not _finite(value):
                 raise InvalidChange(
                     self.name, str(getattr(entity, self.key)), name, "NaN and infinity are refused"
                 )
         try:
-            encoded = self._to_json(entity, by_alias=True)
+            encoded = self._to_json(entity)
         except PydanticSerializationError as cause:
             raise InvalidChange(
                 self.name, str(getattr(entity, self.key, None)), "state", str(cause)
