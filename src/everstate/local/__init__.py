@@ -4,11 +4,14 @@ Layer: imports config, telemetry and errors only.
 """
 
 from everstate.local.artifacts import spark_jars
+from everstate.local.checks import Check, machine_checks, stack_checks
 from everstate.local.jvm import java_home
 from everstate.local.progress import ConsoleProgress, Progress, Silent
 from everstate.local.stack import ServerStatus, Stack, connect
+from everstate.local.supervise import supervise
 
 __all__ = [
+    "Check",
     "ConsoleProgress",
     "Progress",
     "ServerStatus",
@@ -16,5 +19,8 @@ __all__ = [
     "Stack",
     "connect",
     "java_home",
+    "machine_checks",
     "spark_jars",
+    "stack_checks",
+    "supervise",
 ]

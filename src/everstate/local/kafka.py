@@ -58,9 +58,9 @@ logger.server.level = INFO
 class KafkaServer:
     """A broker on 127.0.0.1; topics are made by the log, never by their first use."""
 
-    name = "kafka"
-    port_names = ("client", "controller")
-    stop_signal = signal.SIGTERM
+    name: str = "kafka"
+    port_names: tuple[str, ...] = ("client", "controller")
+    stop_signal: signal.Signals = signal.SIGTERM
 
     def __init__(self, config: Config) -> None:
         self._config = config

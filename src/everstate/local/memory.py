@@ -1,4 +1,4 @@
-"""What a project remembers of its stack: `stack.json`, and the lock that keeps two starters apart."""
+"""What a project remembers of its stack: `stack.json`, and a lock against two starters."""
 
 from __future__ import annotations
 

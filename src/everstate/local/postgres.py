@@ -47,9 +47,9 @@ log_line_prefix = '%m [%p] '
 class PostgresServer:
     """A server on 127.0.0.1 with the database ``everstate`` and a superuser of that name."""
 
-    name = "postgres"
-    port_names = ("client",)
-    stop_signal = signal.SIGINT
+    name: str = "postgres"
+    port_names: tuple[str, ...] = ("client",)
+    stop_signal: signal.Signals = signal.SIGINT
     """Fast shutdown: open transactions are rolled back."""
 
     def __init__(self, config: Config) -> None:

@@ -109,7 +109,7 @@ class Stack:
         ports: dict[str, Ports] = {}
         for name in self._servers:
             known = remembered.get(name)
-            if known is None or known.process is None or not is_alive(known.process):
+            if known is None or not _runs(known):
                 crashed = known is not None and known.process is not None
                 raise LocalStackError(
                     f"the local {name} {'crashed' if crashed else 'does not run'}.",
@@ -133,13 +133,15 @@ class Stack:
         remembered = self._memory.read()
         return [self._status(name, remembered.get(name)) for name in self._servers]
 
+    def gone(self) -> list[str]:
+        """The servers whose process is not there; cheap, for a supervisor's loop."""
+        remembered = self._memory.read()
+        return [name for name in self._servers if not _runs(remembered.get(name))]
+
     def check(self) -> None:
         """Raise LocalStackError, with the end of its log, when a server is gone."""
-        remembered = self._memory.read()
-        for name in self._servers:
-            known = remembered.get(name)
-            if known is None or known.process is None or not is_alive(known.process):
-                raise self._failure(name, "is gone")
+        for name in self.gone():
+            raise self.failure(name, "is gone")
 
     def stop(self, names: tuple[str, ...] | None = None) -> list[str]:
         """Stop the servers (or those of ``names``) cleanly and return which did run.
@@ -167,6 +169,13 @@ class Stack:
     def pid(self, name: str) -> int:
         """The process id of a server; LocalStackError when it was not started."""
         return self._process(name).pid
+
+    def failure(self, name: str, what: str) -> LocalStackError:
+        """The error that says ``what`` of a server, with the end of its log."""
+        return LocalStackError(
+            f"the local {name} {what}. The end of its log:\n{self._tail(name)}\n",
+            advice=f"The whole log is {self._log(name)}; `everstate doctor` looks for the cause.",
+        )
 
     def __enter__(self) -> Self:
         self.start()
@@ -211,7 +220,7 @@ class Stack:
         """Make one server run and answer; whoever started it."""
         server = self._servers[name]
         known = self._memory.read().get(name)
-        if known is not None and known.process is not None and is_alive(known.process):
+        if known is not None and known.process is not None and _runs(known):
             if self._await(name, known.process, known.ports, _ADOPT_S_MAX):
                 server.settle(known.ports)
                 told.step(f"{name} runs already on 127.0.0.1:{known.ports['client']}")
@@ -230,7 +239,7 @@ class Stack:
                 told.step(f"{name} answers on 127.0.0.1:{now['client']} after {took:.1f} s")
                 return
             if attempt == _ATTEMPTS or not self._may_try_again(name):
-                raise self._failure(name, "did not start")
+                raise self.failure(name, "did not start")
             time.sleep(attempt)
 
     def _choose_ports(self, server: Server, before: dict[str, int]) -> dict[str, int]:
@@ -275,7 +284,7 @@ class Stack:
     def _take_down(self, name: str) -> bool:
         server = self._servers[name]
         known = self._memory.read().get(name)
-        ran = known is not None and known.process is not None and is_alive(known.process)
+        ran = _runs(known)
         if known is not None and known.process is not None:
             end(known.process, server.stop_signal, patience_s=_STOP_S_MAX)
             self._remember(name, Remembered(known.ports, None))
@@ -296,12 +305,6 @@ class Stack:
         starts = [at for at, line in enumerate(lines) if line.startswith("--- everstate starts")]
         return "\n".join(lines[starts[-1] if starts else 0 :][-_TAIL_LINES:])
 
-    def _failure(self, name: str, what: str) -> LocalStackError:
-        return LocalStackError(
-            f"the local {name} {what}. The end of its log:\n{self._tail(name)}\n",
-            advice=f"The whole log is {self._log(name)}; `everstate doctor` looks for the cause.",
-        )
-
 
 def connect(config: Config) -> Config:
     """Fill in the addresses of the project's running stack.
@@ -310,6 +313,10 @@ def connect(config: Config) -> Config:
     advice `everstate up` when a server does not run.
     """
     return Stack(config).connect()
+
+
+def _runs(known: Remembered | None) -> bool:
+    return known is not None and known.process is not None and is_alive(known.process)
 
 
 def _answers(server: Server, ports: Ports) -> bool:

@@ -1,0 +1,62 @@
+"""The command line: one file a verb, put together by the list below."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+import everstate
+from everstate.cli import doctor, down, status, up
+from everstate.cli.console import GuardedGroup, Session, out
+
+VERBS = (up, down, status, doctor)
+"""Every verb, in the order of the help."""
+
+cli = typer.Typer(
+    name="everstate",
+    help="Every state your entities were ever in: one changelog, a lake, and views with a proof.",
+    cls=GuardedGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"everstate {everstate.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    context: typer.Context,
+    project: Annotated[
+        Path, typer.Option("--project", "-C", help="Folder of everstate.toml.", file_okay=False)
+    ] = Path("."),
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version.")
+    ] = False,
+) -> None:
+    """Options of every verb."""
+    context.obj = Session(project, debug)
+
+
+for _verb in VERBS:
+    _verb.register(cli)
+
+
+def _on_sigterm(number: int, _frame: FrameType | None) -> Any:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """Run the command line; SIGTERM unwinds like Ctrl-C does, so that servers are stopped."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    cli()

@@ -1,0 +1,24 @@
+"""`everstate down`: stop the local stack."""
+
+from __future__ import annotations
+
+import typer
+
+from everstate.cli.console import JsonOption, config_of, out, print_json
+from everstate.local import Stack
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verb."""
+    cli.command("down")(down)
+
+
+def down(context: typer.Context, json: JsonOption = False) -> None:
+    """Stop the servers of this project; their data stays."""
+    stopped = Stack(config_of(context)).stop()
+    if json:
+        print_json({"stopped": stopped})
+    elif stopped:
+        out.print(f"stopped {' and '.join(stopped)}")
+    else:
+        out.print("nothing ran")

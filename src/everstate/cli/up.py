@@ -1,0 +1,46 @@
+"""`everstate up`: start the local stack."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from everstate.cli.console import JsonOption, config_of, err, out, tell_error
+from everstate.cli.status import print_servers
+from everstate.local import ConsoleProgress, Stack, supervise
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verb."""
+    cli.command("up")(up)
+
+
+def up(
+    context: typer.Context,
+    foreground: Annotated[
+        bool,
+        typer.Option(
+            "--foreground", help="Stay, start a crashed server again, stop all on Ctrl-C."
+        ),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Start Kafka and PostgreSQL for this project; what runs already is used."""
+    stack = Stack(config_of(context))
+    if not stack.names and not json:
+        out.print("nothing to start: log.bootstrap_servers and store.dsn are set")
+        return
+    progress = ConsoleProgress(err)
+    if not foreground:
+        stack.start(progress)
+        print_servers(stack, json=json)
+        return
+    with stack:
+        print_servers(stack, json=json)
+        err.print("Ctrl-C stops the servers")
+        try:
+            supervise(stack, threading.Event(), tell=tell_error, progress=progress)
+        except KeyboardInterrupt:
+            err.print("stopping")

@@ -1,0 +1,41 @@
+"""Watch a running stack: a server that crashes is told of and started again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from everstate.errors import LocalStackError
+from everstate.local.progress import Progress
+from everstate.local.stack import Stack
+
+_POLL_S = 1.0
+_CRASHES_MAX = 3
+_WINDOW_S = 120.0
+
+
+def supervise(
+    stack: Stack,
+    stop: threading.Event,
+    *,
+    tell: Callable[[LocalStackError], None],
+    progress: Progress,
+) -> None:
+    """Keep the servers of ``stack`` running until ``stop`` is set.
+
+    A crash is noticed within a second and given to ``tell`` with the end of the server's log;
+    then the server is started on the same ports. Raises LocalStackError at the fourth crash of
+    one server within two minutes.
+    """
+    crashes: dict[str, list[float]] = {}
+    while not stop.wait(_POLL_S):
+        for name in stack.gone():
+            failure = stack.failure(name, "crashed")
+            now = time.monotonic()
+            recent = [at for at in crashes.get(name, []) if now - at < _WINDOW_S]
+            crashes[name] = [*recent, now]
+            if len(recent) >= _CRASHES_MAX:
+                raise failure
+            tell(failure)
+            stack.restart(name, progress)
