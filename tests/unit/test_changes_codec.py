@@ -1,0 +1,217 @@
+"""The codec: what decodes, encodes to the same; what must not get in, is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+    SourceTransaction,
+    derived_change_id,
+    new_change_id,
+)
+from everstate.errors import ChangeTooLarge, InvalidChange, MissingProvenance
+
+
+class Status(Enum):
+    OPEN = "open"
+    PAID = "paid"
+
+
+class Line(BaseModel):
+    sku: str
+    quantity: int
+    price: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
+
+
+class Order(BaseModel):
+    order_id: str
+    status: Status = Status.OPEN
+    lines: list[Line] = []
+    note: str | None = None
+    weight: float | None = None
+    tags: dict[str, int] = {}
+    day: date | None = None
+    placed: datetime | None = None
+
+
+ORDER = EntityType("order", Order, "order_id")
+CODEC = ChangeCodec(ORDER)
+NOW = datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=UTC)
+WHO = Provenance(api_version="v1", service_name="shop", identifier="user:1")
+
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
+numbers = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+prices = st.decimals("-9999999", "9999999", places=2)
+lines = st.builds(Line, sku=text, quantity=numbers, price=prices)
+moments = st.datetimes(
+    min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=st.just(UTC)
+)
+orders = st.builds(
+    Order,
+    order_id=text.filter(bool),
+    status=st.sampled_from(Status),
+    lines=st.lists(lines, max_size=3),
+    note=st.none() | text,
+    weight=st.none() | floats,
+    tags=st.dictionaries(text, numbers, max_size=3),
+    day=st.none() | st.dates(),
+    placed=st.none() | moments,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def change(**fields: Any) -> Change[Any]:
+    given_fields: dict[str, Any] = {
+        "id": new_change_id(),
+        "entity": "order",
+        "schema_version": 1,
+        "key": "o-1",
+        "version": 1,
+        "kind": Kind.CREATED,
+        "occurred_at": NOW,
+        "recorded_at": NOW,
+        "provenance": WHO,
+        "current": Order(order_id="o-1"),
+        "original": None,
+    }
+    return Change(**{**given_fields, **fields})
+
+
+@given(
+    current=orders,
+    original=orders,
+    occurred_at=moments,
+    event=st.none() | st.builds(DomainEvent, type=text.filter(bool), data=json_values),
+    block=st.none() | st.builds(SourceTransaction, id=text, index=numbers, count=numbers),
+    extra=st.dictionaries(text.map("x-{}".format), json_values, max_size=2),
+)
+def test_a_change_survives_the_round_trip_with_fields_it_does_not_know(
+    current: Order,
+    original: Order,
+    occurred_at: datetime,
+    event: DomainEvent | None,
+    block: SourceTransaction | None,
+    extra: dict[str, Any],
+) -> None:
+    sent = change(
+        kind=Kind.UPDATED,
+        version=2,
+        key=current.order_id,
+        current=current,
+        original=original,
+        occurred_at=occurred_at,
+        event=event,
+        transaction=block,
+        extra=extra,
+    )
+    key, value, _ = CODEC.encode(sent)
+    read = CODEC.decode(value)
+    assert key.decode() == sent.key
+    assert ORDER.validate(read.current or {}) == current
+    assert ORDER.validate(read.original or {}) == original
+    for field in ("id", "key", "version", "kind", "occurred_at", "event", "transaction", "extra"):
+        assert getattr(read, field) == getattr(sent, field)
+    assert CODEC.encode(read)[1] == value
+
+
+def test_headers_are_cloudevents() -> None:
+    sent = change(event=DomainEvent(type="OrderPlaced", data={"recordedAt": "x"}))
+    _, value, headers = CODEC.encode(sent)
+    wire = json.loads(value)
+    assert dict(headers) == {
+        "ce_specversion": b"1.0",
+        "ce_id": str(sent.id).encode(),
+        "ce_source": b"shop",
+        "ce_type": b"OrderPlaced",
+        "ce_time": wire["recordedAt"].encode(),
+        "ce_subject": b"o-1",
+        "content-type": b"application/json",
+    }
+    assert dict(CODEC.encode(change())[2])["ce_type"] == b"order.created"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_c16_nan_and_infinity_are_refused_by_field(value: float) -> None:
+    with pytest.raises(InvalidChange, match="weight: NaN"):
+        CODEC.encode(change(current=Order(order_id="o-1", weight=value)))
+
+
+def test_c19_nul_characters_are_refused_but_an_escaped_backslash_is_not() -> None:
+    with pytest.raises(InvalidChange, match="NUL"):
+        CODEC.encode(change(current=Order(order_id="o-1", note="a\x00b")))
+    CODEC.encode(change(current=Order(order_id="o-1", note="a\\u0000b")))
+
+
+@pytest.mark.parametrize("field", ["api_version", "service_name", "identifier"])
+def test_empty_provenance_is_refused_by_field(field: str) -> None:
+    names = {"api_version": "v1", "service_name": "s", "identifier": "i", field: ""}
+    with pytest.raises(MissingProvenance, match=field):
+        CODEC.encode(change(provenance=Provenance(**names)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"current": None}, "current: must be required when created"),
+        ({"original": Order(order_id="o-1")}, "original: must be empty when created"),
+        ({"kind": Kind.DELETED}, "current: must be empty when deleted"),
+        ({"kind": Kind.UPDATED}, "original: must be required when updated"),
+        ({"kind": Kind.EVENT, "original": Order(order_id="o-1")}, "original: must be empty"),
+        ({"version": 0}, "versions start at 1"),
+        ({"occurred_at": datetime(2026, 1, 1)}, "occurredAt: the time has no UTC offset"),  # noqa: DTZ001
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(fields: dict[str, Any], word: str) -> None:
+    with pytest.raises(InvalidChange, match=word):
+        CODEC.encode(change(**fields))
+
+
+def test_a_change_over_the_limit_names_the_limit() -> None:
+    small = ChangeCodec(ORDER, message_bytes_max=2000)
+    with pytest.raises(ChangeTooLarge, match=r"log\.message_bytes_max is 2,000"):
+        small.encode(change(current=Order(order_id="o-1", note="x" * 2000)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"{", b"[]", b'"x"', b"{}", b'{"id": 1}', b"\xff\xfe"],
+)
+def test_malformed_messages_are_refused(value: bytes) -> None:
+    with pytest.raises(InvalidChange):
+        CODEC.decode(value)
+
+
+def test_a_change_of_another_entity_is_refused() -> None:
+    value = CODEC.encode(change())[1].replace(b'"entity":"order"', b'"entity":"guest"')
+    with pytest.raises(InvalidChange, match="guest"):
+        CODEC.decode(value)
+
+
+def test_a_source_row_read_twice_gives_the_same_id() -> None:
+    first = derived_change_id("pg.shop", "0/16B3748", 0)
+    assert first == derived_change_id("pg.shop", "0/16B3748", 0)
+    assert first != derived_change_id("pg.shop", "0/16B3748", 1)
+    assert isinstance(new_change_id(), UUID)
+    assert new_change_id().version == 7
