@@ -61,9 +61,8 @@ numbers = st.integers(-(2**63), 2**63 - 1)
 floats = st.floats(allow_nan=False, allow_infinity=False)
 prices = st.decimals("-9999999", "9999999", places=2)
 lines = st.builds(Line, sku=text, quantity=numbers, price=prices)
-moments = st.datetimes(
-    min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1), timezones=st.just(UTC)
-)
+FIRST, LAST = datetime(1900, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001
+moments = st.datetimes(min_value=FIRST, max_value=LAST, timezones=st.just(UTC))
 orders = st.builds(
     Order,
     order_id=text.filter(bool),
