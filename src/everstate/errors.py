@@ -178,6 +178,16 @@ class DeliveryFailed(EverstateError):
         super().__init__(f"{topic}: record with key {key!r} was not delivered: {reason}")
 
 
+class RecordRefused(DeliveryFailed):
+    """Kafka will never take this record (too large, not allowed); sending it again cannot help."""
+
+    retryable = False
+
+
+class LogError(EverstateError):
+    """The log refused a request for a reason that waiting does not mend."""
+
+
 class Fenced(EverstateError):
     """Another process took over this role; this one must stop."""
 
@@ -206,6 +216,16 @@ class ArchiveError(EverstateError):
     """The archive cannot be read or written."""
 
 
+class ArchiveFull(ArchiveError):
+    """There is no room for the archive; nothing was committed, and work goes on when there is."""
+
+    retryable = True
+
+
+class PipelineError(EverstateError):
+    """Spark could not do what was asked; the message has its reason in one line."""
+
+
 class LocalStackError(EverstateError):
     """A server of the local stack did not start, or stopped; names its log file."""
 
@@ -216,3 +236,10 @@ class VerificationFailed(EverstateError):
     """A proof did not hold; the report has the rows."""
 
     exit_code = 8
+
+
+class InvalidQuery(EverstateError):
+    """A question cannot be answered as it was put; names the part and what was expected."""
+
+    exit_code = 2
+    http_status = 400

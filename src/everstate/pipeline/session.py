@@ -1,0 +1,173 @@
+"""The Spark session of everstate, and the translation of Spark's errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkConf
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from everstate.config import Config
+from everstate.errors import (
+    ArchiveError,
+    ArchiveFull,
+    DataLoss,
+    EverstateError,
+    Fenced,
+    InvalidConfig,
+    PipelineError,
+    PositionMoved,
+    Unavailable,
+)
+from everstate.local import java_home, spark_jars
+
+_LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+
+# A setting here carries one of the guarantees; `pipeline.options` may not change it.
+_FIXED: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    # Two attempts of one range at once would race for its position (C11).
+    "spark.speculation": "false",
+    # A bad CAST in a view's SQL is an error that names it, never a silent NULL.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Kafka through the second reader API: rows come as they are used, not converted twice.
+    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
+}
+
+_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.codegen.cache.maxEntries": "1000",
+    # Snapshots of an archive's log are small; fifty partitions of them are fifty tasks.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.cleaner.referenceTracking.cleanCheckpoints": "true",
+}
+
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.scheduler.mode": "FAIR",
+}
+
+
+def spark_session(config: Config, *, app_name: str = "everstate") -> SparkSession:
+    """The Spark session of this process, made on the first call.
+
+    ``local[*]`` or any master of ``pipeline.master``; jars come from the local cache. Times are
+    UTC. ANSI mode is on: a cast that fails in a view's SQL fails that view instead of counting
+    NULL; :func:`everstate.pipeline.parse.parse` never fails on a record. Raises InvalidConfig
+    for an option that would break a guarantee, LocalStackError without Java or jars. Cost:
+    about 4 s for the first session of a process, nothing for the next.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    settings = session_settings(config)
+    # The launcher of PySpark reads its Java from the environment, and only from there.
+    os.environ["JAVA_HOME"] = str(java_home(config))
+    conf = SparkConf(loadDefaults=False).setMaster(config.pipeline.master).setAppName(app_name)
+    for name, value in settings.items():
+        conf.set(name, value)
+    with spark_errors("starting Spark"):
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+        # Python workers are this Python, not the first one of PATH.
+        session.sparkContext.pythonExec = sys.executable
+    return session
+
+
+def session_settings(config: Config) -> dict[str, str]:
+    """Spark's settings for this configuration, as text; raises InvalidConfig (see above)."""
+    options = config.pipeline.options
+    for name in options:
+        if name in _FIXED and options[name] != _FIXED[name]:
+            raise InvalidConfig(
+                f"pipeline.options[{name!r}]", options[name], f"{_FIXED[name]!r}, or no such option"
+            )
+    local = config.pipeline.master.startswith("local")
+    return {
+        **_DEFAULTS,
+        **(_LOCAL if local else {}),
+        "spark.driver.memory": config.pipeline.driver_memory,
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -XX:+UseParallelGC"
+        ),
+        "spark.jars": ",".join(str(path) for path in spark_jars(config)),
+        **options,
+        **_FIXED,
+    }
+
+
+@contextmanager
+def spark_errors(doing: str) -> Iterator[None]:
+    """Turn an error of Spark in the block into one of ours; ``doing`` begins the sentence."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as cause:
+        raise translate(cause, doing) from cause
+
+
+_SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
+    (r"No space left on device|Disk quota exceeded", ArchiveFull, "there is no room on the disk"),
+    (
+        r"ConcurrentTransactionException|DELTA_CONCURRENT_TRANSACTION",
+        Fenced,
+        "another process writes this archive",
+    ),
+    (
+        r"ConcurrentAppendException|ConcurrentDelete\w+Exception|MetadataChangedException"
+        r"|ProtocolChangedException|DELTA_CONCURRENT_",
+        PositionMoved,
+        "another commit came first",
+    ),
+    (
+        r"KAFKA_DATA_LOSS|data may have been lost|OffsetOutOfRangeException"
+        r"|Cannot fetch offset|could not be fetched|has been deleted|INCONSISTENT_OFFSETS"
+        r"|UnknownTopicIdException|KafkaIllegalStateException",
+        DataLoss,
+        "the log no longer holds what was to be read",
+    ),
+    (
+        r"org\.apache\.kafka\.common\.errors\.\w*(Timeout|Disconnect|Network|Coordinator)\w*"
+        r"|No resolvable bootstrap|Failed to (create|construct) (new )?(Kafka|Admin)"
+        r"|UNABLE_TO_FETCH|Timeout of \d+ms expired",
+        Unavailable,
+        "Kafka does not answer",
+    ),
+    (r"DELTA_[A-Z_]+", ArchiveError, "Delta refused"),
+)
+
+
+def translate(cause: BaseException, doing: str) -> EverstateError:
+    """Our error for one of Spark's; the first line of its reason is kept."""
+    if isinstance(cause, Py4JNetworkError):
+        return Unavailable(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
+    text = str(cause)
+    for pattern, error, meaning in _SIGNS:
+        if re.search(pattern, text):
+            return error(f"{doing}: {meaning} ({_reason(text)}).")
+    return PipelineError(f"{doing}: {_reason(text)}")
+
+
+def _reason(text: str) -> str:
+    """The line that says why: the innermost cause of Java's trace, else the first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by:")]
+    chosen = causes[-1].removeprefix("Caused by:") if causes else (lines or ["no reason given"])[0]
+    chosen = re.sub(r"(?:[a-z]\w*\.){2,}(?=[A-Z])", "", chosen).strip()
+    return chosen if len(chosen) <= 300 else chosen[:299] + "…"
