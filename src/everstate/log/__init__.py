@@ -1,0 +1,1 @@
+"""The log: topics, producer, consumer, positions, lag. Home of confluent_kafka."""

@@ -1,0 +1,196 @@
+"""Settings of every Kafka client of ours.
+
+Sizes, smallest first: a value may have ``log.message_bytes_max`` bytes (checked at the write); a
+producer takes that and :data:`RECORD_ROOM_BYTES` for key, headers and framing; a changelog topic
+takes twice the room, so that what a producer sent is never refused for framing; a dead-letter
+topic takes four times, because a dead letter is the record and its reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from everstate.config import Config
+from everstate.errors import InvalidConfig
+
+LOGGER = logging.getLogger("everstate.log")
+# librdkafka warns at every start that a setting of ours (gapless, C4) is marked experimental.
+LOGGER.addFilter(lambda record: not record.getMessage().startswith("CONFWARN"))
+
+READ_COMMITTED: Final = "read_committed"
+"""Isolation of every reader of ours (C5); Java clients and Spark default to the other one."""
+READ_UNCOMMITTED: Final = "read_uncommitted"
+"""Only for an audit that wants to see what aborted transactions left behind."""
+
+RECORD_ROOM_BYTES: Final = 65_536
+TRANSACTION_TIMEOUT_MS: Final = 300_000
+ADMIN_TIMEOUT_S: Final = 10.0
+
+_GUARANTEES: Final = {
+    "bootstrap.servers": "set log.bootstrap_servers",
+    "acks": "all",
+    "request.required.acks": "all",
+    "enable.idempotence": "true",
+    "enable.gapless.guarantee": "true",
+    "enable.auto.commit": "false",
+    "isolation.level": READ_COMMITTED,
+    "partitioner": "murmur2_random",
+    "transactional.id": "the publisher's",
+    "group.id": "the reader's",
+}
+_SAME_IN_JAVA: Final = (
+    "client.dns.lookup",
+    "client.rack",
+    "request.timeout.ms",
+    "sasl.kerberos.service.name",
+    "security.protocol",
+    "ssl.cipher.suites",
+    "ssl.key.password",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+)
+
+
+def record_bytes_max(config: Config) -> int:
+    """Bytes of the largest record a producer takes: value, key, headers and framing."""
+    return config.log.message_bytes_max + RECORD_ROOM_BYTES
+
+
+def changelog_bytes_max(config: Config) -> int:
+    """``max.message.bytes`` of `.changes` and `.state`."""
+    return config.log.message_bytes_max + 2 * RECORD_ROOM_BYTES
+
+
+def dead_bytes_max(config: Config) -> int:
+    """``max.message.bytes`` of the dead-letter topics: any record and its reason."""
+    return config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
+
+
+def client_settings(config: Config, client_id: str) -> dict[str, Any]:
+    """What every client shares: addresses, the configured options, a quick way back.
+
+    Raises InvalidConfig when an option would weaken a guarantee of the log.
+    """
+    for name in config.log.options:
+        if name in _GUARANTEES:
+            wanted = f"no such option; the log needs {_GUARANTEES[name]}"
+            raise InvalidConfig(f"log.options[{name!r}]", config.log.options[name], wanted)
+    return {
+        "bootstrap.servers": config.bootstrap_servers,
+        "client.id": client_id,
+        # A broker that comes back is used within a second, not after librdkafka's ten.
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.keepalive.enable": True,
+        "socket.nagle.disable": True,
+        **config.log.options,
+    }
+
+
+def admin_settings(config: Config) -> dict[str, Any]:
+    """Settings of an AdminClient; silent, because its errors all come through futures."""
+    return {**client_settings(config, "everstate-admin"), "log_level": 0}
+
+
+def producer_settings(
+    config: Config, client_id: str, *, transactional_id: str | None = None
+) -> dict[str, Any]:
+    """Settings of a producer that neither loses, doubles nor reorders (C4).
+
+    A plain producer has no delivery time-out: a later record must not overtake a lost batch. In a
+    transaction the broker's own time-out bounds delivery, and an abort takes everything back.
+    """
+    # The dead-letter sender is transactional and sends records with their reason added.
+    room = 0 if transactional_id is None else 2 * RECORD_ROOM_BYTES
+    settings = {
+        **client_settings(config, client_id),
+        "acks": "all",
+        "enable.idempotence": True,
+        "partitioner": "murmur2_random",
+        "allow.auto.create.topics": False,
+        "linger.ms": config.log.linger_ms,
+        "compression.type": "lz4",
+        "batch.size": min(1_000_000, config.log.message_bytes_max),
+        "message.max.bytes": record_bytes_max(config) + room,
+        "queue.buffering.max.messages": config.log.queue_messages_max,
+        # Back-to-back transactions wait for this whole time otherwise (100 ms by default).
+        "retry.backoff.ms": 5,
+        "retry.backoff.max.ms": 500,
+        "delivery.report.only.error": True,
+        "logger": LOGGER,
+    }
+    if transactional_id is None:
+        return {**settings, "message.timeout.ms": 0, "enable.gapless.guarantee": True}
+    return {
+        **settings,
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+    }
+
+
+def consumer_settings(
+    config: Config, client_id: str, *, isolation: str = READ_COMMITTED
+) -> dict[str, Any]:
+    """Settings of a reader of explicit ranges: no group, no commits, ends are told."""
+    return {
+        **client_settings(config, client_id),
+        # Required by the library; nothing joins or commits to it.
+        "group.id": f"{config.log.prefix}-reader",
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "allow.auto.create.topics": False,
+        "fetch.wait.max.ms": 50,
+        "fetch.error.backoff.ms": 50,
+        "fetch.message.max.bytes": max(1_048_576, dead_bytes_max(config)),
+        "queued.max.messages.kbytes": 32_768,
+        "logger": LOGGER,
+    }
+
+
+def spark_options(config: Config) -> dict[str, str]:
+    """Options of a Spark Kafka reader of this log: read_committed, and loss is an error (C5, C8).
+
+    Out: ``spark.read.format("kafka").options(**…)``. Of ``log.options`` Spark gets those that the
+    Java client spells the same, SASL user and password as a JAAS line, and PEM files of TLS.
+    """
+    options = config.log.options
+    client_settings(config, "everstate-spark")  # refuses what would weaken the log
+    kafka = {
+        "bootstrap.servers": config.bootstrap_servers,
+        "isolation.level": READ_COMMITTED,
+        "allow.auto.create.topics": "false",
+        "max.partition.fetch.bytes": str(max(4_194_304, dead_bytes_max(config))),
+        "fetch.max.bytes": str(max(52_428_800, dead_bytes_max(config))),
+        "reconnect.backoff.max.ms": "1000",
+        **{name: options[name] for name in _SAME_IN_JAVA if name in options},
+        **_java_sasl(options),
+    }
+    if "ssl.ca.location" in options:
+        kafka["ssl.truststore.type"] = "PEM"
+        kafka["ssl.truststore.location"] = options["ssl.ca.location"]
+    return {f"kafka.{name}": value for name, value in kafka.items()} | {"failOnDataLoss": "true"}
+
+
+def _java_sasl(options: dict[str, str]) -> dict[str, str]:
+    mechanism = options.get("sasl.mechanism", options.get("sasl.mechanisms"))
+    if mechanism is None:
+        return {}
+    java = {"sasl.mechanism": mechanism}
+    if "sasl.username" in options:
+        module = (
+            "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
+        )
+        user, password = (
+            options.get(name, "").replace("\\", "\\\\").replace('"', '\\"')
+            for name in ("sasl.username", "sasl.password")
+        )
+        java["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required "
+            f'username="{user}" password="{password}";'
+        )
+    return java

@@ -1,0 +1,211 @@
+"""Numbered batches, published exactly once from a table to the log (C2, C3, D4)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from everstate.config import Config
+from everstate.errors import (
+    DeliveryFailed,
+    Fenced,
+    LogError,
+    RecordRefused,
+    Unavailable,
+)
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames
+
+_BATCH_HEADER: Final = "batch"
+_WINDOW_RECORDS: Final = 2_000
+_PAUSE_S: Final = 0.1
+_ABORT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The newest batch whose records are in the log; ``note`` is the caller's, byte-exact."""
+
+    batch: int
+    note: bytes
+
+
+class OncePublisher:
+    """Publishes numbered batches: each is in the log whole and once, or not at all.
+
+    The records of a batch and a progress record go out in one Kafka transaction under one fixed
+    transactional id, so that the log itself says how far this publisher came. After a kill, or
+    when the outcome of a commit is unknown, that is asked before anything is sent again.
+
+    The caller keeps batches of its own table: it gives a batch its number and its rows *before*
+    publishing, and flags them published afterwards. Only one process of a name works at a time;
+    a second one fences the first.
+    """
+
+    def __init__(self, config: Config, name: str) -> None:
+        self._config = config
+        self._name = name
+        self._id = f"{config.log.prefix}.{name}"
+        self._topic = TopicNames(config.log.prefix).progress
+        self._producer: Producer | None = None
+        self._progress: Progress | None = None
+        self._fenced: Fenced | None = None
+
+    def __enter__(self) -> OncePublisher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._producer is not None:
+            self._producer.discard()
+            self._producer = None
+
+    def open(self, timeout_s: float = 60.0) -> Progress | None:
+        """Fence an older instance and say how far the log is; ``None``: nothing published yet.
+
+        Takes about 0.6 s. Raises Unavailable when the broker does not answer in time, or while
+        another publisher's open transaction hides the end of the progress topic.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        self.close()
+        deadline = time.monotonic() + timeout_s
+        producer = Producer(self._config, transactional_id=self._id, client_id=self._id)
+        try:
+            # First fence, then read: a commit in flight is settled before the log is asked.
+            producer.init(timeout_s)
+            self._progress = self._read_progress(deadline)
+        except BaseException:
+            producer.discard()
+            raise
+        self._producer = producer
+        return self._progress
+
+    def publish(
+        self,
+        batch: int,
+        records: Iterable[OutRecord],
+        note: bytes = b"",
+        *,
+        timeout_s: float = 120.0,
+    ) -> bool:
+        """Publish a batch whole; ``False``: the log had it already and nothing was sent.
+
+        ``batch`` grows with each call; the newest one may be repeated with the same ``note``,
+        which should therefore tell one batch from another (first and last row id, say). A broker
+        that is away is waited for. Raises RecordRefused (with the key; nothing of the batch is
+        visible), Fenced, and Unavailable when time is up: call again with the same batch.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._producer is None:
+            self.open(timeout_s)
+        if self._is_published(batch, note):
+            return False
+        held = records if isinstance(records, Sequence) else list(records)
+        known = self._progress
+        try:
+            while not self._attempt(batch, held, note, deadline):
+                time.sleep(_PAUSE_S)
+                self.open(max(1.0, deadline - time.monotonic()))
+                if self._is_published(batch, note):
+                    return True
+                if self._progress != known:
+                    raise self._overtaken(batch)
+        except Fenced as error:
+            self._fenced = error
+            self.close()
+            raise
+        self._progress = Progress(batch, note)
+        return True
+
+    def _attempt(
+        self, batch: int, records: Sequence[OutRecord], note: bytes, deadline: float
+    ) -> bool:
+        """One transaction; ``False``: it failed, or nobody knows: ask the log, then try again."""
+        producer = self._producer
+        assert producer is not None
+        try:
+            producer.begin()
+            producer.send_many(records)
+            header = [(_BATCH_HEADER, str(batch).encode())]
+            producer.send_raw(self._topic, self._name.encode(), note, header)
+            producer.commit(max(1.0, deadline - time.monotonic()))
+        except (DeliveryFailed, Unavailable) as error:
+            if isinstance(error, DeliveryFailed):
+                self._withdraw(producer)
+            self.close()
+            if isinstance(error, RecordRefused):
+                raise
+            if time.monotonic() + _PAUSE_S > deadline:
+                raise Unavailable(
+                    f"publisher {self._name}: {error.message} What became of batch {batch} is "
+                    "asked before it is sent again."
+                ) from error
+            return False
+        except BaseException:
+            self._withdraw(producer)
+            self.close()
+            raise
+        return True
+
+    def _withdraw(self, producer: Producer) -> None:
+        """Abort what is open, so that no reader waits for it; the broker does it otherwise."""
+        with suppress(Unavailable, DeliveryFailed, LogError):
+            producer.abort(_ABORT_S)
+
+    def _is_published(self, batch: int, note: bytes) -> bool:
+        newest = self._progress
+        if newest is None or newest.batch < batch:
+            return False
+        if newest == Progress(batch, note):
+            return True
+        raise self._overtaken(batch)
+
+    def _overtaken(self, batch: int) -> Fenced:
+        newest = self._progress.batch if self._progress else None
+        return Fenced(
+            f"publisher {self._name}: batch {batch} is to be published, and the log has batch "
+            f"{newest}, which is not this process's.",
+            advice="Another process published it, or the table was restored from a backup.",
+        )
+
+    def _read_progress(self, deadline: float) -> Progress | None:
+        with Offsets(self._config) as offsets:
+            place = (self._topic, 0)
+            start = offsets.beginnings([self._topic])[place]
+            # Another publisher's open transaction may hide a progress of ours that is committed.
+            end = offsets.high_watermarks([self._topic])[place]
+            while offsets.stable_ends([self._topic])[place] < end:
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"publisher {self._name}: an open transaction hides the end of "
+                        f"{self._topic}; the broker aborts it after its time-out."
+                    )
+                time.sleep(0.02)
+        return self._newest(start, end)
+
+    def _newest(self, start: int, end: int) -> Progress | None:
+        """Newest progress of this name, looked for in windows from the end."""
+        window = _WINDOW_RECORDS
+        with Consumer(self._config, client_id=self._id) as consumer:
+            while start < end:
+                low = max(start, end - window)
+                found = None
+                for record in consumer.read(self._topic, 0, low, end):
+                    if record.key == self._name.encode():
+                        batch = dict(record.headers)[_BATCH_HEADER]
+                        assert batch is not None
+                        found = Progress(int(batch), record.value or b"")
+                if found is not None:
+                    return found
+                end, window = low, window * 2
+        return None

@@ -1,0 +1,321 @@
+"""The names of the topics, how they are made, and which topic it is (C8)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from everstate.config import Config
+from everstate.errors import LogError, LogIdentityChanged, Unavailable
+from everstate.log.client import (
+    ADMIN_TIMEOUT_S,
+    LOGGER,
+    admin_settings,
+    changelog_bytes_max,
+    dead_bytes_max,
+)
+from everstate.log.outcome import translate, translated
+
+_HOUR_MS = 3_600_000
+_SIZE = "max.message.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """Names of the topics of one prefix (envelope.md)."""
+
+    prefix: str
+
+    def changes(self, entity: str, generation: int = 1) -> str:
+        """Every change of the entity type; kept for a time."""
+        return f"{self.prefix}.{entity}.changes.g{generation}"
+
+    def state(self, entity: str, generation: int = 1) -> str:
+        """Key → newest change; compacted."""
+        return f"{self.prefix}.{entity}.state.g{generation}"
+
+    def dead(self, entity: str) -> str:
+        """What of this entity type could not be read or applied."""
+        return f"{self.prefix}.{entity}.dead"
+
+    @property
+    def dead_unknown(self) -> str:
+        """Dead letters whose entity type is unknown."""
+        return f"{self.prefix}.dead"
+
+    @property
+    def progress(self) -> str:
+        """How far each publisher came; one partition, compacted."""
+        return f"{self.prefix}.progress"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdentity:
+    """Which topic it is: a topic made again under its old name has another id."""
+
+    cluster_id: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDifference:
+    """A topic that exists with another setting than configured; nothing was changed."""
+
+    topic: str
+    setting: str
+    wanted: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.setting} is {self.found}, configured is {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+
+
+class Topics:
+    """Makes and describes topics; one admin connection, to be closed."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._admin = AdminClient(admin_settings(config))
+        self.names = TopicNames(config.log.prefix)
+
+    def __enter__(self) -> Topics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the connection (librdkafka closes it with its last reference)."""
+        del self._admin
+
+    def ensure(
+        self, entity_names: Iterable[str], *, generation: int = 1
+    ) -> tuple[TopicDifference, ...]:
+        """Make the topics of these entity types that are missing; idempotent.
+
+        Existing topics are checked. Only ``max.message.bytes`` is raised when the configuration
+        asks for more (a change that was accepted must fit); every other difference is returned
+        and logged, never changed. Raises LogError or Unavailable.
+        """
+        wanted = {topic.name: topic for topic in self._wanted(entity_names, generation)}
+        with translated("listing topics"):
+            existing = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+        self._make([topic for name, topic in wanted.items() if name not in existing])
+        differences = self._differences([wanted[name] for name in wanted if name in existing])
+        for difference in differences:
+            LOGGER.warning("%s", difference)
+        return differences
+
+    def create(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
+        """Make one topic with these settings; raises LogError when the name is taken."""
+        with translated(f"looking for topic {name}"):
+            existing = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+        if name in existing:
+            raise LogError(f"topic {name} exists already.", advice="Choose another name.")
+        self._make([_Wanted(name, partitions, config)])
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete topics with all their records; those that do not exist are no error."""
+        listed = list(names)
+        if not listed:
+            return
+        for name, future in self._admin.delete_topics(listed).items():
+            try:
+                with translated(f"deleting topic {name}"):
+                    future.result(ADMIN_TIMEOUT_S)
+            except LogError as error:
+                if not _is(error, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                    raise
+
+    def identity(self, topic: str) -> TopicIdentity:
+        """Cluster id and topic id; raises LogError when there is no such topic."""
+        return self.identities([topic])[topic]
+
+    def identities(self, topics: Sequence[str]) -> dict[str, TopicIdentity]:
+        """Identities of several topics in two round trips (about 3 ms), not cached."""
+        cluster = self._admin.describe_cluster(request_timeout=ADMIN_TIMEOUT_S)
+        described = self._admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=ADMIN_TIMEOUT_S
+        )
+        with translated("describing the cluster"):
+            cluster_id = str(cluster.result(ADMIN_TIMEOUT_S).cluster_id)
+        found = {}
+        for topic, future in described.items():
+            with translated(f"describing topic {topic}"):
+                topic_id = str(future.result(ADMIN_TIMEOUT_S).topic_id)
+            found[topic] = TopicIdentity(cluster_id, topic_id)
+        return found
+
+    def check_identity(self, expected: Mapping[str, TopicIdentity]) -> None:
+        """Raise LogIdentityChanged when a topic is not the one its positions belong to (C8)."""
+        found = self.identities(list(expected)) if expected else {}
+        for topic, identity in expected.items():
+            if found[topic] != identity:
+                raise LogIdentityChanged(
+                    f"topic {topic} is {found[topic].topic_id} of cluster "
+                    f"{found[topic].cluster_id}; the stored positions belong to "
+                    f"{identity.topic_id} of {identity.cluster_id}. Nothing was read.",
+                    advice="Point log.bootstrap_servers at the old cluster, or rebuild the views.",
+                )
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions; raises LogError when there is no such topic."""
+        return partition_count(self._admin, topic)
+
+    def set_config(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change settings of one topic (such as a longer ``retention.ms``), leaving the others."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        for future in self._admin.incremental_alter_configs([resource]).values():
+            with translated(f"changing settings of topic {topic}"):
+                future.result(ADMIN_TIMEOUT_S)
+
+    def config(self, topic: str) -> dict[str, str]:
+        """All settings of one topic as the broker has them."""
+        return self._configs([topic])[topic]
+
+    def _wanted(self, entity_names: Iterable[str], generation: int) -> Iterable[_Wanted]:
+        log, names = self._config.log, self.names
+        dead = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(int(log.dead_retention_hours * _HOUR_MS)),
+            _SIZE: str(dead_bytes_max(self._config)),
+        }
+        for entity in entity_names:
+            yield _Wanted(
+                names.changes(entity, generation),
+                log.partitions,
+                {
+                    "cleanup.policy": "delete",
+                    "retention.ms": str(int(log.changes_retention_hours * _HOUR_MS)),
+                    _SIZE: str(changelog_bytes_max(self._config)),
+                },
+            )
+            yield _Wanted(
+                names.state(entity, generation),
+                log.partitions,
+                {
+                    "cleanup.policy": "compact",
+                    # A reader that starts now sees each key's change for at least a minute.
+                    "min.compaction.lag.ms": "60000",
+                    # Tombstones stay readable as long as the graves before them (C7).
+                    "delete.retention.ms": str(7 * 24 * _HOUR_MS),
+                    "min.cleanable.dirty.ratio": "0.3",
+                    _SIZE: str(changelog_bytes_max(self._config)),
+                },
+            )
+            yield _Wanted(names.dead(entity), log.partitions, dead)
+        yield _Wanted(names.dead_unknown, 1, dead)
+        yield _Wanted(
+            names.progress,
+            1,
+            {
+                "cleanup.policy": "compact",
+                "segment.bytes": str(16 * 1_048_576),
+                "min.cleanable.dirty.ratio": "0.1",
+                _SIZE: str(changelog_bytes_max(self._config)),
+            },
+        )
+
+    def _make(self, topics: Sequence[_Wanted]) -> None:
+        if not topics:
+            return
+        replication = self._config.log.replication
+        fixed = {
+            "message.timestamp.type": "CreateTime",
+            "min.insync.replicas": str(max(1, replication - 1)),
+        }
+        requests = [
+            NewTopic(topic.name, topic.partitions, replication, config={**fixed, **topic.config})
+            for topic in topics
+        ]
+        futures = self._admin.create_topics(requests, request_timeout=ADMIN_TIMEOUT_S)
+        for name, future in futures.items():
+            try:
+                with translated(f"making topic {name}"):
+                    future.result(ADMIN_TIMEOUT_S)
+            except LogError as error:
+                # Two processes may ensure the same topics at once; the other one was first.
+                if not _is(error, KafkaError.TOPIC_ALREADY_EXISTS):
+                    raise
+        self._wait_for_leaders([topic.name for topic in topics])
+
+    def _wait_for_leaders(self, names: Sequence[str]) -> None:
+        deadline = time.monotonic() + ADMIN_TIMEOUT_S
+        missing = set(names)
+        while missing:
+            with translated("waiting for new topics"):
+                listed = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+            ready = {
+                name
+                for name, topic in listed.items()
+                if topic.partitions and all(p.leader >= 0 for p in topic.partitions.values())
+            }
+            missing -= ready
+            if missing and time.monotonic() > deadline:
+                raise Unavailable(f"topics without a leader: {', '.join(sorted(missing))}.")
+            if missing:
+                time.sleep(0.02)
+
+    def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        found = {}
+        for resource, future in self._admin.describe_configs(resources).items():
+            with translated(f"reading settings of topic {resource.name}"):
+                entries = future.result(ADMIN_TIMEOUT_S)
+            found[resource.name] = {name: entry.value for name, entry in entries.items()}
+        return found
+
+    def _differences(self, topics: Sequence[_Wanted]) -> tuple[TopicDifference, ...]:
+        found = self._configs([topic.name for topic in topics]) if topics else {}
+        differences = []
+        for topic in topics:
+            partitions = self.partitions(topic.name)
+            if partitions != topic.partitions:
+                differences.append(
+                    TopicDifference(
+                        topic.name, "partitions", str(topic.partitions), str(partitions)
+                    )
+                )
+            for setting, wanted in topic.config.items():
+                value = found[topic.name].get(setting, "")
+                if setting == _SIZE and int(value) < int(wanted):
+                    self.set_config(topic.name, {_SIZE: wanted})
+                elif value != wanted and setting != _SIZE:
+                    differences.append(TopicDifference(topic.name, setting, wanted, value))
+        return tuple(differences)
+
+
+def partition_count(admin: AdminClient, topic: str) -> int:
+    """Number of partitions of a topic; raises LogError when there is none of that name."""
+    with translated(f"describing topic {topic}"):
+        described = admin.list_topics(topic, timeout=ADMIN_TIMEOUT_S).topics[topic]
+    if described.error is not None:
+        raise translate(described.error, f"describing topic {topic}")
+    return len(described.partitions)
+
+
+def _is(error: LogError, code: int) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and bool(cause.args[0].code() == code)
