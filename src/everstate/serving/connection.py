@@ -1,0 +1,97 @@
+"""One reading connection to the views' database, opened when first asked and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import errors as pg
+from psycopg.sql import Composed
+from psycopg.types.json import set_json_loads
+
+from everstate.errors import InvalidQuery, NotFound, Unavailable
+
+Query = Composed | bytes
+Row = tuple[Any, ...]
+
+_CONNECT_TIMEOUT_S = 10
+_STATEMENT_TIMEOUT_MS = 300_000
+
+_decode = msgspec.json.Decoder().decode
+
+
+class ReadConnection:
+    """A read-only connection whose statements stay prepared; reconnects once when it broke.
+
+    Not for several threads at once: a look-up is one short round trip, so give each thread its
+    own. Raises Unavailable when the server does not answer.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._cursor: psycopg.Cursor[Row] | None = None
+
+    def rows(self, query: Query, parameters: Sequence[Any] = ()) -> list[Row]:
+        """All rows of a statement."""
+        return self._run(query, parameters).fetchall()
+
+    def row(self, query: Query, parameters: Sequence[Any] = ()) -> Row | None:
+        """First row of a statement, or None."""
+        return self._run(query, parameters).fetchone()
+
+    def close(self) -> None:
+        """Close the connection; the next question opens a new one."""
+        if self._cursor is not None:
+            self._cursor.connection.close()
+            self._cursor = None
+
+    def _run(self, query: Query, parameters: Sequence[Any]) -> psycopg.Cursor[Row]:
+        fresh = self._cursor is None
+        try:
+            return self._opened().execute(query, parameters, prepare=True, binary=True)
+        except psycopg.OperationalError as cause:
+            if fresh or not self._broken():
+                raise _unavailable(cause) from cause
+            self.close()
+        except psycopg.Error as cause:
+            raise _translated(cause) from cause
+        try:
+            return self._opened().execute(query, parameters, prepare=True, binary=True)
+        except psycopg.OperationalError as cause:
+            raise _unavailable(cause) from cause
+
+    def _broken(self) -> bool:
+        return self._cursor is None or self._cursor.connection.broken
+
+    def _opened(self) -> psycopg.Cursor[Row]:
+        if self._cursor is None:
+            connection = psycopg.connect(
+                self._dsn,
+                autocommit=True,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                options=(
+                    "-c default_transaction_read_only=on -c timezone=UTC "
+                    f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}"
+                ),
+            )
+            set_json_loads(_decode, connection)
+            self._cursor = connection.cursor()
+        return self._cursor
+
+
+def _unavailable(cause: psycopg.Error) -> Unavailable:
+    return Unavailable(
+        f"the views' database does not answer: {str(cause).splitlines()[0]}.",
+        advice="Start it with `everstate up`, or check store.dsn and views.dsn.",
+    )
+
+
+def _translated(cause: psycopg.Error) -> NotFound | InvalidQuery:
+    if isinstance(cause, pg.UndefinedTable | pg.InvalidSchemaName):
+        return NotFound(
+            "the views are not there yet.",
+            advice="They are made when `everstate run` starts for the first time.",
+        )
+    return InvalidQuery(f"the views' database refused the question: {str(cause).splitlines()[0]}.")

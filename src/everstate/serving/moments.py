@@ -1,0 +1,41 @@
+"""Moments as people write them: RFC 3339, or a local time with the name of its zone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from everstate.errors import InvalidQuery
+
+
+def parse_moment(text: str) -> datetime:
+    """Time with its offset, from `2013-02-08T18:00-05:00` or `2013-02-08 18:00 America/New_York`.
+
+    Raises InvalidQuery for a time without an offset: it would mean another moment on another
+    machine.
+    """
+    stamp, _, zone = text.strip().rpartition(" ")
+    if zone[:1].isalpha() and stamp:
+        moment = _parse(stamp, text)
+        if moment.tzinfo is not None:
+            raise InvalidQuery(f"time {text!r} has an offset and a zone; write one of them.")
+        try:
+            return moment.replace(tzinfo=ZoneInfo(zone))
+        except (ZoneInfoNotFoundError, ValueError) as cause:
+            raise InvalidQuery(f"time {text!r}: there is no time zone {zone!r}.") from cause
+    moment = _parse(text.strip(), text)
+    if moment.tzinfo is None:
+        raise InvalidQuery(
+            f"time {text!r} has no UTC offset.",
+            advice=f"Write {moment.isoformat()}Z for UTC, or add an offset such as -05:00.",
+        )
+    return moment
+
+
+def _parse(stamp: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(stamp)
+    except ValueError as cause:
+        raise InvalidQuery(
+            f"time {text!r} cannot be read.", advice="Write it as 2013-02-08T18:00:00-05:00."
+        ) from cause

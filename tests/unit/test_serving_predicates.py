@@ -1,0 +1,97 @@
+"""Conditions over an entity's fields."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import AwareDatetime, BaseModel, Field
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidQuery
+from everstate.serving.predicates import parse_order, parse_predicate
+
+
+class Address(BaseModel):
+    city: str
+    floor: int | None = None
+
+
+class Guest(BaseModel):
+    guest_id: str
+    name: str | None
+    nights: int
+    vip: bool
+    born: date
+    arrives: AwareDatetime
+    paid: Annotated[Decimal, Field(max_digits=10, decimal_places=2)]
+    score: float
+    status: Literal["booked", "here", "gone"]
+    address: Address
+    tags: list[str] = []
+
+
+GUEST = EntityType("guest", Guest, "guest_id")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "operator", "value"),
+    [
+        ("status=here", ("status",), "=", "here"),
+        ("nights>=3", ("nights",), ">=", 3),
+        (" nights != 3 ", ("nights",), "!=", 3),
+        ("vip=True", ("vip",), "=", True),
+        ("born<2000-01-01", ("born",), "<", date(2000, 1, 1)),
+        (
+            "arrives<=2026-01-01T00:00Z",
+            ("arrives",),
+            "<=",
+            datetime(2026, 1, 1, tzinfo=UTC),
+        ),
+        ("paid>19.90", ("paid",), ">", Decimal("19.90")),
+        ("score=1.5", ("score",), "=", 1.5),
+        ("address.city=Wien", ("address", "city"), "=", "Wien"),
+        ("address.floor=null", ("address", "floor"), "=", None),
+        ("name!=null", ("name",), "!=", None),
+        ("name=a=b", ("name",), "=", "a=b"),
+        ("name=", ("name",), "=", ""),
+    ],
+)
+def test_a_condition_is_read_in_the_type_of_its_field(
+    text: str, path: tuple[str, ...], operator: str, value: Any
+) -> None:
+    predicate = parse_predicate(text, GUEST)
+    assert (predicate.path, predicate.operator, predicate.value) == (path, operator, value)
+    assert type(predicate.value) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("statsu=here", "no field 'statsu'. Did you mean status"),
+        ("address.town=Wien", "no field 'address.town'"),
+        ("name.first=Eva", "name has no fields"),
+        ("address=Wien", "holds an object; compare one of its fields"),
+        ("tags=a", "a list or map"),
+        ("nights=many", "nights is a whole number, and 'many' is none"),
+        ("vip=1", "Write true or false"),
+        ("born=yesterday", "born is a date"),
+        ("arrives=2026-01-01T00:00", "no UTC offset"),
+        ("paid=free", "a decimal number"),
+        ("nights<null", "null can only be compared by = and !="),
+        ("nights", "cannot be read"),
+        ("nights~3", "cannot be read"),
+    ],
+)
+def test_a_condition_that_cannot_hold_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(InvalidQuery, match=said):
+        parse_predicate(text, GUEST)
+
+
+def test_an_order_names_a_field_and_may_turn_round() -> None:
+    assert not parse_order("nights", GUEST).descending
+    assert parse_order("-arrives", GUEST).descending
+    with pytest.raises(InvalidQuery, match="Did you mean nights"):
+        parse_order("night", GUEST)
