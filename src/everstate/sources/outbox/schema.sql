@@ -1,0 +1,68 @@
+-- The store's schema. Everything here is idempotent; it runs under one advisory lock.
+CREATE SCHEMA IF NOT EXISTS everstate_store;
+
+-- Which store this is: a relay's memory in the log must never be applied to another one.
+CREATE TABLE IF NOT EXISTS everstate_store.identity (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    store_id uuid NOT NULL
+);
+INSERT INTO everstate_store.identity (store_id) VALUES (gen_random_uuid())
+ON CONFLICT DO NOTHING;
+
+-- Every change that was committed, until trimmed. Rows are never updated. The xid is the writing
+-- transaction's own (never the row's xmin, which a dump or a freeze changes). States are the JSON
+-- text that the codec made, so that the message carries them unchanged; occurred_at keeps the
+-- offset with which the writer said it.
+CREATE TABLE IF NOT EXISTS everstate_store.outbox (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    entity text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    version bigint NOT NULL CHECK (version > 0),
+    kind text NOT NULL,
+    change_id uuid NOT NULL,
+    schema_version integer NOT NULL,
+    occurred_at text NOT NULL,
+    recorded_at timestamptz NOT NULL,
+    provenance text NOT NULL,
+    event text,
+    before text,
+    after text
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_analyze_scale_factor = 0.5);
+
+-- What of the outbox is not yet known to be in the log. Narrow, because it is written, read and
+-- deleted once for each change: deleting here costs a tenth of flagging the wide row.
+CREATE TABLE IF NOT EXISTS everstate_store.outbox_pending (
+    id bigint PRIMARY KEY,
+    xid xid8 NOT NULL,
+    entity text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL
+) WITH (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
+    autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0,
+    autovacuum_analyze_threshold = 200000
+);
+CREATE INDEX IF NOT EXISTS outbox_pending_xid ON everstate_store.outbox_pending (xid);
+
+-- What was published when, for trimming and for refilling a log that lost its tail.
+CREATE TABLE IF NOT EXISTS everstate_store.outbox_published (
+    minute timestamptz PRIMARY KEY,
+    ids int8multirange NOT NULL
+);
+
+-- The newest batch of each relay whose rows were taken off outbox_pending.
+CREATE TABLE IF NOT EXISTS everstate_store.relay (
+    name text PRIMARY KEY,
+    batch bigint NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- Transactions that the log does not take, with the change that is to blame.
+CREATE TABLE IF NOT EXISTS everstate_store.relay_blocked (
+    xid xid8 PRIMARY KEY,
+    entity text NOT NULL,
+    key text NOT NULL,
+    version bigint NOT NULL,
+    reason text NOT NULL,
+    since timestamptz NOT NULL DEFAULT now()
+);
