@@ -131,9 +131,12 @@ def producer_settings(
 
 
 def consumer_settings(
-    config: Config, client_id: str, *, isolation: str = READ_COMMITTED
+    config: Config, client_id: str, *, isolation: str = READ_COMMITTED, read_ahead: bool = True
 ) -> dict[str, Any]:
-    """Settings of a reader of explicit ranges: no group, no commits, ends are told."""
+    """Settings of a reader of explicit ranges: no group, no commits, ends are told.
+
+    ``read_ahead=False`` fetches as little as the broker can give: for looking at one record.
+    """
     return {
         **client_settings(config, client_id),
         # Required by the library; nothing joins or commits to it.
@@ -146,8 +149,9 @@ def consumer_settings(
         "allow.auto.create.topics": False,
         "fetch.wait.max.ms": 50,
         "fetch.error.backoff.ms": 50,
-        "fetch.message.max.bytes": max(1_048_576, dead_bytes_max(config)),
-        "queued.max.messages.kbytes": 32_768,
+        # A batch larger than this is still served whole (KIP-74).
+        "fetch.message.max.bytes": 1_048_576 if read_ahead else 4_096,
+        "queued.max.messages.kbytes": 32_768 if read_ahead else 1,
         "logger": LOGGER,
     }
 
@@ -165,7 +169,6 @@ def spark_options(config: Config) -> dict[str, str]:
         "isolation.level": READ_COMMITTED,
         "allow.auto.create.topics": "false",
         "max.partition.fetch.bytes": str(max(4_194_304, dead_bytes_max(config))),
-        "fetch.max.bytes": str(max(52_428_800, dead_bytes_max(config))),
         "reconnect.backoff.max.ms": "1000",
         **{name: options[name] for name in _SAME_IN_JAVA if name in options},
         **_java_sasl(options),

@@ -34,12 +34,14 @@ class Consumer:
         isolation: str = READ_COMMITTED,
         client_id: str = "everstate-reader",
         timeout_s: float = 60.0,
+        read_ahead: bool = True,
     ) -> None:
         self._config = config
         self._isolation = isolation
         self._timeout_s = timeout_s
+        self._fetch_messages = _FETCH_MESSAGES if read_ahead else 1
         self._client = confluent_kafka.Consumer(
-            consumer_settings(config, client_id, isolation=isolation)
+            consumer_settings(config, client_id, isolation=isolation, read_ahead=read_ahead)
         )
 
     def __enter__(self) -> Consumer:
@@ -86,8 +88,9 @@ class Consumer:
     def tail(
         self, topics: Iterable[str], *, from_end: bool = True, idle_s: float | None = None
     ) -> Iterator[Record]:
-        """Records as they come, from the end or the beginning; order holds in each partition.
+        """Records as they come; order holds in each partition.
 
+        Begins at what is the end (or the beginning) at this call, not at the first ``next``.
         Ends after ``idle_s`` without a record; ``None``: never. A broker that is away is waited
         for.
         """
@@ -95,6 +98,9 @@ class Consumer:
             listed = list(topics)
             starts = offsets.stable_ends(listed) if from_end else offsets.beginnings(listed)
         places = [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
+        return self._follow(places, idle_s)
+
+    def _follow(self, places: list[TopicPartition], idle_s: float | None) -> Iterator[Record]:
         self._client.assign(places)
         seen_at = time.monotonic()
         try:
@@ -112,7 +118,7 @@ class Consumer:
         heard_at = time.monotonic()
         while True:
             with translated(doing):
-                messages = self._client.consume(_FETCH_MESSAGES, _STEP_S)
+                messages = self._client.consume(self._fetch_messages, _STEP_S)
             for message in messages:
                 error = message.error()
                 if error is None:

@@ -172,6 +172,9 @@ class Producer:
     def commit(self, timeout_s: float = 60.0) -> None:
         """Commit the transaction: all its records become visible, or none.
 
+        When it returns the commit is decided; readers see it some milliseconds later, when the
+        brokers have written their markers.
+
         Raises DeliveryFailed or RecordRefused when it must be aborted (call ``abort``, which also
         tells whether being fenced was the cause), Fenced, and Unavailable when the outcome is
         unknown: only a new producer with the same id settles it (``init`` there completes or

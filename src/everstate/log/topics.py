@@ -116,8 +116,7 @@ class Topics:
         and logged, never changed. Raises LogError or Unavailable.
         """
         wanted = {topic.name: topic for topic in self._wanted(entity_names, generation)}
-        with translated("listing topics"):
-            existing = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+        existing = self._existing()
         self._make([topic for name, topic in wanted.items() if name not in existing])
         differences = self._differences([wanted[name] for name in wanted if name in existing])
         for difference in differences:
@@ -126,14 +125,15 @@ class Topics:
 
     def create(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
         """Make one topic with these settings; raises LogError when the name is taken."""
-        with translated(f"looking for topic {name}"):
-            existing = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
-        if name in existing:
+        if name in self._existing():
             raise LogError(f"topic {name} exists already.", advice="Choose another name.")
         self._make([_Wanted(name, partitions, config)])
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete topics with all their records; those that do not exist are no error."""
+        """Delete topics with all their records; those that do not exist are no error.
+
+        Returns when they are gone; raises LogError, or Unavailable after 10 s.
+        """
         listed = list(names)
         if not listed:
             return
@@ -144,6 +144,11 @@ class Topics:
             except LogError as error:
                 if not _is(error, KafkaError.UNKNOWN_TOPIC_OR_PART):
                     raise
+        deadline = time.monotonic() + ADMIN_TIMEOUT_S
+        while left := self._existing() & set(listed):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"topics not gone yet: {', '.join(sorted(left))}.")
+            time.sleep(0.02)
 
     def identity(self, topic: str) -> TopicIdentity:
         """Cluster id and topic id; raises LogError when there is no such topic."""
@@ -181,7 +186,10 @@ class Topics:
         return partition_count(self._admin, topic)
 
     def set_config(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Change settings of one topic (such as a longer ``retention.ms``), leaving the others."""
+        """Change settings of one topic (such as a longer ``retention.ms``), leaving the others.
+
+        Returns when the broker uses them; raises LogError, or Unavailable after 10 s.
+        """
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in settings.items()
@@ -190,6 +198,12 @@ class Topics:
         for future in self._admin.incremental_alter_configs([resource]).values():
             with translated(f"changing settings of topic {topic}"):
                 future.result(ADMIN_TIMEOUT_S)
+        # The controller has them at once, the broker a few milliseconds later.
+        deadline = time.monotonic() + ADMIN_TIMEOUT_S
+        while not settings.items() <= self.config(topic).items():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"topic {topic} did not take its new settings.")
+            time.sleep(0.02)
 
     def config(self, topic: str) -> dict[str, str]:
         """All settings of one topic as the broker has them."""
@@ -237,6 +251,10 @@ class Topics:
                 _SIZE: str(changelog_bytes_max(self._config)),
             },
         )
+
+    def _existing(self) -> set[str]:
+        with translated("listing topics"):
+            return set(self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics)
 
     def _make(self, topics: Sequence[_Wanted]) -> None:
         if not topics:

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everstate.config import Config
+from everstate.errors import LogError, LogIdentityChanged
+from everstate.log.topics import Topics
+
+
+def changed(config: Config, **fields: Any) -> Config:
+    return config.model_copy(update={"log": config.log.model_copy(update=fields)})
+
+
+@pytest.fixture
+def log_config(stack: Any, topic_prefix: str) -> Config:
+    return changed(stack.config, prefix=topic_prefix, partitions=2)
+
+
+@pytest.fixture
+def topics(log_config: Config) -> Iterator[Topics]:
+    with Topics(log_config) as topics:
+        yield topics
+        names = topics.names
+        entity_topics = [names.changes("order"), names.state("order"), names.dead("order")]
+        topics.delete([*entity_topics, names.dead_unknown, names.progress])
+
+
+def test_topics_are_made_as_configured(topics: Topics, log_config: Config) -> None:
+    assert topics.ensure(["order"]) == ()
+    changes = topics.config(topics.names.changes("order"))
+    assert changes["cleanup.policy"] == "delete"
+    assert changes["retention.ms"] == str(72 * 3_600_000)
+    assert changes["message.timestamp.type"] == "CreateTime"
+    assert int(changes["max.message.bytes"]) > log_config.log.message_bytes_max
+    assert topics.config(topics.names.state("order"))["cleanup.policy"] == "compact"
+    assert topics.config(topics.names.dead("order"))["retention.ms"] == str(720 * 3_600_000)
+    assert topics.config(topics.names.progress)["cleanup.policy"] == "compact"
+    assert topics.partitions(topics.names.changes("order")) == 2
+    assert topics.partitions(topics.names.progress) == 1
+
+
+def test_ensure_twice_changes_nothing(topics: Topics) -> None:
+    topics.ensure(["order"])
+    before = topics.identity(topics.names.changes("order"))
+    assert topics.ensure(["order"]) == ()
+    assert topics.identity(topics.names.changes("order")) == before
+
+
+def test_other_settings_are_reported_not_changed(
+    topics: Topics, log_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics.ensure(["order"])
+    other = changed(log_config, partitions=3, changes_retention_hours=1)
+    with Topics(other) as second, caplog.at_level(logging.WARNING, "everstate.log"):
+        found = {(d.topic, d.setting): (d.wanted, d.found) for d in second.ensure(["order"])}
+    name = topics.names.changes("order")
+    assert found[name, "partitions"] == ("3", "2")
+    assert found[name, "retention.ms"] == ("3600000", str(72 * 3_600_000))
+    assert topics.partitions(name) == 2
+    assert f"{name}: partitions is 2, configured is 3" in caplog.messages
+
+
+def test_a_raised_message_size_is_carried_out(topics: Topics, log_config: Config) -> None:
+    topics.ensure(["order"])
+    with Topics(changed(log_config, message_bytes_max=3_000_000)) as second:
+        assert second.ensure(["order"]) == ()
+    size = topics.config(topics.names.changes("order"))["max.message.bytes"]
+    assert int(size) > 3_000_000
+    topics.ensure(["order"])
+    assert topics.config(topics.names.changes("order"))["max.message.bytes"] == size
+
+
+def test_retention_can_be_raised_alone(topics: Topics) -> None:
+    topics.ensure(["order"])
+    name = topics.names.changes("order")
+    topics.set_config(name, {"retention.ms": "999999999"})
+    assert topics.config(name)["retention.ms"] == "999999999"
+    assert topics.config(name)["cleanup.policy"] == "delete"
+
+
+def test_c8_a_topic_made_again_under_its_name_is_another_topic(topics: Topics) -> None:
+    topics.ensure(["order"])
+    name = topics.names.changes("order")
+    known = topics.identity(name)
+    topics.check_identity({name: known})
+    topics.delete([name])
+    topics.ensure(["order"])
+    with pytest.raises(LogIdentityChanged, match=r"order\.changes\.g1 is .* Nothing was read"):
+        topics.check_identity({name: known})
+
+
+def test_an_unknown_topic_is_named(topics: Topics, topic_prefix: str) -> None:
+    for ask in (topics.identity, topics.partitions, topics.config):
+        with pytest.raises(LogError, match=f"{topic_prefix}-none"):
+            ask(f"{topic_prefix}-none")
+    topics.delete([f"{topic_prefix}-none"])
+
+
+def test_create_refuses_a_name_that_is_taken(topics: Topics) -> None:
+    topics.ensure(["order"])
+    with pytest.raises(LogError, match="exists already"):
+        topics.create(topics.names.changes("order"), 1, {})

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError
+
+from everstate.config import Config, load
+from everstate.errors import Fenced, InvalidConfig, LogError, Unavailable
+from everstate.log.client import (
+    READ_COMMITTED,
+    changelog_bytes_max,
+    client_settings,
+    consumer_settings,
+    dead_bytes_max,
+    producer_settings,
+    record_bytes_max,
+    spark_options,
+)
+from everstate.log.outcome import translate
+from everstate.log.topics import TopicNames
+
+
+def config_with(folder: Path, **options: str) -> Config:
+    dotted = {name.replace("__", "."): value for name, value in options.items()}
+    return load(folder, log={"bootstrap_servers": "127.0.0.1:1", "options": dotted})
+
+
+def test_topic_names_are_those_of_the_envelope() -> None:
+    names = TopicNames("shop")
+    assert names.changes("order") == "shop.order.changes.g1"
+    assert names.changes("order", 2) == "shop.order.changes.g2"
+    assert names.state("order") == "shop.order.state.g1"
+    assert names.dead("order") == "shop.order.dead"
+    assert names.dead_unknown == "shop.dead"
+    assert names.progress == "shop.progress"
+
+
+def test_each_stage_takes_what_the_stage_before_it_let_through(tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    publisher = producer_settings(config, "x", transactional_id="x")["message.max.bytes"]
+    sizes = [
+        config.log.message_bytes_max,
+        record_bytes_max(config),
+        changelog_bytes_max(config),
+        dead_bytes_max(config),
+    ]
+    assert sizes == sorted(set(sizes))
+    assert changelog_bytes_max(config) < publisher < dead_bytes_max(config)
+
+
+@pytest.mark.parametrize(
+    "option", ["isolation.level", "acks", "enable.idempotence", "partitioner", "group.id"]
+)
+def test_an_option_that_would_weaken_the_log_is_refused(tmp_path: Path, option: str) -> None:
+    config = config_with(tmp_path, **{option.replace(".", "__"): "x"})
+    for settings in (lambda: client_settings(config, "x"), lambda: spark_options(config)):
+        with pytest.raises(InvalidConfig, match=option):
+            settings()
+
+
+def test_c5_every_reader_is_read_committed(tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    assert consumer_settings(config, "x")["isolation.level"] == READ_COMMITTED
+    assert spark_options(config)["kafka.isolation.level"] == READ_COMMITTED
+
+
+def test_c8_spark_fails_on_data_loss_and_makes_no_topics(tmp_path: Path) -> None:
+    options = spark_options(config_with(tmp_path))
+    assert options["failOnDataLoss"] == "true"
+    assert options["kafka.allow.auto.create.topics"] == "false"
+    assert int(options["kafka.max.partition.fetch.bytes"]) > 1_048_576
+
+
+def test_c4_a_plain_producer_has_no_delivery_time_out(tmp_path: Path) -> None:
+    settings = producer_settings(config_with(tmp_path), "x")
+    assert settings["message.timeout.ms"] == 0
+    assert settings["enable.gapless.guarantee"] is True
+
+
+def test_security_options_reach_spark_in_javas_words(tmp_path: Path) -> None:
+    options = spark_options(
+        config_with(
+            tmp_path,
+            security__protocol="SASL_SSL",
+            sasl__mechanisms="SCRAM-SHA-256",
+            sasl__username="ann",
+            sasl__password='a"b\\c',
+            ssl__ca__location="ca.pem",
+        )
+    )
+    assert options["kafka.security.protocol"] == "SASL_SSL"
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-256"
+    assert options["kafka.ssl.truststore.location"] == "ca.pem"
+    assert options["kafka.ssl.truststore.type"] == "PEM"
+    jaas = options["kafka.sasl.jaas.config"]
+    assert jaas.startswith("org.apache.kafka.common.security.scram.ScramLoginModule required")
+    assert jaas.endswith('username="ann" password="a\\"b\\\\c";')
+
+
+def test_errors_of_the_driver_become_ours() -> None:
+    assert isinstance(translate(KafkaError(KafkaError._TRANSPORT), "reading"), Unavailable)
+    assert isinstance(translate(KafkaError(KafkaError._ALL_BROKERS_DOWN), "reading"), Unavailable)
+    assert isinstance(translate(KafkaError(KafkaError._FENCED), "committing"), Fenced)
+    unknown = translate(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), "reading topic x")
+    assert type(unknown) is LogError
+    assert unknown.message.startswith("reading topic x: ")
+
+
+def test_a_broker_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    from everstate.log import topics
+
+    config = config_with(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topics, "ADMIN_TIMEOUT_S", 0.3)
+        with topics.Topics(config) as admin, pytest.raises(Unavailable, match="does not answer"):
+            admin.ensure(["order"])
