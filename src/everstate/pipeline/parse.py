@@ -1,0 +1,327 @@
+"""One definition of what a record of a changelog says, or why it cannot be read (D2).
+
+The archive, the keeper and the proofs all use :func:`parse`, so they cannot disagree on which
+records are changes. It is a pure function of the record and the entity type.
+
+Lenient in one place: a number, boolean or object where the model wants text is read as its JSON
+text. Unknown fields are ignored here and kept in the raw value.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from everstate.changes import EntityType, Kind
+
+_CORRUPT: Final = "_everstate_unreadable"
+_CURRENT, _ORIGINAL = "currentEntityState", "originalEntityState"
+_UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
+# An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
+_NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
+
+# JSON as the codec reads it: Spark takes quotes, numbers and arrays more freely by default.
+_JSON_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "allowUnquotedFieldNames": "false",
+    "allowNumericLeadingZeros": "false",
+}
+_STRING_OPTIONS: Final = {"mode": "PERMISSIVE", "allowSingleQuotes": "false"}
+
+_TRANSACTION: Final = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("index", IntegerType()),
+        StructField("count", IntegerType()),
+    ]
+)
+_PROVENANCE: Final = StructType(
+    [
+        StructField(name, StringType())
+        for name in (
+            "apiVersion",
+            "serviceName",
+            "identifier",
+            "actor",
+            "reason",
+            "correlationId",
+            "causationId",
+        )
+    ]
+)
+_REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
+
+
+def state_schema(entity_type: EntityType) -> StructType:
+    """Spark's type of an entity's state, from its Arrow schema; every field nullable."""
+    nullable = pa.schema([column.with_nullable(True) for column in entity_type.arrow_schema])
+    schema: StructType = from_arrow_schema(nullable, prefer_timestamp_ntz=True)
+    return schema
+
+
+def envelope_schema(entity_type: EntityType) -> StructType:
+    """Spark's type of a message's value; times are still text, the event is JSON text."""
+    state = state_schema(entity_type)
+    return StructType(
+        [
+            StructField("id", StringType()),
+            StructField("entity", StringType()),
+            StructField("schemaVersion", IntegerType()),
+            StructField("key", StringType()),
+            StructField("version", LongType()),
+            StructField("kind", StringType()),
+            StructField("event", StringType()),
+            StructField("occurredAt", StringType()),
+            StructField("recordedAt", StringType()),
+            StructField(
+                "provenance",
+                StructType([*_PROVENANCE, StructField("transaction", _TRANSACTION)]),
+            ),
+            StructField(_CURRENT, state),
+            StructField(_ORIGINAL, state),
+            StructField(_CORRUPT, StringType()),
+        ]
+    )
+
+
+def parsed_schema(entity_type: EntityType) -> StructType:
+    """What :func:`parse` gives, which is the archive's table: one column order for both."""
+    state = state_schema(entity_type)
+    raw_headers = ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    )
+    return StructType(
+        [
+            StructField("partition", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("key", StringType()),
+            StructField("recorded_at", TimestampType()),
+            StructField("generation", IntegerType()),
+            StructField("version", LongType()),
+            StructField("id", StringType()),
+            StructField("kind", StringType()),
+            StructField("occurred_at", TimestampType()),
+            StructField("current", state),
+            StructField("original", state),
+            StructField("provenance", _PROVENANCE),
+            StructField("transaction", _TRANSACTION),
+            StructField("event", StringType()),
+            StructField("schema_version", IntegerType()),
+            StructField("reason", StringType()),
+            StructField("raw_key", BinaryType()),
+            StructField("raw_value", BinaryType()),
+            StructField("raw_headers", raw_headers),
+            StructField("timestamp", TimestampType()),
+            StructField("timestamp_type", IntegerType()),
+        ]
+    )
+
+
+def parse(records: DataFrame, entity_type: EntityType) -> DataFrame:
+    """Typed columns of each record of a changelog, or the reason why it has none.
+
+    In: columns of :data:`everstate.pipeline.source.SOURCE_SCHEMA`. Out: one row a record, columns
+    of :func:`parsed_schema`. ``reason`` is null for a readable change; otherwise it is one of
+    ``no_key``, ``tombstone``, ``malformed``, ``nul_character``, ``unknown_entity``,
+    ``key_mismatch``, ``wrong_type:<field>``, ``missing:<field>``, ``unexpected:<field>``,
+    ``invalid:<field>``, and all typed columns are null. Never fails on a record. Cost: the JSON is
+    parsed once, whatever is filtered or selected later.
+    """
+    # A filter on a parsed column would be pushed below the parsing, which would then be done
+    # twice; Spark never moves or repeats an expression that it holds for nondeterministic.
+    text = F.when(F.spark_partition_id() >= 0, F.col("value").cast("string"))
+    read = records.select(
+        "*", F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
+    )
+    judged = read.select(
+        "*",
+        _moment("occurredAt").alias("occurred"),
+        _moment("recordedAt").alias("recorded"),
+    ).select("*", _reason(entity_type).alias("reason"))
+    typed: dict[str, Column] = {
+        "key": F.col("v.key"),
+        "recorded_at": F.col("recorded"),
+        "version": F.col("v.version"),
+        "id": F.lower(F.col("v.id")),
+        "kind": F.col("v.kind"),
+        "occurred_at": F.col("occurred"),
+        "current": F.col(f"v.{_CURRENT}"),
+        "original": F.col(f"v.{_ORIGINAL}"),
+        "provenance": F.struct(*(F.col(f"v.provenance.{f.name}") for f in _PROVENANCE)),
+        "transaction": F.col("v.provenance.transaction"),
+        "event": F.col("v.event"),
+        "schema_version": F.col("v.schemaVersion"),
+    }
+    given = {
+        "generation": F.substring_index("topic", ".g", -1).cast("int"),
+        "raw_key": F.col("key"),
+        "raw_value": F.col("value"),
+        "raw_headers": F.col("headers"),
+        "timestamp_type": F.col("timestampType"),
+    }
+    readable = F.col("reason").isNull()
+    columns = []
+    for column in parsed_schema(entity_type):
+        name = column.name
+        if name in typed:
+            columns.append(F.when(readable, typed[name]).alias(name))
+        else:
+            columns.append(given.get(name, F.col(name)).alias(name))
+    return judged.select(*columns)
+
+
+def _moment(field: str) -> Column:
+    """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339)."""
+    text = F.col(f"v.{field}")
+    zone = text.endswith("Z") | text.endswith("z") | F.substring(text, -6, 1).isin("+", "-")
+    shaped = (F.length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
+    return F.when(shaped, F.expr(f"try_cast(v.{field} AS timestamp)"))
+
+
+def _reason(entity_type: EntityType) -> Column:
+    """Why a record cannot be read: the first rule it breaks, from the outside in."""
+    name = entity_type.name
+    v = F.col("v")
+    value = F.col("value").cast("string")
+    # Spark's parser stops after the first value and takes the first of an array; the tests by
+    # first and last byte cost nothing, the trimmed ones are for what is neither.
+    one_object = (value.startswith("{") | value.rlike(r"^\s*\{")) & (
+        value.endswith("}") | value.rlike(r"\}\s*$")
+    )
+    rules: list[tuple[Column, Column | str]] = [
+        (F.col("key").isNull(), "no_key"),
+        (F.col("value").isNull(), "tombstone"),
+        (~F.is_valid_utf8(F.col("key").cast("string")) | ~F.is_valid_utf8(value), "malformed"),
+        (
+            F.contains(value, F.lit("\\u0000")) & value.rlike(_NUL)
+            | F.contains(F.col("key").cast("string"), F.lit("\0")),
+            "nul_character",
+        ),
+        (v.isNull() | ~one_object, "malformed"),
+        (F.col(f"v.{_CORRUPT}").isNotNull(), _wrong_type(entity_type)),
+        (F.col("v.entity").isNull(), "missing:entity"),
+        (F.col("v.entity") != name, "unknown_entity"),
+    ]
+    for field in ("id", "schemaVersion", "key", "version", "kind", "occurredAt", "recordedAt"):
+        rules.append((F.col(f"v.{field}").isNull(), f"missing:{field}"))
+    rules += [
+        (F.col("v.key") == "", "missing:key"),
+        (F.col("v.key") != F.col("key").cast("string"), "key_mismatch"),
+        (~F.col("v.id").rlike(_UUID), "wrong_type:id"),
+        (F.col("occurred").isNull(), "wrong_type:occurredAt"),
+        (F.col("recorded").isNull(), "wrong_type:recordedAt"),
+        (F.col("v.version") < 1, "invalid:version"),
+        (F.col("v.schemaVersion") < 1, "invalid:schemaVersion"),
+        (~F.col("v.kind").isin(*(kind.value for kind in Kind)), "invalid:kind"),
+        (F.col("v.provenance").isNull(), "missing:provenance"),
+    ]
+    for field in _REQUIRED_PROVENANCE:
+        path = F.col(f"v.provenance.{field}")
+        rules.append((path.isNull() | (path == ""), f"missing:provenance.{field}"))
+    rules += _transaction_rules() + _state_rules(entity_type)
+    reason = F.when(rules[0][0], rules[0][1])
+    for broken, why in rules[1:]:
+        reason = reason.when(broken, why)
+    return reason
+
+
+def _transaction_rules() -> list[tuple[Column, Column | str]]:
+    block = F.col("v.provenance.transaction")
+    return [
+        (block.isNotNull() & block[field].isNull(), f"missing:provenance.transaction.{field}")
+        for field in ("id", "index", "count")
+    ]
+
+
+def _state_rules(entity_type: EntityType) -> list[tuple[Column, Column | str]]:
+    kind, current, original = F.col("v.kind"), F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+    deleted = kind == Kind.DELETED.value
+    has_original = kind.isin(Kind.UPDATED.value, Kind.DELETED.value)
+    rules: list[tuple[Column, Column | str]] = [
+        (~deleted & current.isNull(), f"missing:{_CURRENT}"),
+        (deleted & current.isNotNull(), f"unexpected:{_CURRENT}"),
+        (has_original & original.isNull(), f"missing:{_ORIGINAL}"),
+        (~has_original & original.isNotNull(), f"unexpected:{_ORIGINAL}"),
+    ]
+    # A message of an older schema may lack fields that came later. An original may be of an
+    # older schema than its message says; it is the chain's business that it was current once.
+    first = entity_type.schema_version == 1
+    as_new = F.lit(True) if first else F.col("v.schemaVersion") >= entity_type.schema_version
+    sides = [(_CURRENT, current, as_new)]
+    if first:
+        sides.append((_ORIGINAL, original, F.lit(True)))
+    for side, state, when in sides:
+        faults = _field_faults(state, tuple(entity_type.arrow_schema), side)
+        if faults:
+            fault = F.coalesce(*faults) if len(faults) > 1 else faults[0]
+            found = F.when(state.isNotNull() & when, fault)
+            rules.append((found.isNotNull(), found))
+    return rules
+
+
+def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -> list[Column]:
+    """For each field that breaks its type's promise: the reason, else null."""
+    faults = []
+    for field in fields:
+        column, where = state[field.name], f"{path}.{field.name}"
+        if not field.nullable:
+            faults.append(F.when(column.isNull(), f"missing:{where}"))
+        if pa.types.is_floating(field.type):
+            infinite = F.abs(column) == float("inf")
+            faults.append(F.when(infinite | F.isnan(column), f"wrong_type:{where}"))
+        if pa.types.is_struct(field.type):
+            for fault in _field_faults(column, tuple(field.type), where):
+                faults.append(F.when(column.isNotNull(), fault))
+    return faults
+
+
+def _wrong_type(entity_type: EntityType) -> Column:
+    """Name the field that made the parser give up; ``malformed`` when it is no JSON at all."""
+    text = F.col("value").cast("string")
+    names = [field.name for field in envelope_schema(entity_type) if field.name != _CORRUPT]
+    states = [field.name for field in state_schema(entity_type)]
+    levels = [
+        ("", F.get_json_object(text, "$"), F.col("v"), names),
+        (
+            "provenance.",
+            F.get_json_object(text, "$.provenance"),
+            F.col("v.provenance"),
+            [*(field.name for field in _PROVENANCE), "transaction"],
+        ),
+        *(
+            (f"{side}.", F.get_json_object(text, f"$.{side}"), F.col(f"v.{side}"), states)
+            for side in (_CURRENT, _ORIGINAL)
+        ),
+    ]
+    blamed = [
+        F.concat(F.lit(f"wrong_type:{path}"), _lost_field(json, struct, fields))
+        for path, json, struct, fields in levels
+    ]
+    return F.when(F.get_json_object(text, "$").isNull(), "malformed").otherwise(
+        F.coalesce(*blamed, F.lit("wrong_type:state"))
+    )
+
+
+def _lost_field(json: Column, struct: Column, names: list[str]) -> Column:
+    """First field that has a value in ``json`` and none in the struct read from it."""
+    as_text = StructType([StructField(name, StringType()) for name in names])
+    told = F.json_object_keys(F.to_json(F.from_json(json, as_text, _STRING_OPTIONS)))
+    read = F.coalesce(F.json_object_keys(F.to_json(struct)), F.array().cast("array<string>"))
+    return F.get(F.array_except(told, read), 0)
