@@ -20,6 +20,9 @@ class Kind(StrEnum):
     DELETED = "deleted"
     EVENT = "event"
 
+    # Enum's own hash is Python code, and differs from that of the equal text.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:

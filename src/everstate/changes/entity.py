@@ -20,6 +20,7 @@ from everstate.errors import InvalidChange, InvalidEntityType
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
+_BACKSLASH = 0x5C
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -107,9 +108,8 @@ class EntityType:
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently),
         and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust.
         """
-        values = entity.__dict__
         for name in self._number_fields:
-            value = values[name]
+            value = entity.__dict__[name]
             if value is not None and not _finite(value):
                 raise InvalidChange(
                     self.name, str(getattr(entity, self.key)), name, "NaN and infinity are refused"
@@ -120,7 +120,8 @@ class EntityType:
             raise InvalidChange(
                 self.name, str(getattr(entity, self.key, None)), "state", str(cause)
             ) from cause
-        if b"\\u0000" in encoded and holds_nul(encoded):
+        # One byte is found ten times faster than six; few states hold a backslash at all.
+        if _BACKSLASH in encoded and holds_nul(encoded):
             raise InvalidChange(
                 self.name, str(getattr(entity, self.key)), "state", "NUL characters are refused"
             )
@@ -145,10 +146,11 @@ def _holds_numbers(annotation: Any, seen: set[type]) -> bool:
 
 
 def _finite(value: Any) -> bool:
+    kind = value.__class__
+    if kind is Decimal:
+        return bool(value.is_finite())
     if isinstance(value, float):
         return math.isfinite(value)
-    if isinstance(value, Decimal):
-        return value.is_finite()
     if isinstance(value, BaseModel):
         return all(_finite(part) for part in value.__dict__.values())
     if isinstance(value, Mapping):

@@ -1,0 +1,1 @@
+"""Benchmarks: each figure beside its floor, measured in the same run. ``python -m bench``."""
