@@ -18,6 +18,7 @@ from everstate.telemetry import without_secret
 T = TypeVar("T")
 Connection: TypeAlias = psycopg.Connection[Any]
 
+_CONNECT_S: Final = 10
 _TRIES_MAX: Final = 8
 _PAUSE_S: Final = 0.01
 
@@ -37,11 +38,27 @@ def open_pool(dsn: str, connections_max: int, name: str) -> ConnectionPool[Conne
     """Pool of autocommit connections; the first is opened by the first use."""
     return ConnectionPool(
         dsn,
-        kwargs={"autocommit": True, "options": SETTINGS, "application_name": name},
+        kwargs={
+            "autocommit": True,
+            "options": SETTINGS,
+            "application_name": name,
+            "connect_timeout": _CONNECT_S,
+        },
         min_size=0,
         max_size=connections_max,
         name=name,
         open=True,
+    )
+
+
+def connect(dsn: str, name: str) -> Connection:
+    """One autocommit connection, for one thread."""
+    return psycopg.connect(
+        dsn,
+        autocommit=True,
+        options=SETTINGS,
+        application_name=name,
+        connect_timeout=_CONNECT_S,
     )
 
 

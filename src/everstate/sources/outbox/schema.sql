@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS everstate_store.outbox_pending (
     id bigint PRIMARY KEY,
     xid xid8 NOT NULL,
     entity text COLLATE "C" NOT NULL,
-    key text COLLATE "C" NOT NULL
+    key text COLLATE "C" NOT NULL,
+    bytes integer NOT NULL
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
     autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0,

@@ -65,10 +65,11 @@ WITH stored AS (
     SELECT %(entity)s, key, version, %(kind)s, change_id, %(schema_version)s,
         %(occurred_at)s, recorded_at, %(provenance)s, %(event)s, %(before)s, state
     FROM stored
-    RETURNING id, xid, entity, key
+    RETURNING id, xid, entity, key,
+        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
 )
-INSERT INTO everstate_store.outbox_pending (id, xid, entity, key)
-SELECT id, xid, entity, key FROM sent
+INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
+SELECT id, xid, entity, key, bytes FROM sent
 """)
 
 # Locking and reading are two statements, because under READ COMMITTED only a new statement is
@@ -120,10 +121,11 @@ WITH chained AS (
         change_id, %(schema_version)s, occurred_at, %(recorded_at)s, provenance, event, before,
         state
     FROM steps ORDER BY n
-    RETURNING id, xid, entity, key
+    RETURNING id, xid, entity, key,
+        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
 ), pending AS (
-    INSERT INTO everstate_store.outbox_pending (id, xid, entity, key)
-    SELECT id, xid, entity, key FROM sent
+    INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
+    SELECT id, xid, entity, key, bytes FROM sent
 ), largest AS (
     SELECT key, size FROM steps ORDER BY size DESC LIMIT 1
 )

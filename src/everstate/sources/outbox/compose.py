@@ -1,0 +1,154 @@
+"""From outbox rows to the records of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+from psycopg import sql
+
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+    SourceTransaction,
+)
+from everstate.config import Config
+from everstate.errors import InvalidChange
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames
+from everstate.sources.outbox.database import Connection
+from everstate.sources.outbox.pending import Transaction
+
+_ROWS: Final = sql.SQL("""
+SELECT id, xid::text, entity, key, version, kind, change_id, schema_version, occurred_at,
+    recorded_at, provenance, event, before, after
+FROM unnest(%s::bigint[], %s::bigint[]) AS run (first, last)
+JOIN everstate_store.outbox ON id BETWEEN run.first AND run.last
+""")
+
+
+class OutboxRow(NamedTuple):
+    """One change as the outbox has it."""
+
+    id: int
+    xid: str
+    entity: str
+    key: str
+    version: int
+    kind: str
+    change_id: UUID
+    schema_version: int
+    occurred_at: str
+    recorded_at: datetime
+    provenance: str
+    event: str | None
+    before: str | None
+    after: str | None
+
+
+class Unsendable(Exception):
+    """A row that no message can be made of; its transaction has to stay."""
+
+    def __init__(self, row: OutboxRow, reason: str) -> None:
+        self.row, self.reason = row, reason
+        super().__init__(reason)
+
+
+def read_rows(connection: Connection, runs: Sequence[tuple[int, int]]) -> dict[int, OutboxRow]:
+    """Outbox rows of these runs of ids, by id."""
+    firsts, lasts = [run[0] for run in runs], [run[1] for run in runs]
+    with connection.cursor(binary=True) as cursor:
+        found = cursor.execute(_ROWS, [firsts, lasts]).fetchall()
+    return {row[0]: OutboxRow._make(row) for row in found}
+
+
+def digest_of(change_ids: Iterable[UUID]) -> str:
+    """Short text that tells which changes, in the order given."""
+    return blake2b(b"".join(one.bytes for one in change_ids), digest_size=16).hexdigest()
+
+
+class Composer:
+    """Makes the records of `.changes` and `.state` for the entity types that it knows."""
+
+    def __init__(self, config: Config, entity_types: Iterable[EntityType]) -> None:
+        names, limit = TopicNames(config.log.prefix), config.log.message_bytes_max
+        self._ways: Mapping[str, tuple[ChangeCodec, str, str]] = {
+            each.name: (
+                ChangeCodec(each, message_bytes_max=limit),
+                names.changes(each.name),
+                names.state(each.name),
+            )
+            for each in entity_types
+        }
+
+    def compose(
+        self, transactions: Sequence[Transaction], rows: Mapping[int, OutboxRow]
+    ) -> list[OutRecord]:
+        """Records of whole transactions, in their order.
+
+        Every change goes to `.changes`; the newest of each key also to `.state`, deletions
+        included (C7). Raises Unsendable naming the first row that no message can be made of.
+        """
+        changes: list[OutRecord] = []
+        newest: dict[tuple[str, str], OutRecord] = {}
+        for transaction in transactions:
+            block_id, count = f"pg:{transaction.xid}", len(transaction.rows)
+            for index, pending in enumerate(transaction.rows, 1):
+                row = rows[pending.id]
+                block = SourceTransaction(id=block_id, index=index, count=count)
+                key, value, headers, topic, state_topic = self._message(row, block)
+                changes.append(OutRecord(topic, key, value, headers))
+                newest[row.entity, row.key] = OutRecord(state_topic, key, value, headers)
+        changes.extend(newest.values())
+        return changes
+
+    def _message(
+        self, row: OutboxRow, block: SourceTransaction
+    ) -> tuple[bytes, bytes, Any, str, str]:
+        way = self._ways.get(row.entity)
+        if way is None:
+            raise Unsendable(row, "the app has no entity type of this name")
+        codec, topic, state_topic = way
+        try:
+            change: Change[bytes] = Change(
+                id=row.change_id,
+                entity=row.entity,
+                schema_version=row.schema_version,
+                key=row.key,
+                version=row.version,
+                kind=_KINDS[row.kind],
+                occurred_at=datetime.fromisoformat(row.occurred_at),
+                recorded_at=row.recorded_at,
+                provenance=_provenance(row.provenance),
+                current=None if row.after is None else row.after.encode(),
+                original=None if row.before is None else row.before.encode(),
+                event=None if row.event is None else _event(row.event),
+                transaction=block,
+            )
+            return *codec.encode(change), topic, state_topic
+        except (InvalidChange, KeyError, ValueError) as cause:
+            raise Unsendable(row, str(cause)) from cause
+
+
+_KINDS: Final = {kind.value: kind for kind in Kind}
+_decode_provenance = msgspec.json.Decoder(Provenance).decode
+_decode_event = msgspec.json.Decoder(DomainEvent).decode
+
+
+@lru_cache(maxsize=4096)
+def _provenance(text: str) -> Provenance:
+    return _decode_provenance(text)
+
+
+@lru_cache(maxsize=4096)
+def _event(text: str) -> DomainEvent:
+    return _decode_event(text)

@@ -1,0 +1,217 @@
+"""What a relay writes down: batches taken off the outbox, transactions that stay, trimming."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from psycopg import sql
+
+from everstate.sources.outbox.database import Connection
+
+Runs = Sequence[tuple[int, int]]
+
+_MARK: Final = sql.SQL("""
+WITH run AS (
+    SELECT first, last FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS run (first, last)
+), gone AS (
+    DELETE FROM everstate_store.outbox_pending AS pending USING run
+    WHERE pending.id BETWEEN run.first AND run.last
+    RETURNING pending.id
+), batch AS (
+    INSERT INTO everstate_store.relay (name, batch) VALUES (%(name)s, %(batch)s)
+    ON CONFLICT (name) DO UPDATE SET batch = excluded.batch, updated_at = now()
+), published AS (
+    INSERT INTO everstate_store.outbox_published AS present (minute, ids)
+    VALUES (date_trunc('minute', now()), (
+        SELECT range_agg(int8range(first, last, '[]')) FROM run
+    ))
+    ON CONFLICT (minute) DO UPDATE SET ids = present.ids + excluded.ids
+)
+SELECT count(*) FROM gone
+""")
+
+_BATCH: Final = sql.SQL("""
+SELECT store_id, coalesce((SELECT batch FROM everstate_store.relay WHERE name = %s), 0)
+FROM everstate_store.identity
+""")
+
+_CHANGE_IDS: Final = sql.SQL("""
+SELECT outbox.change_id
+FROM unnest(%s::bigint[], %s::bigint[]) AS run (first, last)
+JOIN everstate_store.outbox_pending AS pending ON pending.id BETWEEN run.first AND run.last
+JOIN everstate_store.outbox ON outbox.id = pending.id
+ORDER BY outbox.id
+""")
+
+_TRIM: Final = sql.SQL("""
+WITH due AS (
+    DELETE FROM everstate_store.outbox_published
+    WHERE minute = (SELECT min(minute) FROM everstate_store.outbox_published)
+        AND minute + interval '1 minute' <= now() - make_interval(secs => %s)
+    RETURNING ids
+), gone AS (
+    DELETE FROM everstate_store.outbox USING (SELECT unnest(ids) AS run FROM due) AS each
+    WHERE outbox.id >= lower(each.run) AND outbox.id < upper(each.run)
+        AND NOT EXISTS (
+            SELECT FROM everstate_store.outbox_pending AS pending WHERE pending.id = outbox.id
+        )
+    RETURNING outbox.id
+)
+SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM gone)
+""")
+
+_REFILL: Final = sql.SQL("""
+INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
+SELECT id, xid, entity, key,
+    coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+FROM (
+    SELECT unnest(ids) AS run FROM everstate_store.outbox_published
+    WHERE minute >= date_trunc('minute', %s::timestamptz)
+) AS each
+JOIN everstate_store.outbox ON outbox.id >= lower(each.run) AND outbox.id < upper(each.run)
+ON CONFLICT (id) DO NOTHING
+""")
+
+_OLDEST: Final = sql.SQL("""
+SELECT greatest(0, extract(epoch FROM clock_timestamp() - recorded_at))::float8
+FROM everstate_store.outbox
+WHERE id = (SELECT min(id) FROM everstate_store.outbox_pending)
+""")
+
+_BLOCK: Final = sql.SQL("""
+INSERT INTO everstate_store.relay_blocked (xid, entity, key, version, reason)
+VALUES (%s::xid8, %s, %s, %s, %s)
+ON CONFLICT (xid) DO UPDATE SET reason = excluded.reason
+""")
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What the log remembers of a batch: whose rows, which, and that they are the same ones."""
+
+    store: str
+    runs: list[tuple[int, int]]
+    digest: str
+
+    def encode(self) -> bytes:
+        """JSON bytes."""
+        return _encode(self)
+
+    @staticmethod
+    def decode(note: bytes) -> Note | None:
+        """Read a note; ``None`` when it is none."""
+        try:
+            return _decode(note)
+        except msgspec.DecodeError:
+            return None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Note).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A transaction that the log does not take; the change is the one to blame.
+
+    Later changes of the transaction's keys wait behind it.
+    """
+
+    xid: str
+    entity: str
+    key: str
+    version: int
+    reason: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """How far the outbox was moved to the log; ages in seconds."""
+
+    batch: int
+    """Newest batch that was published and taken off the outbox; 0: none yet."""
+    oldest_unpublished_s: float | None
+    """Age of the oldest change that is not in the log; ``None``: all are."""
+    blocked: tuple[Blocked, ...]
+
+
+def mark(connection: Connection, name: str, batch: int, runs: Runs) -> int:
+    """Take a published batch off the outbox, and remember its number; one atomic statement."""
+    values: dict[str, Any] = {
+        "name": name,
+        "batch": batch,
+        "firsts": [first for first, _ in runs],
+        "lasts": [last for _, last in runs],
+    }
+    found = connection.execute(_MARK, values).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def newest_batch(connection: Connection, name: str) -> tuple[UUID, int]:
+    """The store's id, and the relay's newest marked batch (0: none)."""
+    found = connection.execute(_BATCH, [name]).fetchone()
+    assert found is not None
+    return found[0], found[1]
+
+
+def pending_change_ids(connection: Connection, runs: Runs) -> list[UUID]:
+    """Ids of the unpublished changes within runs of outbox ids, in outbox order."""
+    firsts, lasts = [run[0] for run in runs], [run[1] for run in runs]
+    return [one for (one,) in connection.execute(_CHANGE_IDS, [firsts, lasts]).fetchall()]
+
+
+def trim(connection: Connection, keep_s: float) -> int:
+    """Delete outbox rows that were published longer than ``keep_s`` ago; says how many.
+
+    One transaction for each minute in which rows were published.
+    """
+    total = 0
+    while True:
+        found = connection.execute(_TRIM, [keep_s]).fetchone()
+        assert found is not None
+        minutes, rows = found
+        total += int(rows)
+        if not minutes:
+            return total
+
+
+def refill(connection: Connection, since: datetime) -> int:
+    """Make changes that were published since then unpublished again; says how many."""
+    return connection.execute(_REFILL, [since]).rowcount
+
+
+def oldest_unpublished_s(connection: Connection) -> float | None:
+    """Age of the oldest unpublished change; ``None``: there is none."""
+    found = connection.execute(_OLDEST).fetchone()
+    return None if found is None else found[0]
+
+
+def block(
+    connection: Connection, xid: str, entity: str, key: str, version: int, reason: str
+) -> None:
+    """Write down that a transaction stays, for everybody to see."""
+    connection.execute(_BLOCK, [xid, entity, key, version, reason])
+
+
+def unblock(connection: Connection, xid: str | None = None) -> None:
+    """Forget that a transaction stays; ``None``: any."""
+    connection.execute(
+        "DELETE FROM everstate_store.relay_blocked WHERE xid = coalesce(%s::xid8, xid)", [xid]
+    )
+
+
+def read_status(connection: Connection, name: str = "main") -> OutboxStatus:
+    """Status of the outbox as any process can read it."""
+    _, batch = newest_batch(connection, name)
+    rows = connection.execute(
+        "SELECT xid::text, entity, key, version, reason, since"
+        " FROM everstate_store.relay_blocked ORDER BY since, xid"
+    ).fetchall()
+    blocked = tuple(Blocked(*row) for row in rows)
+    return OutboxStatus(batch, oldest_unpublished_s(connection), blocked)

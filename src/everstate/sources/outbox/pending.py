@@ -1,0 +1,134 @@
+"""What of the outbox may be sent now: whole transactions, no version before its predecessor.
+
+Neither the sequence nor the transaction id is the order of commits (C1), so there is no cursor:
+a row is unpublished until it is taken off `outbox_pending`, and each page is whatever is visible.
+Three facts carry the order. A writer takes the entity's row lock before its outbox id, so of two
+changes of one key the later has the higher id. One statement sees one snapshot, and a snapshot
+that sees version n sees n-1. And of two transactions that share a key, the later one's last id
+is the higher one, because it took it after the other had committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from psycopg import sql
+
+from everstate.sources.outbox.database import Connection
+
+_PAGE: Final = sql.SQL("""
+SELECT id, xid::text, entity, key, bytes FROM everstate_store.outbox_pending ORDER BY id LIMIT %s
+""")
+
+# A transaction on the page committed before the page was read, so a later snapshot shows exactly
+# the rows of it that the page could have shown.
+_CONTINUED: Final = sql.SQL("""
+SELECT listed.xid::text FROM unnest(%s::xid8[]) AS listed (xid)
+WHERE EXISTS (
+    SELECT FROM everstate_store.outbox_pending AS pending
+    WHERE pending.xid = listed.xid AND pending.id > %s
+)
+""")
+
+
+class Pending(NamedTuple):
+    """One unpublished change, without its contents. ``bytes`` is the size of its states."""
+
+    id: int
+    xid: str
+    entity: str
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """The unpublished changes with the lowest ids that one snapshot shows."""
+
+    rows: Sequence[Pending]
+    is_full: bool
+    """There may be more of them."""
+    continued: frozenset[str]
+    """Transactions that have more rows beyond the page."""
+
+
+@dataclass
+class Transaction:
+    """One source transaction with all its unpublished changes, in the order of their ids."""
+
+    xid: str
+    rows: list[Pending] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Size of its states."""
+        return sum(row.bytes for row in self.rows)
+
+
+def read_page(connection: Connection, rows_max: int) -> Page:
+    """Read a page; cost: an index scan, and one look-up a transaction when the page is full."""
+    rows = [Pending._make(row) for row in connection.execute(_PAGE, [rows_max]).fetchall()]
+    if len(rows) < rows_max:
+        return Page(rows, False, frozenset())
+    xids = list({row.xid for row in rows})
+    found = connection.execute(_CONTINUED, [xids, rows[-1].id]).fetchall()
+    return Page(rows, True, frozenset(xid for (xid,) in found))
+
+
+def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
+    """Transactions of a page that may be sent, in an order in which they may be sent.
+
+    ``withheld`` transactions stay, and with them every transaction that has a later change of one
+    of their keys, and so on; so do transactions that go on beyond the page. Any prefix of the
+    result may be sent without the rest.
+    """
+    staying = _closure(page.rows, page.continued | withheld)
+    going: dict[str, Transaction] = {}
+    for row in page.rows:
+        if row.xid not in staying:
+            going.setdefault(row.xid, Transaction(row.xid)).rows.append(row)
+    return sorted(going.values(), key=lambda transaction: transaction.rows[-1].id)
+
+
+def _closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
+    """The transactions that stay when these do; each round adds some, or is the last."""
+    if not staying:
+        return staying
+    found = set(staying)
+    while True:
+        before = len(found)
+        keys: set[tuple[str, str]] = set()
+        for row in rows:
+            entity_key = (row.entity, row.key)
+            if row.xid in found:
+                keys.add(entity_key)
+            elif entity_key in keys:
+                found.add(row.xid)
+                keys.add(entity_key)
+        if len(found) == before:
+            return found
+
+
+def prefix(transactions: Sequence[Transaction], rows_max: int, bytes_max: int) -> int:
+    """How many of the transactions fit a batch; always one at least."""
+    rows = size = 0
+    for count, transaction in enumerate(transactions):
+        rows += len(transaction.rows)
+        size += transaction.bytes
+        if count and (rows > rows_max or size > bytes_max):
+            return count
+    return len(transactions)
+
+
+def runs(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Ids as runs without a hole, (first, last), ascending."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(ids):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

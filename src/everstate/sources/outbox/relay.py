@@ -1,0 +1,319 @@
+"""The relay: moves committed changes from the outbox to the log, each once and in order."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import psycopg
+from prometheus_client import Counter, Gauge
+
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.errors import RecordRefused, Unavailable
+from everstate.log.publisher import OncePublisher, Progress
+from everstate.sources.outbox import marks
+from everstate.sources.outbox.compose import (
+    Composer,
+    OutboxRow,
+    Unsendable,
+    digest_of,
+    read_rows,
+)
+from everstate.sources.outbox.database import Connection, connect, translated
+from everstate.sources.outbox.marks import Note
+from everstate.sources.outbox.pending import (
+    Page,
+    Transaction,
+    prefix,
+    read_page,
+    runs,
+    sendable,
+)
+
+LOGGER = logging.getLogger("everstate.sources.outbox")
+
+OLDEST = Gauge(
+    "everstate_outbox_oldest_unpublished_seconds", "Age of the oldest change not in the log"
+)
+BLOCKED = Gauge("everstate_outbox_blocked_transactions", "Transactions the log does not take")
+PUBLISHED = Counter("everstate_outbox_published_changes", "Changes moved to the log")
+
+_BATCH_BYTES_MAX: Final = 32 * 1_048_576
+_BLOCKED_MAX: Final = 100
+_PAUSE_S: Final = 0.2
+_PAUSE_S_MAX: Final = 5.0
+_PUBLISH_S: Final = 30.0
+_OPEN_S: Final = 10.0
+_REPORT_EVERY_S: Final = 1.0
+_TRIM_EVERY_S: Final = 30.0
+_ALARM_S: Final = 30.0
+_RETRY_S_MAX: Final = 3600.0
+
+
+class _Wait(NamedTuple):
+    """When a transaction that stays is tried again (monotonic), and the wait after that."""
+
+    due: float
+    delay_s: float
+
+
+class Relay:
+    """Moves the outbox of one store to `.changes` and `.state`.
+
+    A batch is whole source transactions, in an order that keeps the versions of each key; its
+    records and its number go out in one Kafka transaction (C2), then its rows are taken off the
+    outbox. A relay that was killed in between asks the log which batch came last, and takes that
+    one off instead of sending it again (C3). A transaction that the log refuses stays, with the
+    later changes of its keys, and is tried again every ``retry_blocked_s``; all else goes on.
+
+    One thread at a time; a second relay on the same store and prefix fences the first.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        entity_types: Iterable[EntityType],
+        *,
+        retry_blocked_s: float = 30.0,
+    ) -> None:
+        self.name = "main"
+        self._config = config
+        self._retry_s = retry_blocked_s
+        self._composer = Composer(config, entity_types)
+        self._publisher = OncePublisher(config, f"relay-{self.name}")
+        self._database: Connection | None = None
+        self._is_open = False
+        self._store_id = ""
+        self._batch = 0
+        self._page_rows = config.store.relay_batch_rows
+        self._blocked: dict[str, _Wait] = {}
+        self._alarmed = False
+        self._most: list[int] = []
+        """How many transactions the next batches may have, while a refused one is looked for."""
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the connections; what is unpublished stays unpublished."""
+        self._is_open = False
+        self._publisher.close()
+        if self._database is not None:
+            with suppress(psycopg.Error):
+                self._database.close()
+            self._database = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Move changes until ``stop`` is set, at least once; waits while a server is away.
+
+        Raises Fenced when another relay took over, and LogError for what waiting does not mend.
+        """
+        pause_s, next_report, next_trim = _PAUSE_S, 0.0, time.monotonic() + _TRIM_EVERY_S
+        while True:
+            try:
+                moved = self.step()
+                now = time.monotonic()
+                if now >= next_report:
+                    self._report()
+                    next_report = now + _REPORT_EVERY_S
+                if now >= next_trim:
+                    self.trim()
+                    next_trim = now + _TRIM_EVERY_S
+                wait_s = 0.0 if moved else self._config.store.relay_poll_ms / 1000
+                pause_s = _PAUSE_S
+            except Unavailable as error:
+                LOGGER.warning("relay waits %.1f s: %s", pause_s, error.message)
+                wait_s, pause_s = pause_s, min(_PAUSE_S_MAX, pause_s * 2)
+            if stop.wait(wait_s):
+                return
+
+    def step(self) -> int:
+        """Move one batch; says how many changes, 0 when there is nothing to move.
+
+        Raises Unavailable when a server is away: nothing is lost, call again.
+        """
+        doing = f"relay {self.name}"
+        try:
+            with translated(self._config.store_dsn, doing):
+                database = self._opened()
+                self._retry_blocked(database)
+                while True:
+                    page = read_page(database, self._page_rows)
+                    transactions = sendable(page, self._blocked.keys())
+                    if not transactions:
+                        if not page.is_full:
+                            return 0
+                        self._page_rows *= 2
+                        continue
+                    self._page_rows = self._rows_max(page)
+                    count = prefix(transactions, self._page_rows, _BATCH_BYTES_MAX)
+                    if self._most:
+                        count = min(count, self._most.pop())
+                    moved = self._move(database, transactions[:count])
+                    if moved:
+                        return moved
+        except Unavailable:
+            self.close()
+            raise
+
+    def trim(self) -> int:
+        """Delete rows published more than ``store.outbox_keep_hours`` ago; says how many."""
+        with translated(self._config.store_dsn, "trimming the outbox"):
+            return marks.trim(self._connected(), self._config.store.outbox_keep_hours * 3600)
+
+    def refill(self, since: datetime) -> int:
+        """Publish again what was published since then and is still kept; says how many changes.
+
+        For a log that lost its tail (C3). Ids and versions are the same, so what the log still
+        has is a duplicate, and changes no view.
+        """
+        with translated(self._config.store_dsn, "refilling the log"):
+            return marks.refill(self._connected(), since)
+
+    def _connected(self) -> Connection:
+        if self._database is None:
+            self._database = connect(self._config.store_dsn, f"everstate-relay-{self.name}")
+        return self._database
+
+    def _opened(self) -> Connection:
+        database = self._connected()
+        if not self._is_open:
+            progress = self._publisher.open(_OPEN_S)
+            store_id, batch = marks.newest_batch(database, self.name)
+            self._store_id, self._batch = str(store_id), batch
+            if progress is not None and progress.batch > batch:
+                self._batch = progress.batch
+                self._settle(database, progress)
+            self._blocked.clear()
+            self._most.clear()
+            marks.unblock(database)
+            self._is_open = True
+        return database
+
+    def _settle(self, database: Connection, progress: Progress) -> None:
+        """Take the batch off the outbox that the log has and the outbox calls unpublished."""
+        note = Note.decode(progress.note)
+        if note is None or note.store != self._store_id:
+            LOGGER.warning(
+                "the log's progress is of another store than this one; everything that the "
+                "outbox calls unpublished is published"
+            )
+        elif digest_of(marks.pending_change_ids(database, note.runs)) != note.digest:
+            LOGGER.warning(
+                "the log's newest batch is not what the outbox has under its ids (was the store "
+                "restored from a backup?); its unpublished changes are published"
+            )
+        else:
+            marks.mark(database, self.name, progress.batch, note.runs)
+
+    def _rows_max(self, page: Page) -> int:
+        """Rows of the next page: a batch, and room for those that stay."""
+        batch = self._config.store.relay_batch_rows
+        return batch if not self._blocked else max(batch, len(page.rows))
+
+    def _retry_blocked(self, database: Connection) -> None:
+        """Try transactions again whose time has come, each alone and ever less often."""
+        now = time.monotonic()
+        for xid, wait in list(self._blocked.items()):
+            if wait.due > now:
+                continue
+            page = read_page(database, self._page_rows)
+            others = self._blocked.keys() - {xid}
+            transactions = sendable(page, others)
+            if xid not in {each.xid for each in transactions}:
+                continue
+            alone = [each for each in transactions if each.xid == xid]
+            if not _is_first_of_its_keys(alone[0], transactions):
+                continue
+            del self._blocked[xid]
+            if self._move(database, alone):
+                marks.unblock(database, xid)
+            else:
+                self._blocked[xid] = _Wait(now + wait.delay_s, min(_RETRY_S_MAX, 2 * wait.delay_s))
+
+    def _move(self, database: Connection, transactions: list[Transaction]) -> int:
+        """Publish transactions as one batch and take them off the outbox; 0: it was refused."""
+        ids = [row.id for transaction in transactions for row in transaction.rows]
+        found = runs(ids)
+        rows = read_rows(database, found)
+        try:
+            records = self._composer.compose(transactions, rows)
+        except Unsendable as refusal:
+            self._block(database, refusal.row, refusal.reason)
+            return 0
+        digest = digest_of(rows[number].change_id for number in sorted(ids))
+        note = Note(self._store_id, found, digest).encode()
+        self._batch += 1
+        try:
+            self._publisher.publish(self._batch, records, note, timeout_s=_PUBLISH_S)
+        except RecordRefused as refusal:
+            blamed = self._narrow(transactions, rows, refusal)
+            if blamed is not None:
+                self._block(database, blamed, refusal.reason)
+            return 0
+        marks.mark(database, self.name, self._batch, found)
+        PUBLISHED.inc(len(ids))
+        return len(ids)
+
+    def _narrow(
+        self, transactions: list[Transaction], rows: dict[int, OutboxRow], refusal: RecordRefused
+    ) -> OutboxRow | None:
+        """The change to blame, or ``None``: then the next batches are cut to find it.
+
+        The key that Kafka names may be an innocent neighbour's, so a transaction is blamed only
+        when it was refused alone.
+        """
+        if len(transactions) > 1:
+            at = next(
+                (
+                    index
+                    for index, transaction in enumerate(transactions)
+                    if any(row.key == refusal.key for row in transaction.rows)
+                ),
+                len(transactions) // 2,
+            )
+            self._most = [1, at] if at else [1]
+            return None
+        pending = transactions[0].rows
+        named = [row for row in pending if row.key == refusal.key]
+        return rows[max(named or pending, key=lambda row: row.bytes).id]
+
+    def _block(self, database: Connection, row: OutboxRow, reason: str) -> None:
+        if len(self._blocked) >= _BLOCKED_MAX:
+            raise Unavailable(
+                f"relay {self.name}: the log refuses more than {_BLOCKED_MAX} transactions, the "
+                f"last one because of {row.entity} {row.key!r}: {reason}"
+            )
+        LOGGER.error(
+            "relay %s: transaction pg:%s stays, with later changes of its keys, because of "
+            "%s %r version %d: %s",
+            *(self.name, row.xid, row.entity, row.key, row.version, reason),
+        )
+        self._blocked[row.xid] = _Wait(time.monotonic() + self._retry_s, 2 * self._retry_s)
+        marks.block(database, row.xid, row.entity, row.key, row.version, reason)
+
+    def _report(self) -> None:
+        with translated(self._config.store_dsn, f"relay {self.name}"):
+            oldest_s = marks.oldest_unpublished_s(self._connected()) or 0.0
+        OLDEST.set(oldest_s)
+        BLOCKED.set(len(self._blocked))
+        if oldest_s > _ALARM_S and not self._alarmed:
+            LOGGER.warning("the oldest unpublished change is %.0f s old", oldest_s)
+        self._alarmed = oldest_s > _ALARM_S
+
+
+def _is_first_of_its_keys(transaction: Transaction, ordered: list[Transaction]) -> bool:
+    """Whether no transaction before it has a change of one of its keys."""
+    keys = {(row.entity, row.key) for row in transaction.rows}
+    before = itertools.takewhile(lambda each: each is not transaction, ordered)
+    return all((row.entity, row.key) not in keys for each in before for row in each.rows)
