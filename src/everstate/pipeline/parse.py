@@ -18,8 +18,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -35,15 +37,14 @@ _UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
 _NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
 
 # JSON as the codec reads it: Spark takes quotes, numbers and arrays more freely by default.
-_JSON_OPTIONS: Final = {
+_STRICT: Final = {
     "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
     "allowUnquotedFieldNames": "false",
     "allowNumericLeadingZeros": "false",
 }
-_STRING_OPTIONS: Final = {"mode": "PERMISSIVE", "allowSingleQuotes": "false"}
+_JSON_OPTIONS: Final = {**_STRICT, "columnNameOfCorruptRecord": _CORRUPT}
 
 _TRANSACTION: Final = StructType(
     [
@@ -71,9 +72,20 @@ _REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
 
 def state_schema(entity_type: EntityType) -> StructType:
     """Spark's type of an entity's state, from its Arrow schema; every field nullable."""
-    nullable = pa.schema([column.with_nullable(True) for column in entity_type.arrow_schema])
-    schema: StructType = from_arrow_schema(nullable, prefer_timestamp_ntz=True)
+    schema = _nullable(from_arrow_schema(entity_type.arrow_schema, prefer_timestamp_ntz=True))
+    assert isinstance(schema, StructType)
     return schema
+
+
+def _nullable(kind: DataType) -> DataType:
+    """The type with every part nullable: JSON may lack anything, and tables must agree."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _nullable(kind.valueType))
+    return kind
 
 
 def envelope_schema(entity_type: EntityType) -> StructType:
@@ -295,33 +307,29 @@ def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -
 def _wrong_type(entity_type: EntityType) -> Column:
     """Name the field that made the parser give up; ``malformed`` when it is no JSON at all."""
     text = F.col("value").cast("string")
-    names = [field.name for field in envelope_schema(entity_type) if field.name != _CORRUPT]
-    states = [field.name for field in state_schema(entity_type)]
-    levels = [
-        ("", F.get_json_object(text, "$"), F.col("v"), names),
-        (
-            "provenance.",
-            F.get_json_object(text, "$.provenance"),
-            F.col("v.provenance"),
-            [*(field.name for field in _PROVENANCE), "transaction"],
-        ),
-        *(
-            (f"{side}.", F.get_json_object(text, f"$.{side}"), F.col(f"v.{side}"), states)
-            for side in (_CURRENT, _ORIGINAL)
-        ),
-    ]
-    blamed = [
-        F.concat(F.lit(f"wrong_type:{path}"), _lost_field(json, struct, fields))
-        for path, json, struct, fields in levels
-    ]
-    return F.when(F.get_json_object(text, "$").isNull(), "malformed").otherwise(
+    envelope = [field for field in envelope_schema(entity_type) if field.name != _CORRUPT]
+    told = _fields_told(text, [field.name for field in envelope])
+    blamed = _blame(text, F.col("v"), StructType(envelope), ())
+    return F.when(F.get(told, 0).isNull(), "malformed").otherwise(
         F.coalesce(*blamed, F.lit("wrong_type:state"))
     )
 
 
-def _lost_field(json: Column, struct: Column, names: list[str]) -> Column:
-    """First field that has a value in ``json`` and none in the struct read from it."""
+def _blame(text: Column, read: Column, schema: StructType, path: tuple[str, ...]) -> list[Column]:
+    """The reason that names a field which has a value in the JSON and none in what was read."""
+    place = "$" + "".join(f"['{name}']" for name in path)
+    json = F.get_json_object(text, place) if path else text
+    told = _fields_told(json, [field.name for field in schema])
+    kept = F.coalesce(F.json_object_keys(F.to_json(read)), F.array().cast("array<string>"))
+    lost = F.get(F.array_except(told, kept), 0)
+    reasons = [F.concat(F.lit("wrong_type:" + "".join(f"{name}." for name in path)), lost)]
+    for field in schema:
+        if isinstance(field.dataType, StructType):
+            reasons += _blame(text, read[field.name], field.dataType, (*path, field.name))
+    return reasons
+
+
+def _fields_told(json: Column, names: list[str]) -> Column:
+    """Names of the known fields that have a value in a JSON object; none when it is no JSON."""
     as_text = StructType([StructField(name, StringType()) for name in names])
-    told = F.json_object_keys(F.to_json(F.from_json(json, as_text, _STRING_OPTIONS)))
-    read = F.coalesce(F.json_object_keys(F.to_json(struct)), F.array().cast("array<string>"))
-    return F.get(F.array_except(told, read), 0)
+    return F.json_object_keys(F.to_json(F.from_json(json, as_text, _STRICT)))
