@@ -83,12 +83,12 @@ class KeptRows:
 
 OUTCOME = pa.schema(
     [
-        ("expected_rows", pa.int64()),
-        ("kept_rows", pa.int64()),
-        ("expected_hash", pa.string()),
-        ("kept_hash", pa.string()),
-        ("different_rows", pa.int64()),
-        ("differences", pa.string()),
+        pa.field("expected_rows", pa.int64()),
+        pa.field("kept_rows", pa.int64()),
+        pa.field("expected_hash", pa.string()),
+        pa.field("kept_hash", pa.string()),
+        pa.field("different_rows", pa.int64()),
+        pa.field("differences", pa.string()),
     ]
 )
 _OUTCOME_DDL = (
@@ -97,9 +97,7 @@ _OUTCOME_DDL = (
 )
 
 
-def compare(
-    expected: DataFrame, kept: KeptRows, *, key_columns: int, buckets: int
-) -> Comparison:
+def compare(expected: DataFrame, kept: KeptRows, *, key_columns: int, buckets: int) -> Comparison:
     """Compare a batch result with a kept table; one Spark job.
 
     ``expected`` has its key columns first. Cost: one pass over both sides and one scan of the
@@ -177,11 +175,11 @@ def _compare_bucket(
 
 
 def _read_kept(kept: KeptRows, bucket: int, buckets: int) -> Iterator[Sequence[Any]]:
-    query = sql.SQL("SELECT * FROM ({}) kept").format(sql.SQL(kept.query))  # type: ignore[arg-type]
+    query = sql.SQL("SELECT * FROM ({}) kept").format(sql.SQL(kept.query))
     if kept.bucket_key is not None:
         condition = "('x' || substr(md5({}), 1, 4))::bit(16)::int % {} = {}"
         query += sql.SQL(" WHERE ") + sql.SQL(condition).format(
-            sql.SQL(kept.bucket_key),  # type: ignore[arg-type]
+            sql.SQL(kept.bucket_key),
             sql.Literal(buckets),
             sql.Literal(bucket),
         )

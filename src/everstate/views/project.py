@@ -1,0 +1,25 @@
+"""What the verbs need to know of a project: its entity types and its views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from everstate.changes import EntityType
+from everstate.views.plan import ViewPlan
+
+
+class Project(Protocol):
+    """A project's declarations; :class:`everstate.app.App` is one."""
+
+    @property
+    def name(self) -> str:
+        """Name of the project."""
+
+    @property
+    def entities(self) -> Mapping[str, EntityType]:
+        """Entity types by name."""
+
+    @property
+    def views(self) -> Mapping[str, ViewPlan]:
+        """Compiled SQL views by name."""
