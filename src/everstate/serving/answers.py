@@ -102,8 +102,9 @@ class ViewRow:
     rows: int
     position: dict[str, int]
     """``generation/partition`` to the next offset that the view reads."""
-    lag_changes: int
-    lag_seconds: float
+    lag_changes: int | None
+    """``None``: the log does not answer."""
+    lag_seconds: float | None
     """Age of the oldest change that the view has not applied; 0 when there is none."""
     updated_at: datetime | None
     """When the view's position last moved."""

@@ -41,6 +41,13 @@ class ReadConnection:
         """First row of a statement, or None."""
         return self._run(query, parameters).fetchone()
 
+    def table(
+        self, query: Query, parameters: Sequence[Any] = ()
+    ) -> tuple[tuple[str, ...], list[Row]]:
+        """Column names of a statement, and all its rows."""
+        cursor = self._run(query, parameters)
+        return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
+
     def close(self) -> None:
         """Close the connection; the next question opens a new one."""
         if self._cursor is not None:

@@ -12,8 +12,9 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import InvalidQuery, NotFound, UnknownEntity
-from everstate.serving.answers import Entity, Place, Version
+from everstate.errors import InvalidQuery, NotFound, UnknownEntity, UnknownView
+from everstate.serving import explanation, overview
+from everstate.serving.answers import Entity, Explanation, Place, Version, ViewRow
 from everstate.serving.connection import ReadConnection, Row
 from everstate.serving.differences import differences
 from everstate.serving.predicates import Order, Predicate, parse_order, parse_predicate
@@ -139,6 +140,26 @@ class Reader:
             raise self._not_found(entity, key, None, None, version)
         return _version_of(kind, rows[0], rows[1] if len(rows) > 1 else None)
 
+    def explain(self, entity: str, key: str, version: int | None = None) -> Explanation:
+        """Where one version (``None``: the newest) comes from and where it went.
+
+        Raises NotFound, saying which versions there are. Cost: two statements, and a look into
+        the lake table's log.
+        """
+        found = self.version(entity, key, version)
+        return explanation.explain(self.config, self.connection, found)
+
+    def views(self) -> Sequence[ViewRow]:
+        """One row a view: rows, position, lag, when it was proved. Cost: a count of each view."""
+        return overview.views(self.config, self.connection, self.project)
+
+    def rows(self, view: str, *, limit: int | None = 100) -> tuple[tuple[str, ...], Sequence[Row]]:
+        """Column names and rows of a view, by its first columns; raises UnknownView."""
+        known = (*self.project.views, *(n for e in self.project.entities for n in _implicit(e)))
+        if view not in known:
+            raise UnknownView(view, known)
+        return overview.rows_of(self.connection, self._schema, view, limit)
+
     def _entity_type(self, name: str) -> EntityType:
         known = self.project.entities
         if name not in known:
@@ -173,6 +194,11 @@ class Reader:
             return NotFound(f"{name} has no version {version}; it has {first} to {last}.")
         when = f" at {moment.isoformat()}" if moment is not None else ""
         return NotFound(f"{name} did not exist{when}; it was first seen {since.isoformat()}.")
+
+
+def _implicit(entity: str) -> tuple[str, ...]:
+    """Views that every entity type has."""
+    return entity, f"{entity}_latest", f"{entity}_history"
 
 
 def _aware(moment: datetime) -> datetime:

@@ -1,0 +1,45 @@
+"""`everstate explain`: where one value comes from, and where it went."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.cli.history import version_record
+from everstate.local import connect
+from everstate.serving import Reader
+from everstate.serving.words import explanation_lines
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verb."""
+    cli.command("explain")(explain)
+
+
+def explain(
+    context: typer.Context,
+    entity: Annotated[str, typer.Argument(help="Entity type.")],
+    key: Annotated[str, typer.Argument(help="Key of the entity.")],
+    version: Annotated[
+        int | None, typer.Option("--version", "-n", help="That version; default: the newest.")
+    ] = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Explain a version: its change, log position, source transaction, file in the lake, views."""
+    config = connect(config_of(context))
+    with Reader(config, load_app(app, config)) as reader:
+        found = reader.explain(entity, key, version)
+    if json:
+        print_json(
+            {
+                "version": version_record(found.version),
+                "topic": found.topic,
+                "archived": found.archived,
+                "applied_by": found.applied_by,
+            }
+        )
+        return
+    table(("", ""), explanation_lines(found))

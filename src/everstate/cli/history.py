@@ -1,0 +1,63 @@
+"""`everstate history`: every version of one entity."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.local import connect
+from everstate.serving import Reader, Version
+from everstate.serving.words import (
+    difference_record,
+    difference_text,
+    happening_text,
+    moment_text,
+    provenance_text,
+)
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verb."""
+    cli.command("history")(history)
+
+
+def history(
+    context: typer.Context,
+    entity: Annotated[str, typer.Argument(help="Entity type.")],
+    key: Annotated[str, typer.Argument(help="Key of the entity.")],
+    diff: Annotated[bool, typer.Option("--diff", "-d", help="Show what each changed.")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the newest so many.")
+    ] = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show every version of an entity: when, what, by whom, and what it changed."""
+    config = connect(config_of(context))
+    with Reader(config, load_app(app, config)) as reader:
+        versions = reader.history(entity, key, limit=limit)
+    if json:
+        print_json([version_record(version) for version in versions])
+        return
+    rows = [
+        (
+            version.version,
+            moment_text(version.occurred_at),
+            happening_text(version),
+            provenance_text(version.provenance),
+            "\n".join(difference_text(found) for found in version.differences)
+            if diff
+            else len(version.differences),
+        )
+        for version in versions
+    ]
+    table(("version", "happened", "what", "by", "changed" if diff else "fields changed"), rows)
+
+
+def version_record(version: Version) -> dict[str, Any]:
+    """A version for JSON; differences as RFC 6902 names them, with both values."""
+    changed = [difference_record(found) for found in version.differences]
+    return {**asdict(version), "differences": changed}

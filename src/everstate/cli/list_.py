@@ -1,0 +1,77 @@
+"""`everstate list`: entities of one type, now or at any time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstate.app import App
+from everstate.cli.console import (
+    AppOption,
+    JsonOption,
+    config_of,
+    err,
+    load_app,
+    print_json,
+    table,
+)
+from everstate.cli.get import AtOption, moment_of
+from everstate.local import connect
+from everstate.serving import Reader
+from everstate.serving.words import value_text
+
+_FIELDS_SHOWN = 7
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verb."""
+    cli.command("list")(list_)
+
+
+def list_(
+    context: typer.Context,
+    entity: Annotated[str, typer.Argument(help="Entity type.")],
+    at: AtOption = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", "-w", help="field=value, also != < <= > >=; repeatable."),
+    ] = None,
+    order: Annotated[
+        list[str] | None, typer.Option("--order", "-o", help="Field, -field for the largest first.")
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option("--fields", "-f", help="Fields to show: a,b,c or all.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List entities that exist now, or existed at a time, and meet all conditions."""
+    config = connect(config_of(context))
+    project = load_app(app, config)
+    with Reader(config, project) as reader:
+        found = reader.list(
+            entity, at=moment_of(at), where=where or (), order=order or (), limit=limit + 1
+        )
+    shown = found[:limit]
+    if json:
+        print_json(shown)
+    else:
+        names = _names(project, entity, fields)
+        rows = [
+            (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
+            for one in shown
+        ]
+        table(("key", "version", *names), rows)
+    if len(found) > limit:
+        err.print(f"there are more than {limit}; see them with --limit", highlight=False)
+
+
+def _names(project: App, entity: str, fields: str | None) -> list[str]:
+    """Fields to show: those asked for, or the first ones that are not the key."""
+    if fields is not None and fields != "all":
+        return [name.strip() for name in fields.split(",")]
+    entity_type = project.entity_type(entity)
+    names = [name for name in entity_type.arrow_schema.names if name != entity_type.key]
+    return names if fields == "all" else names[:_FIELDS_SHOWN]

@@ -1,0 +1,199 @@
+"""The whole demonstration: from an empty folder to answers and their proofs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from rich.console import Console
+
+from everstate.config import CONFIG_FILE, Config, load
+from everstate.demo import answers
+from everstate.demo.feed import Feeder
+from everstate.demo.play import Timetable, read_timetable
+from everstate.demo.watch import Course, Display, Memory, Watcher
+from everstate.errors import LocalStackError, Unavailable
+from everstate.local import ConsoleProgress, Stack
+
+APP = "everstate.demo.flights:app"
+_SETTINGS = f"""\
+[project]
+app = "{APP}"
+data_dir = "data"
+
+[archive]
+trigger_s = 5
+"""
+_POLL_S = 0.25
+_STALL_S = 180.0
+_STOP_S = 90.0
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What to play and where; ``folder`` is the demonstration's own project folder."""
+
+    folder: Path
+    first: date
+    last: date
+    keep: bool = False
+    """Go on with the folder's data; otherwise it is emptied first."""
+    stay: bool = False
+    """Keep everything running after the answers, until Ctrl-C."""
+
+
+def run_demo(options: DemoOptions, console: Console) -> None:
+    """Play the flights and answer the questions; everything that was started is stopped again.
+
+    Raises VerificationFailed when a proof does not hold, and LocalStackError when a server or the
+    pipeline ends early.
+    """
+    began = time.monotonic()
+    config = _prepare(options)
+    console.print(
+        f"Flights from New York, {options.first:%-d %B} to {options.last:%-d %B %Y}, "
+        f"in {_shown(options.folder)}",
+        highlight=False,
+    )
+    stack = Stack(config)
+    try:
+        running = stack.start(ConsoleProgress(console))
+        timetable = read_timetable(options.first, options.last)
+        console.print(
+            f"[green]✓[/] {timetable.flights:,} real flights make {timetable.changes:,} changes",
+            highlight=False,
+        )
+        memory = Memory()
+        with _child(options, running) as child:
+            course = _play(running, timetable, stack, child, memory, console)
+            answers.ask(running, console, _shown(options.folder))
+            if options.stay:
+                _wait_for_interrupt(console)
+        answers.prove(running, console, _shown(options.folder), memory)
+        answers.farewell(console, _shown(options.folder), course, memory, time.monotonic() - began)
+    finally:
+        stack.stop()
+
+
+def _prepare(options: DemoOptions) -> Config:
+    """Make the project folder, empty unless it is to be kept."""
+    folder = options.folder
+    if folder.exists() and not options.keep:
+        if not (folder / CONFIG_FILE).is_file() and any(folder.iterdir()):
+            raise LocalStackError(
+                f"{folder} holds something else; it is not emptied.",
+                advice="Give another folder with --folder.",
+            )
+        if (folder / CONFIG_FILE).is_file():
+            Stack(load(folder)).stop()
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / CONFIG_FILE).is_file():
+        (folder / CONFIG_FILE).write_text(_SETTINGS, encoding="utf-8")
+    return load(folder)
+
+
+@contextmanager
+def _child(options: DemoOptions, config: Config) -> Iterator[subprocess.Popen[bytes]]:
+    """`everstate run` as a process of its own, which ends with ours."""
+    log = config.project.data_dir / "logs" / "run.log"
+    argv = [sys.executable, "-m", "everstate.cli", "--project", str(options.folder)]
+    # Its own process group: Ctrl-C is ours to pass on, so that work in hand is finished.
+    with open(log, "ab") as output:
+        child = subprocess.Popen(
+            [*argv, "run", "--with-parent"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=os.environ,
+        )
+    try:
+        yield child
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _play(
+    config: Config,
+    timetable: Timetable,
+    stack: Stack,
+    child: subprocess.Popen[bytes],
+    memory: Memory,
+    console: Console,
+) -> Course:
+    """Feed the store and watch until every change is in the views and in the archive."""
+    feeder, watcher = Feeder(config, timetable), Watcher(config)
+    course = Course(timetable.changes)
+    feeder.start()
+    display = Display(console, course)
+    moved_at, moved = time.monotonic(), -1
+    pids = [os.getpid(), *(stack.pid(name) for name in stack.names)]
+    try:
+        while True:
+            sample = watcher.sample(feeder)
+            course.add(sample)
+            display.update()
+            memory.sample(pids)
+            if feeder.error is not None:
+                raise feeder.error
+            if min(sample.applied, sample.archived) >= timetable.changes:
+                return course
+            _check(child, config, stack)
+            progress = sample.written + sample.published + sample.applied + sample.archived
+            if progress != moved:
+                moved_at, moved = time.monotonic(), progress
+            elif time.monotonic() - moved_at > _STALL_S:
+                raise Unavailable(
+                    f"nothing moved for {_STALL_S:.0f} s.",
+                    advice=f"See the logs in {config.project.data_dir / 'logs'}.",
+                )
+            time.sleep(_POLL_S)
+    finally:
+        display.close()
+        feeder.stop()
+        watcher.close()
+
+
+def _check(child: subprocess.Popen[bytes], config: Config, stack: Stack) -> None:
+    stack.check()
+    if child.poll() is None:
+        return
+    log = config.project.data_dir / "logs" / "run.log"
+    tail = "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-_TAIL_LINES:])
+    raise LocalStackError(
+        f"`everstate run` ended with code {child.returncode}. The end of its log:\n{tail}\n",
+        advice=f"The whole log is {log}.",
+    )
+
+
+def _wait_for_interrupt(console: Console) -> None:
+    console.print("\neverything keeps running; Ctrl-C goes on to the proofs and stops it")
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        console.print()
+
+
+def _shown(folder: Path) -> str:
+    """The folder as a user would type it."""
+    try:
+        return str(folder.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

@@ -1,0 +1,166 @@
+"""How the demonstration looks: the departure board, histories, and tables of views."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from everstate.demo.play import NEW_YORK, data_file
+from everstate.serving import Entity, Explanation, Version
+from everstate.serving.words import (
+    difference_text,
+    explanation_lines,
+    happening_text,
+    provenance_text,
+)
+
+_BOARD_WIDTH = 38
+_COLUMNS_MAX = 3
+
+
+def board(flights: Sequence[Entity], moment: datetime, origin: str, width: int) -> RenderableType:
+    """The departure board of an airport: time, flight, destination and status of each flight."""
+    columns = max(1, min(_COLUMNS_MAX, (width - 4) // _BOARD_WIDTH))
+    height = -(-len(flights) // columns)
+    wall = Table.grid(padding=(0, 3))
+    parts = [flights[at : at + height] for at in range(0, len(flights), height)] if flights else []
+    wall.add_row(*(_board_part(part, moment) for part in parts))
+    local = moment.astimezone(NEW_YORK)
+    return Panel(
+        wall,
+        title=f"[bold yellow]DEPARTURES[/]  {airport_name(origin)} ({origin})",
+        subtitle=f"as it stood on {local:%A, %-d %B %Y, %H:%M}",
+        box=box.HEAVY,
+        border_style="yellow",
+        expand=False,
+    )
+
+
+def _board_part(flights: Sequence[Entity], moment: datetime) -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("time", "flight", "to", "status"):
+        grid.add_column(name, no_wrap=True)
+    for flight in flights:
+        state = flight.state
+        leaves = departure(flight)
+        number = f"{state['carrier']} {state['number']}"
+        grid.add_row(f"{leaves:%H:%M}", number, state["dest"], board_status(state, moment))
+    return grid
+
+
+def departure(flight: Entity) -> datetime:
+    """When a flight is to leave, in New York's time."""
+    return datetime.fromisoformat(flight.state["sched_dep"]).astimezone(NEW_YORK)
+
+
+def board_status(state: dict[str, Any], moment: datetime) -> Text:
+    """What a board says of a flight."""
+    status = state["status"]
+    if status == "cancelled":
+        return Text("CANCELLED", "bold red")
+    if status == "scheduled":
+        due = datetime.fromisoformat(state["sched_dep"])
+        late = due + timedelta(minutes=15) < moment
+        return Text("DELAYED", "yellow") if late else Text("on time", "green")
+    if state["dep"] is None:
+        return Text(status)
+    left = datetime.fromisoformat(state["dep"]).astimezone(NEW_YORK)
+    return Text(f"left {left:%H:%M} {_minutes(state['dep_delay'])}", "cyan")
+
+
+def tally(flights: Iterable[Entity]) -> str:
+    """How many flights are in which status: `146 cancelled, 121 arrived, …`."""
+    counts = Counter(str(flight.state["status"]) for flight in flights)
+    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
+def history(versions: Sequence[Version]) -> RenderableType:
+    """A flight's versions: when, what happened, who said so, and what it changed."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("version", "happened", "what", "by", "changed"):
+        grid.add_column(name, no_wrap=name in ("version", "happened"))
+    for version in versions:
+        if version.version == 1:
+            changed = f"{len(version.differences)} fields"
+        else:
+            changed = "\n".join(difference_text(found) for found in version.differences)
+        local = version.occurred_at.astimezone(NEW_YORK)
+        grid.add_row(
+            str(version.version),
+            f"{local:%Y-%m-%d %H:%M}",
+            happening_text(version),
+            escape(provenance_text(version.provenance)),
+            escape(changed),
+        )
+    return grid
+
+
+def explanation(found: Explanation) -> RenderableType:
+    """An explanation, line by line."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in explanation_lines(found):
+        grid.add_row(name, escape(value))
+    return grid
+
+
+def delays(rows: Sequence[tuple[Any, ...]]) -> RenderableType:
+    """Delay by carrier with a bar; rows are (carrier, delay in minutes, flights)."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("carrier")
+    grid.add_column("flights", justify="right")
+    grid.add_column("mean delay", justify="right")
+    grid.add_column("")
+    largest = max((float(delay) for _, delay, _ in rows if delay is not None), default=1.0)
+    for carrier, delay, flights in rows:
+        minutes = Decimal(0) if delay is None else delay
+        bar = "█" * round(24 * max(0.0, float(minutes)) / max(largest, 1.0))
+        colour = "red" if minutes > 15 else "yellow" if minutes > 5 else "green"
+        grid.add_row(
+            f"{carrier} {airline_name(carrier)}",
+            f"{flights:,}",
+            f"{minutes:.1f} min",
+            f"[{colour}]{bar}[/]",
+        )
+    return grid
+
+
+def heading(console: Console, text: str, command: str | None = None) -> None:
+    """A question and the command that asks it."""
+    console.print()
+    console.rule(f"[bold]{text}[/]", align="left", style="dim")
+    if command is not None:
+        console.print(f"[dim]$[/] [cyan]{escape(command)}[/]", highlight=False)
+
+
+def airport_name(code: str) -> str:
+    """Name of an airport, or its code."""
+    return _names("airports.csv", "faa").get(code, code)
+
+
+def airline_name(code: str) -> str:
+    """Name of an airline, or its code."""
+    return _names("airlines.csv", "carrier").get(code, code)
+
+
+@cache
+def _names(file: str, key: str) -> dict[str, str]:
+    with data_file(file).open(newline="", encoding="utf-8") as lines:
+        return {row[key]: row["name"] for row in csv.DictReader(lines)}
+
+
+def _minutes(delay: int | None) -> str:
+    return "" if delay is None else f"{delay:+d}"

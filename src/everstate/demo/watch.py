@@ -1,0 +1,190 @@
+"""How far the demonstration has come: in the store, in the log, in the views, in the lake."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import psutil
+import psycopg
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from everstate.config import Config
+from everstate.demo.play import NEW_YORK
+
+_PLAIN_EVERY_S = 5.0
+_RATE_OVER_S = 3.0
+_MEMORY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counts of changes at one moment; ``at`` is a monotonic clock's seconds."""
+
+    at: float
+    written: int
+    published: int
+    applied: int
+    archived: int
+    lag_seconds: float
+    """Age of the oldest change in the log that the views do not show yet."""
+    clock: datetime | None
+
+
+@dataclass
+class Course:
+    """The samples of one run, and what they say."""
+
+    total: int
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, sample: Sample) -> None:
+        """Take one more sample."""
+        self.samples.append(sample)
+
+    def rate(self, name: str) -> float:
+        """Changes a second over the last seconds."""
+        newest = self.samples[-1]
+        oldest = next(s for s in self.samples if newest.at - s.at <= _RATE_OVER_S)
+        if newest.at == oldest.at:
+            return 0.0
+        return float(getattr(newest, name) - getattr(oldest, name)) / (newest.at - oldest.at)
+
+    def overall_rate(self) -> float:
+        """Changes a second from the first one written to the last one shown by the views."""
+        began = next((s for s in self.samples if s.written), None)
+        if began is None:
+            return 0.0
+        ended = next((s for s in self.samples if s.applied >= self.total), self.samples[-1])
+        return ended.applied / max(ended.at - began.at, 1e-3)
+
+    def median_lag_s(self) -> float:
+        """Median lag in seconds over the samples taken while changes came in."""
+        lags = [s.lag_seconds for s in self.samples if 0 < s.applied < self.total]
+        return statistics.median(lags) if lags else 0.0
+
+
+class Display:
+    """Shows a course: a table that is drawn again on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, course: Course) -> None:
+        self._console, self._course = console, course
+        self._live: Live | None = None
+        self._told = 0.0
+        if console.is_terminal:
+            self._live = Live(console=console, auto_refresh=False, transient=False)
+            self._live.start()
+
+    def update(self) -> None:
+        """Draw the newest sample."""
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif time.monotonic() - self._told >= _PLAIN_EVERY_S:
+            self.tell()
+
+    def close(self) -> None:
+        """Leave the last picture standing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        else:
+            self.tell()
+
+    def tell(self) -> None:
+        """One plain line."""
+        self._told = time.monotonic()
+        if not self._course.samples:
+            return
+        now, course = self._course.samples[-1], self._course
+        self._console.print(
+            f"{_clock(now.clock)}  of {course.total:,} changes: store {now.written:,}, log "
+            f"{now.published:,}, views {now.applied:,} ({course.rate('applied'):,.0f}/s, "
+            f"{now.lag_seconds:.1f} s behind), archive {now.archived:,}",
+            highlight=False,
+        )
+
+    def _table(self) -> RenderableType:
+        now, course = self._course.samples[-1], self._course
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(width=24)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(style="dim", no_wrap=True)
+        behind = f"{now.lag_seconds:.1f} s behind" if now.lag_seconds else "up to date"
+        notes = {
+            "written": ("source of truth", ""),
+            "published": ("in the log", ""),
+            "applied": ("in the views", behind),
+            "archived": ("in the archive", ""),
+        }
+        for name, (title, note) in notes.items():
+            count = getattr(now, name)
+            bar = ProgressBar(total=max(course.total, 1), completed=count, width=24)
+            grid.add_row(title, f"{count:,}", bar, f"{course.rate(name):,.0f}/s", note)
+        grid.add_row("[bold]airport clock[/]", "", f"[bold yellow]{_clock(now.clock)}[/]")
+        return grid
+
+
+class Memory:
+    """Peak memory of processes and their descendants: pages they share are counted once.
+
+    Where the kernel does not tell shared pages apart, the resident size is taken.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._next = 0.0
+
+    def sample(self, pids: Iterable[int]) -> None:
+        """Measure now, at most once a second."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _MEMORY_EVERY_S
+        self.peak_bytes = max(self.peak_bytes, sum(map(_bytes, _families(pids))))
+
+
+def _families(pids: Iterable[int]) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            found |= {process, *process.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _bytes(process: psutil.Process) -> int:
+    try:
+        info = process.memory_full_info()
+        return int(getattr(info, "pss", info.rss))
+    except psutil.AccessDenied:
+        try:
+            return int(process.memory_info().rss)
+        except psutil.Error:
+            return 0
+    except psutil.Error:
+        return 0
+
+
+class Watcher:
+    """Counts what has arrived where; one connection to the database, closed at the end."""
+
+    def __init__(self, config: Config) -> None:
+        self._schema = config.views.schema_name
+        self._connection = psycopg.connect(config.store_dsn, autocommit=True)
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._connection.close()
+
+
+def _clock(moment: datetime | None) -> str:
+    return "–" if moment is None else f"{moment.astimezone(NEW_YORK):%a %Y-%m-%d %H:%M}"

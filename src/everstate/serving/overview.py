@@ -1,0 +1,119 @@
+"""How the views stand: rows, position, lag, proof."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg import sql
+
+from everstate.config import Config
+from everstate.errors import Unavailable
+from everstate.log.lag import LagRow, Position, lag
+from everstate.log.topics import TopicNames
+from everstate.serving.answers import ViewRow
+from everstate.serving.connection import ReadConnection
+
+if TYPE_CHECKING:
+    from everstate.views.project import Project
+
+
+class _Place(NamedTuple):
+    """One position row of a view group."""
+
+    view_group: str
+    entity: str
+    generation: int
+    partition: int
+    next_offset: int
+    updated_at: datetime
+
+
+def views(config: Config, connection: ReadConnection, project: Project) -> list[ViewRow]:
+    """One row a view, those of an entity type together.
+
+    Rows are counted exactly. Lag is ``None`` while the log does not answer. Cost: a count of each
+    view, and one request to the log.
+    """
+    schema = config.views.schema_name
+    places = [_Place(*row) for row in connection.rows(_positions(schema))]
+    behind = _lags(config, places)
+    found = []
+    for name, entity, group, status, reason, verified_at, verified in connection.rows(
+        _views(schema)
+    ):
+        mine = [place for place in places if place.view_group == group]
+        lags = behind.get(group, []) if behind is not None else None
+        found.append(
+            ViewRow(
+                name=name,
+                kind=_kind(name, entity, project),
+                entity=entity,
+                view_group=group,
+                rows=_count(connection, schema, name),
+                position={f"{p.generation}/{p.partition}": p.next_offset for p in mine},
+                lag_changes=None if lags is None else sum(row.lag_changes for row in lags),
+                lag_seconds=None
+                if lags is None
+                else max((row.lag_seconds for row in lags), default=0.0),
+                updated_at=max((place.updated_at for place in mine), default=None),
+                verified_at=verified_at,
+                verified=verified,
+                status=status,
+                reason=reason,
+            )
+        )
+    return found
+
+
+def _lags(config: Config, places: Iterable[_Place]) -> dict[str, list[LagRow]] | None:
+    names = TopicNames(config.log.prefix)
+    positions = [
+        Position(p.view_group, names.changes(p.entity, p.generation), p.partition, p.next_offset)
+        for p in places
+    ]
+    try:
+        rows = lag(config, positions)
+    except Unavailable:
+        return None
+    by_group: dict[str, list[LagRow]] = defaultdict(list)
+    for row in rows:
+        by_group[row.view_group].append(row)
+    return by_group
+
+
+def _kind(name: str, entity: str, project: Project) -> str:
+    if name in (f"{entity}_latest", f"{entity}_history"):
+        return name.removeprefix(f"{entity}_")
+    plan = project.views.get(name)
+    return "unknown" if plan is None else plan.kind
+
+
+def _count(connection: ReadConnection, schema: str, name: str) -> int:
+    query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(schema, name))
+    row = connection.row(query)
+    return int(row[0]) if row is not None else 0
+
+
+def _positions(schema: str) -> sql.Composed:
+    return sql.SQL(
+        "SELECT view_group, entity, generation, partition, next_offset, updated_at FROM {} "
+        "ORDER BY view_group, generation, partition"
+    ).format(sql.Identifier(schema, "position"))
+
+
+def _views(schema: str) -> sql.Composed:
+    return sql.SQL(
+        "SELECT name, entity, view_group, status, reason, verified_at, verified FROM {} "
+        "ORDER BY entity, name"
+    ).format(sql.Identifier(schema, "view"))
+
+
+def rows_of(
+    connection: ReadConnection, schema: str, name: str, limit: int | None
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Column names and rows of a view, ordered by its columns from the left."""
+    query = sql.SQL("SELECT * FROM {} ORDER BY 1, 2 LIMIT %s").format(sql.Identifier(schema, name))
+    return connection.table(query, (limit,))

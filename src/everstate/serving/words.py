@@ -1,0 +1,100 @@
+"""Answers in words, as the command line and the demonstration show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, tzinfo
+from typing import Any
+
+import msgspec
+
+from everstate.serving.answers import Explanation, Version
+from everstate.serving.differences import ABSENT, Difference
+
+_NONE = "–"
+
+
+def value_text(value: Any) -> str:
+    """One value as people read it; objects and lists as JSON."""
+    if value is ABSENT or value is None:
+        return _NONE
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def difference_text(difference: Difference) -> str:
+    """One difference: `status: scheduled → departed`."""
+    before, after = value_text(difference.before), value_text(difference.after)
+    return f"{difference.path}: {before} → {after}"
+
+
+def moment_text(moment: datetime, zone: tzinfo | None = None) -> str:
+    """A time to the second, in ``zone`` or in its own offset."""
+    shown = moment.astimezone(zone) if zone is not None else moment
+    return shown.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
+
+
+def provenance_text(provenance: Mapping[str, Any]) -> str:
+    """Who made a change: service, version of its API and identifier, then what else is known."""
+    known = [
+        provenance.get("serviceName"),
+        provenance.get("apiVersion"),
+        provenance.get("identifier"),
+    ]
+    for field in ("actor", "reason"):
+        if provenance.get(field) is not None:
+            known.append(f"{field} {provenance[field]}")
+    return " ".join(str(part) for part in known if part is not None)
+
+
+def happening_text(version: Version) -> str:
+    """What a version did: the name of its event, else its kind."""
+    if version.event is not None and version.event.get("type"):
+        return str(version.event["type"])
+    return version.kind
+
+
+def difference_record(difference: Difference) -> dict[str, Any]:
+    """A difference for JSON: `op` add, remove or replace, as in RFC 6902, with both values."""
+    record: dict[str, Any] = {"path": difference.path}
+    if difference.before is ABSENT:
+        return {"op": "add", **record, "after": difference.after}
+    if difference.after is ABSENT:
+        return {"op": "remove", **record, "before": difference.before}
+    return {"op": "replace", **record, "before": difference.before, "after": difference.after}
+
+
+def explanation_lines(explanation: Explanation) -> list[tuple[str, str]]:
+    """An explanation as pairs of what and which."""
+    version = explanation.version
+    place = version.place
+    source = version.transaction
+    archived = explanation.archived
+    lines = [
+        ("entity", f"{version.entity} {version.key}, version {version.version}"),
+        ("what", happening_text(version)),
+        ("change", str(version.change_id)),
+        ("by", provenance_text(version.provenance)),
+        ("happened", moment_text(version.occurred_at)),
+        ("recorded", moment_text(version.recorded_at)),
+        (
+            "log",
+            f"{explanation.topic} partition {place.partition} offset {place.offset:,}",
+        ),
+        (
+            "transaction",
+            f"{source['id']}, change {source['index']} of {source['count']}" if source else _NONE,
+        ),
+    ]
+    if archived is None:
+        lines.append(("archive", "not yet; it trails the log by archive.trigger_s"))
+    else:
+        lines.append(("archive", f"{archived.file} (commit {archived.commit})"))
+    for group in explanation.applied_by:
+        views = ", ".join(group.views)
+        state = "applied" if group.applied else f"not yet, at offset {group.position:,}"
+        lines.append((f"views of {group.view_group}", f"{views}: {state}"))
+    return lines
