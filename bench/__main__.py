@@ -1,0 +1,62 @@
+"""``python -m bench [NAMES] [--quick] [--repeat 3] [--json PATH]``, from the project's root."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.report import Result, machine, table, write
+from bench.session import Session
+from everstate.config import load
+from everstate.local import Stack
+
+BENCHES = ("publish", "ingest", "archive", "keep", "freshness", "rebuild", "lookup", "growth")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the named benches (all of them when none is named); 1 when a reach is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--quick", action="store_true", help="a twenty-fifth of the changes")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each figure (3)")
+    parser.add_argument("--json", type=Path, help="where to write (bench/results.json if full)")
+    chosen = parser.parse_args(argv)
+    names = tuple(chosen.names) or BENCHES
+    for name in names:
+        if name not in BENCHES:
+            parser.error(f"no bench {name!r}; there are {', '.join(BENCHES)}")
+    console = Console(stderr=True)
+    results: list[Result] = []
+    whole = names == BENCHES and not chosen.quick
+    json_path = chosen.json or (Path("bench/results.json") if whole else None)
+    about = machine()
+    with tempfile.TemporaryDirectory(prefix="everstate-bench-") as folder:
+        # Spark may hold all cores, and what it keeps stays small against this heap.
+        config = load(folder, pipeline={"driver_memory": "4g"}, local={"kafka_heap_mb": 1024})
+        with Stack(config) as stack:
+            session = Session(stack.connect(), chosen.repeat, chosen.quick, console, _real_files())
+            try:
+                for name in names:
+                    session.say(f"[bold]{name}[/bold]")
+                    results += importlib.import_module(f"bench.{name}").run(session)
+                    if json_path is not None:
+                        write(results, json_path, about)
+            finally:
+                session.close()
+    print(table(results, about))
+    return 0 if all(row.holds for row in results) else 1
+
+
+def _real_files() -> Path | None:
+    named = os.environ.get("EVERSTATE_BENCH_DATA")
+    return Path(named) if named else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Results: a figure, the floor beside it, and whether it reaches what was promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+_PACKAGES = ("pyspark", "confluent-kafka", "psycopg", "pyarrow", "pydantic", "msgspec")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Bounds that a result is held to; ``None`` is no bound."""
+
+    ratio_min: float | None = None
+    ratio_max: float | None = None
+    value_min: float | None = None
+    value_max: float | None = None
+
+    def __str__(self) -> str:
+        bounds = (
+            ("ratio", "≥", self.ratio_min),
+            ("ratio", "≤", self.ratio_max),
+            ("value", "≥", self.value_min),
+            ("value", "≤", self.value_max),
+        )
+        return " and ".join(f"{n} {s} {figure(b)}" for n, s, b in bounds if b is not None)
+
+    def holds(self, value: float, ratio: float | None) -> bool:
+        """Whether a result is within all bounds; a bound on a missing ratio does not hold."""
+        for measured, lowest, highest in (
+            (value, self.value_min, self.value_max),
+            (ratio, self.ratio_min, self.ratio_max),
+        ):
+            if lowest is not None and (measured is None or measured < lowest):
+                return False
+            if highest is not None and (measured is None or measured > highest):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row: ``value`` and ``floor`` are medians, ``ratio`` the median of the runs' ratios."""
+
+    bench: str
+    metric: str
+    value: float
+    unit: str
+    floor: float | None
+    ratio: float | None
+    reach: str
+    holds: bool
+    spread: tuple[float, float]
+    """Lowest and highest value of the runs."""
+    runs: int
+    floor_is: str
+
+
+def result(
+    bench: str,
+    metric: str,
+    unit: str,
+    values: Sequence[float],
+    *,
+    floors: Sequence[float] | None = None,
+    floor_is: str = "",
+    reach: Reach | None = None,
+) -> Result:
+    """Medians of the runs; ``floors[i]`` was measured right beside ``values[i]``."""
+    bounds = reach or Reach()
+    value = median(values)
+    floor = ratio = None
+    if floors is not None:
+        floor = median(floors)
+        ratio = median(v / f for v, f in zip(values, floors, strict=True))
+    spread = (min(values), max(values))
+    holds = bounds.holds(value, ratio)
+    return Result(
+        bench, metric, value, unit, floor, ratio, str(bounds), holds, spread, len(values), floor_is
+    )
+
+
+def figure(value: float | None) -> str:
+    """A number as people read it: three digits, thousands apart."""
+    if value is None:
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def machine() -> str:
+    """The machine in one line: processor, cores, memory, system and versions."""
+    memory = psutil.virtual_memory().total / 2**30
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} "
+        f"{platform.release()}, Python {platform.python_version()}, {packages}"
+    )
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def table(results: Sequence[Result], about: str) -> str:
+    """The results as a Markdown page."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "Each figure beside its floor, measured alternately in the same run (`make bench`): median",
+        "of the runs, lowest and highest in brackets. The ratio is the median of the runs' ratios.",
+        "",
+        f"Machine: {about}.",
+        "",
+        "| bench | metric | figure | floor | ratio | reach | holds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in results:
+        low, high = row.spread
+        floor = f"{figure(row.floor)} ({row.floor_is})" if row.floor is not None else "–"
+        holds = ("yes" if row.holds else "**no**") if row.reach else "–"
+        lines.append(
+            f"| {row.bench} | {row.metric} | {figure(row.value)} {row.unit} "
+            f"[{figure(low)} – {figure(high)}, {row.runs} runs] | {floor} | {figure(row.ratio)} "
+            f"| {row.reach or '–'} | {holds} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def write(results: Sequence[Result], json_path: Path, about: str) -> None:
+    """Write the results as JSON and, beside it, as ``RESULTS.md``."""
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(row) for row in results]
+    json_path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    json_path.with_name("RESULTS.md").write_text(table(results, about), "utf-8")
