@@ -257,6 +257,21 @@ def test_a_refused_record_takes_its_whole_batch_back_and_holds_nobody_up(
     assert values(log_config, topic) == [b"a", b"b"]
 
 
+def test_c2_changes_state_and_progress_are_visible_together_or_not_at_all(
+    log_config: Config, topic: str
+) -> None:
+    state = topic.replace(".changes.", ".state.")
+    whole = [OutRecord(topic, b"k", b"1"), OutRecord(state, b"k", b"1")]
+    torn = [OutRecord(topic, b"k", b"2"), OutRecord(state, b"k", b"x" * 2_097_152)]
+    with OncePublisher(log_config, "relay") as publisher:
+        publisher.publish(1, whole, b"1")
+        with pytest.raises(RecordRefused):
+            publisher.publish(2, torn, b"2")
+    assert values(log_config, topic) == values(log_config, state) == [b"1"]
+    with OncePublisher(log_config, "relay") as publisher:
+        assert publisher.open() == Progress(1, b"1")
+
+
 def test_a_batch_that_fails_in_the_making_is_taken_back(log_config: Config, topic: str) -> None:
     def torn() -> Iterator[OutRecord]:
         yield OutRecord(topic, b"k", b"torn")

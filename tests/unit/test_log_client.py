@@ -18,6 +18,7 @@ from everstate.log.client import (
     spark_options,
 )
 from everstate.log.outcome import translate
+from everstate.log.positions import OpenTransactions
 from everstate.log.topics import TopicNames
 
 
@@ -115,3 +116,12 @@ def test_a_broker_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
         patch.setattr(topics, "ADMIN_TIMEOUT_S", 0.3)
         with topics.Topics(config) as admin, pytest.raises(Unavailable, match="does not answer"):
             admin.ensure(["order"])
+
+
+def test_c5_a_transaction_that_hangs_is_timed_until_the_stable_end_moves() -> None:
+    watch = OpenTransactions()
+    a, b = ("t", 0), ("t", 1)
+    assert watch.observe({a: 5, b: 2}, {a: 9, b: 2}, 100.0) == {a: 0.0}
+    assert watch.observe({a: 5, b: 2}, {a: 20, b: 2}, 160.0) == {a: 60.0}
+    assert watch.observe({a: 12, b: 2}, {a: 20, b: 3}, 170.0) == {a: 0.0, b: 0.0}
+    assert watch.observe({a: 20, b: 3}, {a: 20, b: 3}, 180.0) == {}

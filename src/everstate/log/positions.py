@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from everstate.config import Config
+from everstate.errors import Unavailable
 from everstate.log.client import ADMIN_TIMEOUT_S, admin_settings
-from everstate.log.outcome import translated
-from everstate.log.topics import partition_count
+from everstate.log.outcome import translate, translated
 
 Ends = dict[tuple[str, int], int]
 
@@ -84,6 +85,17 @@ class Offsets:
         }
         if not request:
             return {}
+        deadline = time.monotonic() + ADMIN_TIMEOUT_S
+        while True:
+            try:
+                return self._ask(request, isolation)
+            except Unavailable:
+                # A leader is elsewhere for a moment when a broker restarts or a topic is new.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def _ask(self, request: dict[TopicPartition, Any], isolation: IsolationLevel) -> Ends:
         futures = self._admin.list_offsets(
             request, isolation_level=isolation, request_timeout=ADMIN_TIMEOUT_S
         )
@@ -97,3 +109,36 @@ class Offsets:
         if topic not in self._partitions:
             self._partitions[topic] = partition_count(self._admin, topic)
         return self._partitions[topic]
+
+
+class OpenTransactions:
+    """Tells for how long open transactions have held the stable end back (C5).
+
+    A transaction that hangs (its writer was killed and not restarted) stops every reader until
+    the broker's time-out; who calls this regularly can say so.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], tuple[int, float]] = {}
+
+    def observe(self, stable: Ends, high: Ends, now_s: float) -> dict[tuple[str, int], float]:
+        """Seconds since the stable end was first seen where it is, for partitions held back.
+
+        ``stable`` must be asked before ``high``; ``now_s`` is a monotonic time.
+        """
+        since = {}
+        for place, end in stable.items():
+            if end < high[place]:
+                known = self._held.get(place)
+                since[place] = known if known and known[0] == end else (end, now_s)
+        self._held = since
+        return {place: now_s - seen_s for place, (_, seen_s) in since.items()}
+
+
+def partition_count(admin: AdminClient, topic: str) -> int:
+    """Number of partitions of a topic; raises LogError when there is none of that name."""
+    with translated(f"describing topic {topic}"):
+        described = admin.list_topics(topic, timeout=ADMIN_TIMEOUT_S).topics[topic]
+    if described.error is not None:
+        raise translate(described.error, f"describing topic {topic}")
+    return len(described.partitions)

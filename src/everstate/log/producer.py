@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import confluent_kafka
@@ -24,6 +25,7 @@ from everstate.log.record import Header, OutRecord
 
 _POLL_EVERY: Final = 1_000
 _STEP_S: Final = 0.5
+_Failure = tuple[KafkaError, str, bytes | None]
 
 
 class Producer:
@@ -42,12 +44,13 @@ class Producer:
         transactional_id: str | None = None,
         client_id: str = "everstate-producer",
     ) -> None:
+        self._failures: list[_Failure] = []
+        # No reference to self: a dropped producer must go at once, not when garbage is collected.
         self._settings: dict[str, Any] = {
             **producer_settings(config, client_id, transactional_id=transactional_id),
-            "on_delivery": self._on_delivery,
+            "on_delivery": partial(_collect, self._failures),
         }
         self._limit = int(self._settings["message.max.bytes"])
-        self._failures: list[tuple[KafkaError, str, bytes | None]] = []
         self._unpolled = 0
         self._connect()
 
@@ -195,10 +198,6 @@ class Producer:
         self._client = confluent_kafka.Producer(self._settings)
         self._produce = self._client.produce
 
-    def _on_delivery(self, error: KafkaError, message: Message) -> None:
-        if error.code() not in CONSEQUENCES or not self._failures:
-            self._failures.append((error, str(message.topic()), message.key()))
-
     def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
         """Run the client's callbacks; raise what they brought."""
         try:
@@ -288,3 +287,8 @@ class Producer:
 
 def _text(key: bytes | None) -> str | None:
     return None if key is None else key.decode(errors="replace")
+
+
+def _collect(failures: list[_Failure], error: KafkaError, message: Message) -> None:
+    if error.code() not in CONSEQUENCES or not failures:
+        failures.append((error, str(message.topic()), message.key()))

@@ -25,7 +25,8 @@ from everstate.log.client import (
     changelog_bytes_max,
     dead_bytes_max,
 )
-from everstate.log.outcome import translate, translated
+from everstate.log.outcome import translated
+from everstate.log.positions import Offsets, partition_count
 
 _HOUR_MS = 3_600_000
 _SIZE = "max.message.bytes"
@@ -277,24 +278,21 @@ class Topics:
                 # Two processes may ensure the same topics at once; the other one was first.
                 if not _is(error, KafkaError.TOPIC_ALREADY_EXISTS):
                     raise
-        self._wait_for_leaders([topic.name for topic in topics])
+        self._wait_until_served([topic.name for topic in topics])
 
-    def _wait_for_leaders(self, names: Sequence[str]) -> None:
+    def _wait_until_served(self, names: Sequence[str]) -> None:
+        """Return when every partition answers; the controller makes topics before brokers do."""
         deadline = time.monotonic() + ADMIN_TIMEOUT_S
-        missing = set(names)
-        while missing:
-            with translated("waiting for new topics"):
-                listed = self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
-            ready = {
-                name
-                for name, topic in listed.items()
-                if topic.partitions and all(p.leader >= 0 for p in topic.partitions.values())
-            }
-            missing -= ready
-            if missing and time.monotonic() > deadline:
-                raise Unavailable(f"topics without a leader: {', '.join(sorted(missing))}.")
-            if missing:
-                time.sleep(0.02)
+        with Offsets(self._config) as offsets:
+            while True:
+                try:
+                    offsets.beginnings(names)
+                except LogError as error:
+                    if time.monotonic() > deadline:
+                        raise Unavailable(f"new topics are not served: {error.message}") from error
+                    time.sleep(0.02)
+                else:
+                    return
 
     def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -323,15 +321,6 @@ class Topics:
                 elif value != wanted and setting != _SIZE:
                     differences.append(TopicDifference(topic.name, setting, wanted, value))
         return tuple(differences)
-
-
-def partition_count(admin: AdminClient, topic: str) -> int:
-    """Number of partitions of a topic; raises LogError when there is none of that name."""
-    with translated(f"describing topic {topic}"):
-        described = admin.list_topics(topic, timeout=ADMIN_TIMEOUT_S).topics[topic]
-    if described.error is not None:
-        raise translate(described.error, f"describing topic {topic}")
-    return len(described.partitions)
 
 
 def _is(error: LogError, code: int) -> bool:
