@@ -1,0 +1,241 @@
+"""What the table's own log says: which offsets each commit holds, and so where the archive is.
+
+The position is never kept anywhere else; there is no checkpoint to lose (C25).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
+
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from everstate.archive.layout import app_id, archive_errors, table_path
+from everstate.config import Config
+from everstate.errors import ArchiveError
+
+_NOTE: Final = "everstate"
+
+Position: TypeAlias = dict[int, dict[int, int]]
+"""generation → partition → next offset, exclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRange:
+    """Offsets ``[start, end)`` of one partition that one commit holds."""
+
+    generation: int
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitNote:
+    """What we write into a commit's user metadata."""
+
+    entity: str
+    epoch: int
+    """Number of the append; dense from 0, the table's transaction version too."""
+    writer: str
+    """Which process wrote it, so that a second one sees that it lost."""
+    ranges: tuple[CommittedRange, ...]
+    positions: Position
+    topics: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """generation → cluster id and topic id that the positions belong to (C8)."""
+
+    def to_json(self) -> str:
+        """The user metadata of the commit."""
+        return json.dumps(
+            {
+                _NOTE: {
+                    "entity": self.entity,
+                    "epoch": self.epoch,
+                    "writer": self.writer,
+                    "ranges": [
+                        {
+                            "generation": r.generation,
+                            "partition": r.partition,
+                            "start": r.start,
+                            "end": r.end,
+                        }
+                        for r in self.ranges
+                    ],
+                    "positions": self.positions,
+                    "topics": {generation: list(ids) for generation, ids in self.topics.items()},
+                }
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str | None) -> CommitNote | None:
+        """Read user metadata; ``None`` when the commit moves no position (or is not ours)."""
+        try:
+            note = json.loads(text or "{}").get(_NOTE)
+        except (ValueError, AttributeError):
+            return None
+        if not isinstance(note, dict) or "ranges" not in note:
+            return None
+        return cls(
+            entity=note["entity"],
+            epoch=note["epoch"],
+            writer=note["writer"],
+            ranges=tuple(CommittedRange(**entry) for entry in note["ranges"]),
+            positions={
+                int(generation): {int(partition): offset for partition, offset in offsets.items()}
+                for generation, offsets in note["positions"].items()
+            },
+            topics={int(g): (ids[0], ids[1]) for g, ids in note["topics"].items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A data file that a commit added, by its statistics."""
+
+    path: str
+    bytes: int
+    rows: int
+    unreadable: int
+    partition: int | None
+    """Source partition of the first row; an append writes one file a partition."""
+    offset_min: int | None
+    offset_max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One version of the table."""
+
+    version: int
+    committed_at: datetime
+    operation: str
+    user_metadata: str | None
+    added: tuple[AddedFile, ...]
+    removed_files: int
+
+    @property
+    def note(self) -> CommitNote | None:
+        """What it says about positions; ``None`` for compaction and foreign commits."""
+        return CommitNote.from_json(self.user_metadata)
+
+
+class ArchiveLog:
+    """Reads the commits of one entity type's table."""
+
+    def __init__(self, config: Config, entity: str) -> None:
+        self.entity = entity
+        self.path = table_path(config, entity)
+
+    def exists(self) -> bool:
+        """Whether the table was ever written."""
+        with archive_errors(f"looking for the archive of {self.entity}"):
+            return bool(DeltaTable.is_deltatable(self.path))
+
+    def version(self) -> int:
+        """Number of the table's newest commit."""
+        return int(self._table().version())
+
+    def epoch(self) -> int | None:
+        """Number of the newest append, from the table's transaction version."""
+        version = self._table().transaction_version(app_id(self.entity))
+        return None if version is None else int(version)
+
+    def last(self) -> Commit | None:
+        """The newest commit that moved the position; ``None`` before the first.
+
+        Commits in between (compaction, other programs) are passed over. Raises ArchiveError when
+        the table has data, and the log no longer has the commit that says where it is: the
+        archive never guesses a position. Cost: a listing and a small file or two.
+        """
+        if not self.exists():
+            return None
+        table = self._table()
+        epoch = table.transaction_version(app_id(self.entity))
+        files = self._files()
+        for version in range(table.version(), -1, -1):
+            commit = self._read(files, version)
+            if commit is None:
+                break
+            note = commit.note
+            if note is not None:
+                if note.epoch != epoch:
+                    raise ArchiveError(
+                        f"archive of {self.entity}: commit {version} says epoch {note.epoch}, the "
+                        f"table's transaction says {epoch}.",
+                        advice="Restore the table to a version written by everstate.",
+                    )
+                return commit
+        raise ArchiveError(
+            f"archive of {self.entity}: no commit of the table's log says where it is.",
+            advice="The ledger beside it has the last position; restore the table from a copy.",
+        )
+
+    def commits(self, after: int = -1) -> Iterator[Commit]:
+        """Commits with a version above ``after`` that the log still has, oldest first."""
+        if not self.exists():
+            return
+        files = self._files()
+        newest = self.version()
+        found = []
+        for version in range(newest, after, -1):
+            if not self._has(files, version):
+                break
+            found.append(version)
+        for version in reversed(found):
+            commit = self._read(files, version)
+            assert commit is not None, "it was there a moment ago"
+            yield commit
+
+    def _table(self) -> DeltaTable:
+        with archive_errors(f"opening the archive of {self.entity}"):
+            return DeltaTable(self.path)
+
+    def _files(self) -> DeltaStorageHandler:
+        with archive_errors(f"opening the archive of {self.entity}"):
+            return DeltaStorageHandler(self.path)
+
+    def _has(self, files: DeltaStorageHandler, version: int) -> bool:
+        with archive_errors(f"reading the archive of {self.entity}"):
+            info = files.get_file_info([f"_delta_log/{version:020d}.json"])[0]
+            return bool(info.is_file)
+
+    def _read(self, files: DeltaStorageHandler, version: int) -> Commit | None:
+        with archive_errors(f"reading commit {version} of the archive of {self.entity}"):
+            try:
+                text = files.open_input_file(f"_delta_log/{version:020d}.json").read()
+            except FileNotFoundError:
+                return None
+        return _parse(version, bytes(text))
+
+
+def _parse(version: int, text: bytes) -> Commit:
+    actions = [json.loads(line) for line in text.splitlines() if line.strip()]
+    info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+    return Commit(
+        version=version,
+        committed_at=datetime.fromtimestamp(info.get("timestamp", 0) / 1000, UTC),
+        operation=str(info.get("operation", "")),
+        user_metadata=info.get("userMetadata"),
+        added=tuple(_added(action["add"]) for action in actions if "add" in action),
+        removed_files=sum("remove" in action for action in actions),
+    )
+
+
+def _added(action: Mapping[str, Any]) -> AddedFile:
+    stats = json.loads(action.get("stats") or "{}")
+    low, high = stats.get("minValues", {}), stats.get("maxValues", {})
+    return AddedFile(
+        path=action["path"],
+        bytes=action["size"],
+        rows=stats.get("numRecords", 0),
+        unreadable=stats.get("nullCount", {}).get("recorded_at", 0),
+        partition=low.get("partition"),
+        offset_min=low.get("offset"),
+        offset_max=high.get("offset"),
+    )

@@ -1,0 +1,60 @@
+"""Where an archive is, and the promises of its table that other programs may rely on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from everstate.config import Config
+from everstate.errors import ArchiveError, ArchiveFull
+
+INDEXED_COLUMNS: Final = ("partition", "offset", "key", "recorded_at")
+"""First columns of the table; only these have statistics. ``recorded_at`` is null just where a
+record is unreadable, so a file's null count tells how many are, without reading it."""
+
+TABLE_PROPERTIES: Final = {
+    "delta.dataSkippingNumIndexedCols": str(len(INDEXED_COLUMNS)),
+    # Positions live in the commits; the ledger takes them over long before this.
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+
+
+def table_path(config: Config, entity: str) -> str:
+    """Folder or URL of an entity type's table."""
+    return f"{config.archive_path.rstrip('/')}/{entity}"
+
+
+def ledger_path(config: Config, entity: str) -> str:
+    """Folder or URL of the ledger of an entity type's archive."""
+    return f"{config.archive_path.rstrip('/')}/_ledger/{entity}"
+
+
+def app_id(entity: str) -> str:
+    """Constant writer id of the table's transactions: it fences a second writer (C25)."""
+    return f"everstate-archive-{entity}"
+
+
+@contextmanager
+def archive_errors(doing: str) -> Iterator[None]:
+    """Turn an error of the lake's reader in the block into one of ours."""
+    try:
+        yield
+    except TableNotFoundError as cause:
+        raise ArchiveError(
+            f"{doing}: there is no archive yet.", advice="Start one with `everstate run`."
+        ) from cause
+    except (DeltaError, OSError) as cause:
+        reason = _one_line(str(cause))
+        if "No space left on device" in reason:
+            raise ArchiveFull(f"{doing}: there is no room on the disk ({reason}).") from cause
+        raise ArchiveError(f"{doing}: {reason}") from cause
+
+
+def _one_line(text: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return re.sub(r"\s+", " ", plain).strip()[:300]

@@ -1,0 +1,139 @@
+"""The ledger: which offsets each commit brought, kept longer than the table's own log (C26)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from everstate.archive.commits import ArchiveLog, Commit, Position
+from everstate.archive.layout import archive_errors, ledger_path
+from everstate.config import Config
+
+_FILES_MAX: Final = 100
+
+_FIELDS: Final[list[pa.Field[Any]]] = [
+    pa.field("commit_version", pa.int64(), nullable=False),
+    pa.field("committed_at", pa.timestamp("us", tz="UTC"), nullable=False),
+    pa.field("epoch", pa.int64(), nullable=False),
+    pa.field("generation", pa.int32(), nullable=False),
+    pa.field("partition", pa.int32(), nullable=False),
+    pa.field("start", pa.int64(), nullable=False),
+    pa.field("end", pa.int64(), nullable=False),
+    pa.field("rows", pa.int64(), nullable=False),
+    pa.field("unreadable", pa.int64(), nullable=False),
+    pa.field("file", pa.string()),
+    pa.field("cluster_id", pa.string()),
+    pa.field("topic_id", pa.string()),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One range of one commit. ``start == end`` marks where the archive began."""
+
+    commit_version: int
+    committed_at: datetime
+    epoch: int
+    generation: int
+    partition: int
+    start: int
+    end: int
+    rows: int
+    """Records that were served in the range; fewer than its length where markers lie."""
+    unreadable: int
+    file: str | None
+    """File that the commit wrote; compaction moves its rows elsewhere."""
+    cluster_id: str | None
+    topic_id: str | None
+
+
+class Ledger:
+    """The ledger of one entity type's archive: a small lake table beside it.
+
+    Filled by :meth:`sync` from the commits' own metadata and statistics, so that a lost ledger is
+    filled again as long as the table's log has them. Two processes may fill it at once: rows are
+    the same, and :meth:`rows` gives each once.
+    """
+
+    def __init__(self, config: Config, entity: str) -> None:
+        self.entity = entity
+        self.path = ledger_path(config, entity)
+
+    def sync(self, log: ArchiveLog) -> int:
+        """Append the ranges of commits that are not in it yet; returns how many came."""
+        known = max((row.commit_version for row in self._stored()), default=-1)
+        rows = [row for commit in log.commits(after=known) for row in ledger_rows(commit)]
+        if rows:
+            with archive_errors(f"writing the ledger of {self.entity}"):
+                table = pa.Table.from_pylist(
+                    [asdict(row) for row in rows], schema=pa.schema(_FIELDS)
+                )
+                write_deltalake(self.path, table, mode="append")
+                stored = DeltaTable(self.path)
+                if len(stored.file_uris()) > _FILES_MAX:
+                    stored.optimize.compact()
+        return len(rows)
+
+    def rows(self) -> list[LedgerRow]:
+        """All ranges in commit order, each once."""
+        once = {(r.commit_version, r.generation, r.partition, r.start): r for r in self._stored()}
+        return [once[place] for place in sorted(once)]
+
+    def position(self) -> Position:
+        """Where the archive was at the last commit in the ledger."""
+        return position_of(self.rows())
+
+    def _stored(self) -> list[LedgerRow]:
+        with archive_errors(f"reading the ledger of {self.entity}"):
+            if not DeltaTable.is_deltatable(self.path):
+                return []
+            table = DeltaTable(self.path).to_pyarrow_table()
+        return [LedgerRow(**row) for row in table.to_pylist()]
+
+
+def position_of(rows: Iterable[LedgerRow]) -> Position:
+    """Highest end of each partition."""
+    position: Position = {}
+    for row in rows:
+        offsets = position.setdefault(row.generation, {})
+        offsets[row.partition] = max(row.end, offsets.get(row.partition, 0))
+    return position
+
+
+def ledger_rows(commit: Commit) -> list[LedgerRow]:
+    """A commit's ranges with the records that came in each, from the statistics of its files."""
+    note = commit.note
+    if note is None:
+        return []
+    rows = []
+    for span in note.ranges:
+        files = [
+            file
+            for file in commit.added
+            if file.partition == span.partition
+            and file.offset_min is not None
+            and span.start <= file.offset_min < span.end
+        ]
+        cluster_id, topic_id = note.topics.get(span.generation, (None, None))
+        rows.append(
+            LedgerRow(
+                commit_version=commit.version,
+                committed_at=commit.committed_at,
+                epoch=note.epoch,
+                generation=span.generation,
+                partition=span.partition,
+                start=span.start,
+                end=span.end,
+                rows=sum(file.rows for file in files),
+                unreadable=sum(file.unreadable for file in files),
+                file=files[0].path if files else None,
+                cluster_id=cluster_id,
+                topic_id=topic_id,
+            )
+        )
+    return rows
