@@ -1,0 +1,209 @@
+"""C1: neither the sequence nor the transaction id is the order of commits."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from everstate.config import Config
+from everstate.log.topics import Topics
+from everstate.sources.outbox import EntityStore, Relay
+from everstate.sources.outbox.database import Connection
+from everstate.sources.outbox.pending import Page, Pending
+from everstate.testing.log_checker import LogReport, check_log
+from everstate.testing.store_contract import CLERK, ORDER, Order
+
+HELD_OPEN_S = 10.0 if os.environ.get("EVERSTATE_FULL") else 2.0
+_COLUMNS = "id, xid::text, entity, key, bytes"
+
+
+@pytest.fixture
+def config(stack_config: Config, stack: object, database: str, topic_prefix: str) -> Config:
+    running = stack.config  # type: ignore[attr-defined]
+    config: Config = running.model_copy(
+        update={
+            "store": running.store.model_copy(update={"dsn": database, "relay_batch_rows": 50}),
+            "log": running.log.model_copy(update={"prefix": topic_prefix}),
+        }
+    )
+    with Topics(config) as topics:
+        topics.ensure([ORDER.name])
+    return config
+
+
+@pytest.fixture
+def store(config: Config) -> Iterator[EntityStore]:
+    with EntityStore(config, ORDER, connections_max=12) as store:
+        store.install()
+        yield store
+
+
+@pytest.fixture
+def relay(config: Config, store: EntityStore) -> Iterator[Relay]:
+    with Relay(config, [ORDER]) as relay:
+        yield relay
+
+
+def drain(relay: Relay) -> int:
+    total = 0
+    while moved := relay.step():
+        total += moved
+    return total
+
+
+def put(store: EntityStore, key: str, note: str, connection: Connection | None = None) -> None:
+    store.put(Order(order_id=key, note=note), provenance=CLERK, connection=connection)
+
+
+def play_c1(store: EntityStore, relay: Relay) -> None:
+    """T_b takes its xid on Z; T_c stays open; T_a commits K; T_b commits K's next version."""
+    for version in range(1, 5):
+        put(store, "K", f"{version}")
+    drain(relay)
+    with ExitStack() as c_stays:
+        with store.transaction() as t_b:
+            put(store, "Z", "by b", t_b)
+            t_c = c_stays.enter_context(store.transaction())
+            put(store, "Y", "by c", t_c)
+            with store.transaction() as t_a:
+                put(store, "K", "5, by a", t_a)
+            put(store, "K", "6, by b", t_b)
+        # T_c is still open: nothing of the others may wait for it.
+        assert drain(relay) == 3
+    put(store, "X", "after c")
+    drain(relay)
+
+
+def test_C1_the_schedule_that_breaks_xid_order_comes_out_in_version_order(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    play_c1(store, relay)
+    report = check_log(config, [ORDER.name])
+    assert report.problems == []
+    assert report.changes == 9
+
+
+def by_sequence(cursor: list[int]) -> Callable[[Connection, int], Page]:
+    """The planted defect: a relay that remembers the highest id it has seen."""
+
+    def read(connection: Connection, rows_max: int) -> Page:
+        query = f"SELECT {_COLUMNS} FROM everstate_store.outbox_pending WHERE id > %s ORDER BY id"
+        rows = [Pending._make(row) for row in connection.execute(query, [cursor[0]]).fetchall()]
+        cursor[0] = max([cursor[0], *(row.id for row in rows)])
+        return Page(rows, False, frozenset())
+
+    return read
+
+
+def by_xid8(connection: Connection, rows_max: int) -> Page:
+    """The planted defect: finished transactions below the oldest running one, by xid."""
+    query = (
+        f"SELECT {_COLUMNS} FROM everstate_store.outbox_pending"
+        " WHERE xid < pg_snapshot_xmin(pg_current_snapshot()) ORDER BY xid, id"
+    )
+    rows = [Pending._make(row) for row in connection.execute(query).fetchall()]
+    return Page(rows, False, frozenset())
+
+
+def report_of_defect(config: Config, store: EntityStore, relay: Relay) -> LogReport:
+    try:
+        play_c1(store, relay)
+    except AssertionError:  # the defect may also stall
+        drain(relay)
+    return check_log(config, [ORDER.name])
+
+
+def test_C1_the_checker_catches_an_outbox_ordered_by_sequence(
+    config: Config, store: EntityStore, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.outbox.relay.read_page", by_sequence([0]))
+    problems = report_of_defect(config, store, relay).problems
+    assert "order 'Y' version 1: missing" in problems
+
+
+def test_C1_the_checker_catches_an_outbox_ordered_by_xid8(
+    config: Config, store: EntityStore, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.outbox.relay.read_page", by_xid8)
+    problems = report_of_defect(config, store, relay).problems
+    overtaken = "order 'K' version 6: follows version 4"
+    # Any other open transaction of the server stalls such a relay altogether.
+    stalled = "order 'K' version 1: missing"
+    assert overtaken in problems or stalled in problems
+
+
+def test_a_prepared_transaction_left_over_stalls_nobody(
+    config: Config, store: EntityStore, relay: Relay, database: str
+) -> None:
+    gid = f"left-over-{config.log.prefix}"
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        put(store, "P", "prepared", connection)
+        connection.execute(f"PREPARE TRANSACTION '{gid}'")
+        try:
+            for version in range(20):
+                put(store, f"k{version % 3}", f"{version}")
+            assert drain(relay) == 20
+        finally:
+            connection.execute(f"COMMIT PREPARED '{gid}'")
+    assert drain(relay) == 1
+    assert check_log(config, [ORDER.name]).problems == []
+
+
+def test_a_transaction_in_another_database_stalls_nobody(
+    config: Config, store: EntityStore, relay: Relay, stack: object
+) -> None:
+    with psycopg.connect(stack.dsn) as other:  # type: ignore[attr-defined]
+        other.execute("SELECT pg_current_xact_id()")
+        put(store, "k", "1")
+        assert drain(relay) == 1
+
+
+def test_C1_long_and_short_transactions_interleaved_come_out_whole_and_in_order(
+    config: Config, store: EntityStore
+) -> None:
+    """Acceptance 5: one transaction is held open, others are long or short, pages are small."""
+    small = config.store.model_copy(update={"relay_batch_rows": 7, "relay_poll_ms": 1})
+    stop = threading.Event()
+
+    def hold() -> None:
+        with store.transaction() as connection:
+            put(store, "held", "1", connection)
+            time.sleep(HELD_OPEN_S)
+            put(store, "held-too", "1", connection)
+
+    def write(writer: int) -> None:
+        rng = random.Random(writer)
+        for turn in range(40):
+            with store.transaction() as connection:
+                # Sorted, so that the writers do not deadlock.
+                for number in sorted(rng.sample(range(12), rng.choice([1, 1, 2, 9]))):
+                    put(store, f"k{number:02}", f"{writer}/{turn}", connection)
+                    time.sleep(rng.choice([0, 0, 0.002]))
+                if rng.random() < 0.1:
+                    raise psycopg.Rollback
+
+    with Relay(config.model_copy(update={"store": small}), [ORDER]) as relay:
+        running = threading.Thread(target=relay.run, args=[stop])
+        running.start()
+        try:
+            with ThreadPoolExecutor(5) as pool:
+                holding = pool.submit(hold)
+                for writer in [pool.submit(write, number) for number in range(4)]:
+                    writer.result()
+                holding.result()
+        finally:
+            stop.set()
+            running.join()
+        drain(relay)
+    report = check_log(config, [ORDER.name])
+    assert report.problems == []
+    assert report.changes > 300

@@ -1,0 +1,324 @@
+"""The relay: each change once (C2, C3), a refused one blocks only itself (C4), graves (C7)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from everstate.changes import DomainEvent
+from everstate.config import Config
+from everstate.errors import ChangeTooLarge, Fenced, Unavailable
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.outbox import EntityStore, OutboxStatus, Relay, marks, read_status
+from everstate.testing.log_checker import check_log, read_topic
+from everstate.testing.store_contract import CLERK, ORDER, Order
+
+
+@pytest.fixture
+def config(stack: Any, database: str, topic_prefix: str) -> Config:
+    running: Config = stack.config
+    config = running.model_copy(
+        update={
+            "store": running.store.model_copy(update={"dsn": database}),
+            "log": running.log.model_copy(update={"prefix": topic_prefix}),
+        }
+    )
+    with Topics(config) as topics:
+        topics.ensure([ORDER.name])
+    return config
+
+
+@pytest.fixture
+def store(config: Config) -> Iterator[EntityStore]:
+    with EntityStore(config, ORDER) as store:
+        store.install()
+        yield store
+
+
+@pytest.fixture
+def relay(config: Config, store: EntityStore) -> Iterator[Relay]:
+    with Relay(config, [ORDER], retry_blocked_s=0.05) as relay:
+        yield relay
+
+
+def drain(relay: Relay) -> int:
+    total = 0
+    while moved := relay.step():
+        total += moved
+    return total
+
+
+def put(store: EntityStore, key: str, note: str = "", **more: Any) -> None:
+    store.put(Order(order_id=key, note=note), provenance=CLERK, **more)
+
+
+def status_of(config: Config) -> OutboxStatus:
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        return read_status(connection)
+
+
+def problems_of(config: Config, **more: Any) -> list[str]:
+    return check_log(config, [ORDER.name], **more).problems
+
+
+def test_a_message_is_the_committed_change_with_its_transaction_block(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    with store.transaction() as connection:
+        at = datetime.fromisoformat("2013-01-01T05:17:00-05:00")
+        opened = DomainEvent(type="Opened", data={"by": "web"})
+        put(store, "o-1", 'née "x" \\ \n', occurred_at=at, event=opened, connection=connection)
+        put(store, "o-2", connection=connection)
+    assert drain(relay) == 2
+    first, second = sorted(
+        read_topic(config, TopicNames(config.log.prefix).changes("order")), key=by_key
+    )
+    message = json.loads(first.value or b"")
+    assert message["occurredAt"] == "2013-01-01T05:17:00-05:00"
+    assert message["event"] == {"type": "Opened", "data": {"by": "web"}}
+    assert message["currentEntityState"]["note"] == 'née "x" \\ \n'
+    block = message["provenance"]["transaction"]
+    assert (block["index"], block["count"]) == (1, 2)
+    assert json.loads(second.value or b"")["provenance"]["transaction"]["id"] == block["id"]
+    assert dict(first.headers)["ce_type"] == b"Opened"
+    assert dict(first.headers)["ce_id"] == message["id"].encode()
+    assert problems_of(config) == []
+
+
+def by_key(record: Any) -> bytes:
+    key: bytes = record.key
+    return key
+
+
+def test_C7_a_delete_is_a_record_in_state_and_the_version_goes_on(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    put(store, "o-1")
+    store.delete("o-1", provenance=CLERK)
+    drain(relay)
+    grave = read_topic(config, TopicNames(config.log.prefix).state("order"))[-1]
+    message = json.loads(grave.value or b"")
+    assert (message["kind"], message["version"]) == ("deleted", 2)
+    put(store, "o-1", "again")
+    drain(relay)
+    reborn = read_topic(config, TopicNames(config.log.prefix).state("order"))[-1]
+    assert json.loads(reborn.value or b"")["version"] == 3
+    assert problems_of(config) == []
+
+
+def test_C3_a_batch_that_was_published_and_not_marked_is_not_sent_again(
+    config: Config, store: EntityStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> int:
+        raise psycopg.OperationalError("the server is gone")
+
+    put(store, "o-1", "a")
+    with Relay(config, [ORDER]) as killed, monkeypatch.context() as patch:
+        patch.setattr(marks, "mark", lost)
+        with pytest.raises(Unavailable):
+            killed.step()
+        put(store, "o-1", "b")
+        # The same process goes on by itself, too.
+        patch.undo()
+        assert drain(killed) == 1
+    with Relay(config, [ORDER]) as other, monkeypatch.context() as patch:
+        put(store, "o-1", "c")
+        patch.setattr(marks, "mark", lost)
+        with pytest.raises(Unavailable):
+            other.step()
+    with Relay(config, [ORDER]) as restarted:
+        put(store, "o-2")
+        assert drain(restarted) == 1
+    assert problems_of(config) == []
+    assert status_of(config).oldest_unpublished_s is None
+
+
+def test_C3_a_second_relay_fences_the_first(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    put(store, "o-1", "a")
+    assert relay.step() == 1
+    with Relay(config, [ORDER]) as second:
+        put(store, "o-1", "b")
+        assert second.step() == 1
+        put(store, "o-1", "c")
+        with pytest.raises(Fenced):
+            relay.step()
+        assert drain(second) == 1
+    assert problems_of(config) == []
+
+
+def test_the_memory_of_another_store_is_not_applied_to_this_one(
+    config: Config, store: EntityStore
+) -> None:
+    """The database is made anew under the same topics: its ids begin at 1 again."""
+    put(store, "o-1")
+    with Relay(config, [ORDER]) as relay:
+        drain(relay)
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA everstate_store CASCADE")
+    store.install()
+    put(store, "o-2")
+    with Relay(config, [ORDER]) as relay:
+        assert drain(relay) == 1
+
+
+def test_rows_written_after_a_restore_are_published_although_their_ids_were_used(
+    config: Config, store: EntityStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "o-1")
+    with Relay(config, [ORDER]) as relay, monkeypatch.context() as patch:
+        patch.setattr(marks, "mark", lambda *_: 1)
+        relay.step()
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE everstate_store.outbox SET change_id = gen_random_uuid()")
+    with Relay(config, [ORDER]) as relay:
+        assert drain(relay) == 1
+
+
+def test_C4_what_the_broker_refuses_blocks_itself_its_transaction_and_its_keys_only(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    topic = TopicNames(config.log.prefix).changes("order")
+    with Topics(config) as topics:
+        limit = topics.config(topic)["max.message.bytes"]
+        topics.set_config(topic, {"max.message.bytes": "20000"})
+        put(store, "big", "first")
+        put(store, "free", "1")
+        with store.transaction() as connection:
+            put(store, "big", "x" * 50_000, connection=connection)
+            put(store, "mate", "1", connection=connection)
+        put(store, "big", "later")
+        put(store, "mate", "2")
+        with store.transaction() as connection:
+            put(store, "mate-of-mate", "1", connection=connection)
+            put(store, "mate", "3", connection=connection)
+        put(store, "free", "2")
+        for number in range(20):
+            put(store, f"other-{number}")
+        deadline = time.monotonic() + 30
+        while drain(relay) or not status_of(config).blocked:
+            assert time.monotonic() < deadline
+        (blocked,) = status_of(config).blocked
+        assert (blocked.entity, blocked.key, blocked.version) == ("order", "big", 2)
+        assert "larger" in blocked.reason
+        assert status_of(config).oldest_unpublished_s is not None
+        report = check_log(config, [ORDER.name], complete=False)
+        assert report.problems == []
+        assert report.changes == 23
+        topics.set_config(topic, {"max.message.bytes": limit})
+    deadline = time.monotonic() + 30
+    while problems_of(config) and time.monotonic() < deadline:
+        drain(relay)
+        time.sleep(0.1)
+    assert problems_of(config) == []
+    assert status_of(config).blocked == ()
+
+
+def test_rows_that_no_message_can_be_made_of_block_only_themselves(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    put(store, "o-1", "a")
+    put(store, "o-2")
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        broken = "UPDATE everstate_store.outbox SET provenance = '{\"no\"' WHERE key = 'o-1'"
+        connection.execute(broken)
+        for table in ("outbox", "outbox_pending"):
+            strange = f"UPDATE everstate_store.{table} SET entity = 'ghost' WHERE key = 'o-2'"
+            connection.execute(strange)
+    put(store, "o-1", "b")
+    put(store, "o-3")
+    assert drain(relay) == 1
+    reasons = {blocked.key: blocked.reason for blocked in status_of(config).blocked}
+    assert set(reasons) == {"o-1", "o-2"}
+    assert "no entity type of this name" in reasons["o-2"]
+
+
+def test_a_two_mebibyte_entity_goes_through_when_the_limit_is_raised(
+    config: Config, store: EntityStore
+) -> None:
+    with pytest.raises(ChangeTooLarge, match=r"log\.message_bytes_max is 1,048,576"):
+        put(store, "o-1", "x" * 2_097_152)
+    log = config.log.model_copy(update={"message_bytes_max": 6 * 1_048_576})
+    raised = config.model_copy(update={"log": log})
+    with Topics(raised) as topics:
+        topics.ensure([ORDER.name])
+    with EntityStore(raised, ORDER) as store, Relay(raised, [ORDER]) as relay:
+        put(store, "o-1", "x" * 2_097_152)
+        put(store, "o-1", "y" * 2_097_152)
+        assert drain(relay) == 2
+    assert problems_of(raised) == []
+
+
+def test_a_transaction_larger_than_a_batch_goes_out_whole(
+    config: Config, store: EntityStore
+) -> None:
+    few = config.store.model_copy(update={"relay_batch_rows": 10})
+    orders = [Order(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
+    put(store, "o-1", "before")
+    store.put_many(orders, provenance=CLERK)
+    put(store, "o-1", "after")
+    with Relay(config.model_copy(update={"store": few}), [ORDER]) as relay:
+        assert drain(relay) == 102
+    assert problems_of(config) == []
+
+
+def test_published_rows_are_trimmed_late_and_unpublished_ones_never(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    put(store, "o-1", "a")
+    put(store, "o-2")
+    drain(relay)
+    put(store, "o-1", "b")
+    assert relay.trim() == 0
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        aged = "UPDATE everstate_store.outbox_published SET minute = minute - interval '25 hours'"
+        connection.execute(aged)
+        assert relay.trim() == 2
+        left = connection.execute("SELECT key, version FROM everstate_store.outbox").fetchall()
+    assert left == [("o-1", 2)]
+    assert drain(relay) == 1
+
+
+def test_C3_a_log_that_lost_its_tail_is_refilled_with_the_same_changes(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    for version in range(30):
+        put(store, f"o-{version % 4}", f"{version}")
+    drain(relay)
+    names = TopicNames(config.log.prefix)
+    with Topics(config) as topics:
+        topics.delete([names.changes("order"), names.state("order")])
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                topics.ensure([ORDER.name])
+                break
+            except Unavailable:
+                assert time.monotonic() < deadline
+    relay.close()
+    assert relay.refill(datetime.now(UTC) - timedelta(hours=1)) == 30
+    assert drain(relay) == 30
+    assert problems_of(config) == []
+
+
+def test_run_moves_what_comes_and_ends_when_told(config: Config, store: EntityStore) -> None:
+    stop = threading.Event()
+    with Relay(config, [ORDER]) as relay:
+        running = threading.Thread(target=relay.run, args=[stop])
+        running.start()
+        put(store, "o-1")
+        deadline = time.monotonic() + 20
+        while problems_of(config) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        stop.set()
+        running.join(10)
+        assert not running.is_alive()
+    assert problems_of(config) == []
