@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from everstate.cli.console import Session
-from everstate.demo.play import FEBRUARY, YEAR
+from everstate.demo import FEBRUARY, YEAR
 
 _PIPED_WIDTH = 110
 

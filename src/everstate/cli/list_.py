@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstate.app import App
 from everstate.cli.console import (
     AppOption,
     JsonOption,
@@ -20,6 +19,9 @@ from everstate.cli.get import AtOption, moment_of
 from everstate.local import connect
 from everstate.serving import Reader
 from everstate.serving.words import value_text
+
+if TYPE_CHECKING:
+    from everstate.app import App
 
 _FIELDS_SHOWN = 7
 

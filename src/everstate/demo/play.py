@@ -33,6 +33,9 @@ NEW_YORK = ZoneInfo("America/New_York")
 ISLANDS = "America/Puerto_Rico"
 """Zone of the four destinations that the airport list leaves out: BQN, PSE, SJU and STT."""
 
+BLIZZARD = datetime(2013, 2, 8, 18, 0, tzinfo=NEW_YORK).astimezone(UTC)
+"""The afternoon on which two thirds of the departures were called off."""
+
 SCHEDULED_BEFORE_S = 24 * 3600
 CANCELLED_BEFORE_S = 2 * 3600
 
@@ -230,8 +233,3 @@ def data_file(name: str) -> Path:
         if file.name == name:
             return Path(str(file.locate()))
     raise ImportFailed(DISTRIBUTION, None, f"the data set has no {name}")
-
-
-FEBRUARY = (date(2013, 2, 1), date(2013, 2, 28))
-YEAR = (date(2013, 1, 1), date(2013, 12, 31))
-BLIZZARD = datetime(2013, 2, 8, 18, 0, tzinfo=NEW_YORK).astimezone(UTC)

@@ -138,7 +138,7 @@ def _play(
     console: Console,
 ) -> Course:
     """Feed the store and watch until every change is in the views and in the archive."""
-    feeder, watcher = Feeder(config, timetable), Watcher(config)
+    feeder, watcher = Feeder(config, timetable), Watcher(config, "flight")
     course = Course(timetable.changes)
     feeder.start()
     display = Display(console, course)
@@ -146,7 +146,7 @@ def _play(
     pids = [os.getpid(), *(stack.pid(name) for name in stack.names)]
     try:
         while True:
-            sample = watcher.sample(feeder)
+            sample = watcher.sample(feeder.written, feeder.clock)
             course.add(sample)
             display.update()
             memory.sample(pids)

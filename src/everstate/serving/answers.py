@@ -65,7 +65,10 @@ class ArchivedAt:
     """Where the lake holds a change."""
 
     file: str
+    """File of the lake table that holds it now."""
     commit: int
+    """Version of the table that brought it."""
+    committed_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

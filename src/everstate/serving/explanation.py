@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from psycopg import sql
 
+from everstate.archive.commits import ArchiveLog
+from everstate.archive.reader import ArchiveReader
 from everstate.config import Config
 from everstate.log.topics import TopicNames
 from everstate.serving.answers import AppliedBy, ArchivedAt, Explanation, Version
@@ -27,7 +29,15 @@ def explain(config: Config, connection: ReadConnection, version: Version) -> Exp
 
 
 def _archived(config: Config, version: Version) -> ArchivedAt | None:
-    return None
+    if not ArchiveLog(config, version.entity).exists():
+        return None
+    place = version.place
+    found = ArchiveReader(config, version.entity).locate(
+        place.generation, place.partition, place.offset
+    )
+    if found is None:
+        return None
+    return ArchivedAt(found.file, found.commit_version, found.committed_at)
 
 
 def _applied_by(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
@@ -109,11 +109,3 @@ def _views(schema: str) -> sql.Composed:
         "SELECT name, entity, view_group, status, reason, verified_at, verified FROM {} "
         "ORDER BY entity, name"
     ).format(sql.Identifier(schema, "view"))
-
-
-def rows_of(
-    connection: ReadConnection, schema: str, name: str, limit: int | None
-) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Column names and rows of a view, ordered by its columns from the left."""
-    query = sql.SQL("SELECT * FROM {} ORDER BY 1, 2 LIMIT %s").format(sql.Identifier(schema, name))
-    return connection.table(query, (limit,))

@@ -13,7 +13,6 @@ from psycopg import sql
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import InvalidQuery, NotFound, UnknownEntity, UnknownView
-from everstate.serving import explanation, overview
 from everstate.serving.answers import Entity, Explanation, Place, Version, ViewRow
 from everstate.serving.connection import ReadConnection, Row
 from everstate.serving.differences import differences
@@ -146,11 +145,17 @@ class Reader:
         Raises NotFound, saying which versions there are. Cost: two statements, and a look into
         the lake table's log.
         """
+        # Imported here: the lake's reader takes a second that a look-up should not pay.
+        from everstate.serving import explanation
+
         found = self.version(entity, key, version)
         return explanation.explain(self.config, self.connection, found)
 
     def views(self) -> Sequence[ViewRow]:
         """One row a view: rows, position, lag, when it was proved. Cost: a count of each view."""
+        # Imported here: a look-up needs no client of the log.
+        from everstate.serving import overview
+
         return overview.views(self.config, self.connection, self.project)
 
     def rows(self, view: str, *, limit: int | None = 100) -> tuple[tuple[str, ...], Sequence[Row]]:
@@ -158,7 +163,10 @@ class Reader:
         known = (*self.project.views, *(n for e in self.project.entities for n in _implicit(e)))
         if view not in known:
             raise UnknownView(view, known)
-        return overview.rows_of(self.connection, self._schema, view, limit)
+        query = sql.SQL("SELECT * FROM {} ORDER BY 1, 2 LIMIT %s").format(
+            sql.Identifier(self._schema, view)
+        )
+        return self.connection.table(query, (limit,))
 
     def _entity_type(self, name: str) -> EntityType:
         known = self.project.entities

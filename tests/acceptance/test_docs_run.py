@@ -1,0 +1,50 @@
+"""Every page that shows how to do something is done."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def reader(stack: Any, database: str, tmp_path: Path, make_reader: Any) -> Iterator[Any]:
+    """A reader with an empty project folder, on the servers of this run."""
+    env = {
+        "EVERSTATE_LOG_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "EVERSTATE_STORE_DSN": database,
+        "EVERSTATE_LOG_PREFIX": f"t{uuid.uuid4().hex[:12]}",
+        "EVERSTATE_PIPELINE_MASTER": "local[2]",
+        "EVERSTATE_PIPELINE_DRIVER_MEMORY": "2g",
+        "PYTHONPATH": str(tmp_path),
+    }
+    made = make_reader(tmp_path, env)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "same"),
+    [
+        ("", "anything", True),
+        ("a b", "x a   b y", True),
+        ("a … b", "a 1 2 b", True),
+        ("a … c", "a 1 2 b", False),
+        ("…1.5…", "ab 1.5", True),
+        ("…1.5…", "ab 125", False),
+    ],
+)
+def test_an_output_is_compared_with_what_the_page_shows(
+    make_reader: Any, expected: str, output: str, same: bool
+) -> None:
+    assert make_reader.matches(expected, output) is same
+
+
+@pytest.mark.parametrize("page", ["own-entity-type.md", "import-a-file.md", "own-servers.md"])
+def test_a_howto_does_what_it_says(reader: Any, page: str) -> None:
+    reader.follow(DOCS / "howto" / page)

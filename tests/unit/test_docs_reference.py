@@ -1,0 +1,71 @@
+"""The documentation is under test: generated pages are fresh, links lead somewhere, code parses."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from everstate.changes.codec import WIRE_FIELDS, WireProvenance
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted({ROOT / "README.md", *DOCS.rglob("*.md")})
+_LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", sorted(generator().pages()), ids=name_of)
+def test_a_generated_page_says_what_the_code_says(page: Path) -> None:
+    assert page.read_text("utf-8") == generator().pages()[page], "run python docs/generate.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
+    for target in _LINK.findall(page.read_text("utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_block_of_a_page_parses(page: Path) -> None:
+    for language, code in _FENCE.findall(page.read_text("utf-8")):
+        if language == "python":
+            ast.parse(code)
+
+
+def test_the_envelope_page_tells_every_field() -> None:
+    page = (DOCS / "reference" / "envelope.md").read_text("utf-8")
+    provenance = {"apiVersion", "serviceName", "identifier", "actor", "reason", "transaction"}
+    assert {name for name in WIRE_FIELDS | provenance if name not in page} == set()
+    assert provenance - set(WireProvenance.__struct_encode_fields__) == set()
+
+
+def test_every_page_of_the_documentation_is_reached_from_the_readme() -> None:
+    reached, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        if page in reached or page.suffix != ".md" or not page.is_file():
+            continue
+        reached.add(page)
+        links = _LINK.findall(page.read_text("utf-8"))
+        ahead += [(page.parent / target).resolve() for target in links if "://" not in target]
+    pages = {page for page in PAGES if page.parent.name != "decisions"}
+    assert {name_of(page) for page in pages if page not in reached} == set()
