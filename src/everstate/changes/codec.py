@@ -79,10 +79,9 @@ class _WireHead(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 class _Source(NamedTuple):
-    """What a writer's changes mostly share, encoded once."""
+    """What a writer's changes mostly share, encoded once; ``json`` ends before transaction."""
 
     provenance: Provenance
-    transaction: SourceTransaction | None
     json: bytes
     header: tuple[str, bytes]
 
@@ -191,11 +190,7 @@ class ChangeCodec:
         if occurred_at.tzinfo is None:
             raise _naive(change, "occurredAt")
         source = self._source
-        if (
-            source is None
-            or source.provenance is not change.provenance
-            or source.transaction is not change.transaction
-        ):
+        if source is None or source.provenance is not change.provenance:
             source = self._source = _source(change)
         entity, key = change.entity, change.key
         head = _encode(
@@ -210,12 +205,15 @@ class ChangeCodec:
                 recorded_at,
             )
         )
-        current, original = change.current, change.original
+        current, original, block = change.current, change.original, change.transaction
         parts = (
             head[:-1],
             b',"event":null,' if event is None else b',"event":%b,' % _raw_event(event),
             source.json,
-            b',"currentEntityState":',
+            b"null"
+            if block is None
+            else _encode(WireTransaction(block.id, block.index, block.count)),
+            b'},"currentEntityState":',
             b"null" if current is None else self._json(current),
             b',"originalEntityState":',
             b"null" if original is None else self._json(original),
@@ -299,7 +297,7 @@ def _naive(change: Change[Any], field: str) -> InvalidChange:
 
 
 def _source(change: Change[Any]) -> _Source:
-    source, block = change.provenance, change.transaction
+    source = change.provenance
     check_provenance(change.entity, change.key, source)
     wire = WireProvenance(
         source.api_version,
@@ -309,10 +307,9 @@ def _source(change: Change[Any]) -> _Source:
         source.reason,
         source.correlation_id,
         source.causation_id,
-        None if block is None else WireTransaction(block.id, block.index, block.count),
     )
-    header = ("ce_source", source.service_name.encode())
-    return _Source(source, block, b'"provenance":' + _encode(wire), header)
+    json = b'"provenance":' + _encode(wire).removesuffix(b"null}")
+    return _Source(source, json, ("ce_source", source.service_name.encode()))
 
 
 def _raw_event(event: DomainEvent) -> bytes:
