@@ -10,10 +10,23 @@ from typing import Annotated, Any
 import typer
 
 import everstate
-from everstate.cli import doctor, down, status, up
+from everstate.cli import (
+    demo,
+    doctor,
+    down,
+    explain,
+    get,
+    history,
+    import_,
+    list_,
+    run,
+    status,
+    up,
+    views,
+)
 from everstate.cli.console import GuardedGroup, Session, out
 
-VERBS = (up, down, status, doctor)
+VERBS = (demo, up, down, status, doctor, run, import_, get, list_, history, explain, views)
 """Every verb, in the order of the help."""
 
 cli = typer.Typer(
