@@ -86,7 +86,10 @@ def _download(url: str, file: IO[bytes], size: int, advance: Advance, sha256: st
                 _append(url, file, advance)
             break
         except (OSError, HTTPException) as cause:
-            final = isinstance(cause, urllib.error.HTTPError) and cause.code in _GONE_FOR_GOOD
+            final = False
+            if isinstance(cause, urllib.error.HTTPError):
+                cause.close()
+                final = cause.code in _GONE_FOR_GOOD
             if final or attempt == _ATTEMPTS:
                 raise LocalStackError(
                     f"{url} cannot be fetched: {cause}.",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from everstate.local.processes import ProcessId
 
@@ -33,16 +34,10 @@ class Memory:
         """Name of the server → what is known; empty when nothing was ever started."""
         try:
             stored = json.loads(self._file.read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
+            return {name: _remembered(entry) for name, entry in stored["servers"].items()}
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            # As good as none: strays are found by their marker and ended at the next start.
             return {}
-        found = {}
-        for name, entry in stored["servers"].items():
-            process = entry["process"]
-            found[name] = Remembered(
-                ports=dict(entry["ports"]),
-                process=ProcessId(**process) if process is not None else None,
-            )
-        return found
 
     def write(self, servers: dict[str, Remembered]) -> None:
         """Replace the file."""
@@ -64,3 +59,10 @@ class Memory:
         with open(self._folder / "stack.lock", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _remembered(entry: dict[str, Any]) -> Remembered:
+    process = entry["process"]
+    return Remembered(
+        ports=dict(entry["ports"]), process=None if process is None else ProcessId(**process)
+    )
