@@ -1,0 +1,56 @@
+"""The plan half on Spark: parsed changes with the row deltas of every view beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
+
+from everstate.changes import EntityType
+from everstate.pipeline.parse import parsed_schema
+from everstate.pipeline.session import spark_errors
+from everstate.views.plan import LinearPlan, ViewPlan
+
+_KEPT = (
+    "partition",
+    "offset",
+    "key",
+    "version",
+    "id",
+    "kind",
+    "occurred_at",
+    "recorded_at",
+    "schema_version",
+    "reason",
+    "raw_value",
+)
+_DEAD_ONLY = ("raw_key", "raw_headers")
+
+
+def planned(parsed: DataFrame, plans: Sequence[ViewPlan]) -> DataFrame:
+    """Parsed records with a struct per view and image: ``v<i>_o`` of the before, ``v<i>_c`` after.
+
+    Null where the view has no part in that image. Key and headers as bytes travel only with
+    unreadable records, which are rare.
+    """
+    columns: list[Column] = [F.col(name) for name in _KEPT]
+    unreadable = F.col("reason").isNotNull()
+    columns += [F.when(unreadable, F.col(name)).alias(name) for name in _DEAD_ONLY]
+    for number, plan in enumerate(plans):
+        if isinstance(plan, LinearPlan):
+            columns.append(F.expr(plan.columns("original")).alias(f"v{number}_o"))
+        columns.append(F.expr(plan.columns("current")).alias(f"v{number}_c"))
+    return parsed.select(*columns)
+
+
+def column_types(
+    spark: SparkSession, entity_type: EntityType, plan: ViewPlan
+) -> Mapping[str, pa.DataType]:
+    """Types that Spark gives the physical columns of a view; raises PipelineError on bad SQL."""
+    with spark_errors(f"view {plan.name}"):
+        empty = spark.createDataFrame([], parsed_schema(entity_type))
+        made = empty.select(F.expr(plan.columns("current")).alias("row")).select("row.*")
+        return {field.name: to_arrow_type(field.dataType) for field in made.schema}
