@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -108,7 +107,7 @@ def _parameter(parameter: Any) -> str | None:
         return None
     note = getattr(parameter, "help", None) or ""
     if parameter.param_type_name == "argument":
-        return f"| `{parameter.make_metavar(click.Context(click.Command('x')))}` | {note} |"
+        return f"| `{parameter.name.upper()}` | {note} |"
     names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len))
     return f"| {names} | {note} |"
 

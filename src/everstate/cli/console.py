@@ -97,7 +97,8 @@ def table(
     for row in shown:
         grid.add_row(*("" if cell is None else escape(_cell(cell)) for cell in row))
     # A pipe has no width: rows stay whole there, so that grep finds them.
-    out.print(grid, soft_wrap=False, width=None if out.is_terminal else _PIPED_WIDTH)
+    wide = out if out.is_terminal else Console(width=_PIPED_WIDTH)
+    wide.print(grid, soft_wrap=False)
 
 
 def load_app(spec: str | None, config: Config) -> App:

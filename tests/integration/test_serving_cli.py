@@ -1,0 +1,142 @@
+"""The ways out on the command line, on tables that are filled by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+from test_serving_reader import TABLES, fill
+from typer.testing import CliRunner
+
+from everstate.cli import cli
+
+CONTROL = """
+CREATE TABLE everstate_views.position (
+    view_group text, entity text, generation int, partition int, next_offset bigint,
+    updated_at timestamptz DEFAULT now(), PRIMARY KEY (view_group, generation, partition));
+CREATE TABLE everstate_views.view (
+    name text, entity text, version int, view_group text, definition jsonb, fingerprint text,
+    status text, reason text, verified_at timestamptz, verified jsonb);
+INSERT INTO everstate_views.position VALUES
+    ('guest', 'guest', 1, 0, 8), ('guest/names', 'guest', 1, 0, 3);
+INSERT INTO everstate_views.view (name, entity, view_group, status) VALUES
+    ('names', 'guest', 'guest/names', 'live');
+"""
+
+MODULE = """
+from datetime import date
+from pydantic import BaseModel
+from everstate.app import App
+
+app = App("hotel")
+
+
+@app.entity("guest", key="guest_id")
+class Guest(BaseModel):
+    guest_id: str
+    name: str
+    nights: int | None = None
+    born: date | None = None
+
+
+app.view("names", sql="SELECT name FROM guest")
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def everstate(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command line in a project whose views are filled; (code, stdout, stderr)."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(TABLES)
+        connection.execute(CONTROL)
+        fill(connection)
+    (tmp_path / "serving_hotel.py").write_text(MODULE, "utf-8")
+    (tmp_path / "everstate.toml").write_text('[project]\napp = "serving_hotel:app"\n', "utf-8")
+    monkeypatch.setenv("EVERSTATE_STORE_DSN", database)
+    monkeypatch.setenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(cli, ["--project", str(tmp_path), *argv])
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
+
+
+def json_of(answer: tuple[int, str, str]) -> Any:
+    code, out, err = answer
+    assert code == 0, err
+    return orjson.loads(out)
+
+
+def test_get_shows_an_entity_now_and_at_a_time(everstate: Run) -> None:
+    code, out, _ = everstate("get", "guest", "eva")
+    assert code == 0
+    assert "Eva Maria" in out
+    assert "version 3 (updated), as of 2026-01-01 02:00:00Z, by desk v1 clerk" in out
+    before = json_of(everstate("get", "guest", "eva", "--at", "2026-01-01T02:30+01:00", "--json"))
+    assert (before["version"], before["state"]["name"]) == (1, "Eva")
+    assert list(before["state"]) == ["guest_id", "name", "nights", "born"]
+
+
+def test_what_is_not_there_or_not_understood_has_its_exit_code(everstate: Run) -> None:
+    code, out, err = everstate("get", "guest", "ada")
+    assert (code, out) == (4, "")
+    assert "was deleted by desk at version 2" in err
+    assert everstate("get", "guest", "eva", "--at", "noon")[0] == 2
+    code, _, err = everstate("list", "guest", "-w", "nigths=1")
+    assert code == 2
+    assert "Did you mean nights?" in err
+    assert everstate("list", "gust")[0] == 2
+
+
+def test_list_shows_the_fields_that_are_asked_for(everstate: Run) -> None:
+    code, out, err = everstate(
+        "list", "guest", "-f", "name,nights", "-o", "-nights", "--limit", "1"
+    )
+    assert code == 0
+    assert "Eva Maria" in out
+    assert "born" not in out
+    assert "more than 1" in err
+    found = json_of(
+        everstate("list", "guest", "--at", "2026-01-01T03:00Z", "-w", "nights>5", "--json")
+    )
+    assert [entity["key"] for entity in found] == ["ada", "tom"]
+
+
+def test_history_shows_what_each_version_changed(everstate: Run) -> None:
+    code, out, _ = everstate("history", "guest", "eva", "--diff")
+    assert code == 0
+    assert "name: Eva → Eva Maria" in out
+    versions = json_of(everstate("history", "guest", "eva", "--json"))
+    assert versions[2]["differences"][1] == {
+        "op": "replace",
+        "path": "nights",
+        "before": 2,
+        "after": 3,
+    }
+    assert versions[0]["differences"][0] == {"op": "add", "path": "guest_id", "after": "eva"}
+
+
+def test_explain_follows_a_version_to_the_log_and_the_views(everstate: Run) -> None:
+    found = json_of(everstate("explain", "guest", "tom", "--json"))
+    assert found["topic"] == "everstate.guest.changes.g1"
+    assert found["version"]["place"] == {"generation": 1, "partition": 0, "offset": 5}
+    assert found["archived"] is None
+    applied = {group["view_group"]: group["applied"] for group in found["applied_by"]}
+    assert applied == {"guest": True, "guest/names": False}
+    code, out, _ = everstate("explain", "guest", "tom", "--version", "2")
+    assert code == 0
+    assert "deleted" in out or "Checked" in out
+
+
+def test_views_are_shown_also_while_the_log_is_away(everstate: Run) -> None:
+    code, _, err = everstate("views", "show", "nothing")
+    assert code == 2
+    assert "unknown view" in err
