@@ -81,15 +81,17 @@ class KeptRows:
     bucket_key: str | None
 
 
+_COUNT: pa.DataType = pa.int64()
+_TEXT: pa.DataType = pa.string()
 OUTCOME = pa.schema(
-    [
-        pa.field("expected_rows", pa.int64()),
-        pa.field("kept_rows", pa.int64()),
-        pa.field("expected_hash", pa.string()),
-        pa.field("kept_hash", pa.string()),
-        pa.field("different_rows", pa.int64()),
-        pa.field("differences", pa.string()),
-    ]
+    {
+        "expected_rows": _COUNT,
+        "kept_rows": _COUNT,
+        "expected_hash": _TEXT,
+        "kept_hash": _TEXT,
+        "different_rows": _COUNT,
+        "differences": _TEXT,
+    }
 )
 _OUTCOME_DDL = (
     "expected_rows long, kept_rows long, expected_hash string, kept_hash string, "
