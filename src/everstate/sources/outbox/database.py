@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import select
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.errors import DeadlockDetected, SerializationFailure
-from psycopg_pool import ConnectionPool, PoolTimeout
+from psycopg.pq import TransactionStatus
 
 from everstate.errors import Unavailable
 from everstate.telemetry import without_secret
@@ -34,21 +36,43 @@ class InsertedMeanwhile(Exception):
     """Another writer inserted one of the keys between our lock and our write; try again."""
 
 
-def open_pool(dsn: str, connections_max: int, name: str) -> ConnectionPool[Connection]:
-    """Pool of autocommit connections; the first is opened by the first use."""
-    return ConnectionPool(
-        dsn,
-        kwargs={
-            "autocommit": True,
-            "options": SETTINGS,
-            "application_name": name,
-            "connect_timeout": _CONNECT_S,
-        },
-        min_size=0,
-        max_size=connections_max,
-        name=name,
-        open=True,
-    )
+class Connections:
+    """Autocommit connections of one process, kept for the next use; threads may share it.
+
+    A server that is away is told at once, and used again at once when it is back.
+    """
+
+    def __init__(self, dsn: str, connections_max: int, name: str) -> None:
+        self._dsn, self._name = dsn, name
+        self._idle: list[Connection] = []
+        self._free = threading.BoundedSemaphore(connections_max)
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """A connection for the block; waits while all are in use."""
+        with self._free:
+            connection = self._kept() or connect(self._dsn, self._name)
+            try:
+                yield connection
+            finally:
+                if connection.info.transaction_status is TransactionStatus.IDLE:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
+
+    def close(self) -> None:
+        """Close what is not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _kept(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            # An idle connection has nothing to say, except that the server is gone.
+            if not connection.closed and not select.select([connection], [], [], 0)[0]:
+                return connection
+            connection.close()
+        return None
 
 
 def connect(dsn: str, name: str) -> Connection:
@@ -69,7 +93,7 @@ def translated(dsn: str, doing: str) -> Iterator[None]:
         yield
     except (DeadlockDetected, SerializationFailure):
         raise
-    except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as cause:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as cause:
         reason = without_secret(str(cause)).strip().partition("\n")[0]
         raise Unavailable(
             f"{doing}: PostgreSQL at {without_secret(dsn)} does not answer ({reason})."

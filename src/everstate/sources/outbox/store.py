@@ -16,8 +16,8 @@ from everstate.config import Config
 from everstate.errors import ChangeTooLarge, NotFound, VersionConflict
 from everstate.sources.outbox.database import (
     Connection,
+    Connections,
     InsertedMeanwhile,
-    open_pool,
     retried,
     translated,
 )
@@ -97,7 +97,9 @@ class EntityStore:
         self._dsn = config.store_dsn
         self._limit = config.log.message_bytes_max
         self._sql = Statements(entity_type.name)
-        self._pool = open_pool(self._dsn, connections_max, f"everstate-store-{entity_type.name}")
+        self._connections = Connections(
+            self._dsn, connections_max, f"everstate-store-{entity_type.name}"
+        )
 
     def __enter__(self) -> EntityStore:
         return self
@@ -107,7 +109,7 @@ class EntityStore:
 
     def close(self) -> None:
         """Give up the connections."""
-        self._pool.close()
+        self._connections.close()
 
     def install(self) -> None:
         """Make the store's tables; idempotent."""
@@ -312,7 +314,7 @@ class EntityStore:
     @contextmanager
     def _connected(self, doing: str) -> Iterator[Connection]:
         doing = f"{self.entity_type.name}: {doing}"
-        with translated(self._dsn, doing), self._pool.connection() as connection:
+        with translated(self._dsn, doing), self._connections.lend() as connection:
             yield connection
 
     @contextmanager
