@@ -1,0 +1,92 @@
+"""The app under fault: parcels, a linear view and a row view of them; and the load on it."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from decimal import Decimal
+from typing import Annotated, TextIO
+
+from pydantic import BaseModel, Field
+
+from everstate.app import App
+from everstate.changes import Provenance
+from everstate.config import Config, load
+from everstate.errors import NotFound, Unavailable
+from everstate.local import connect
+from everstate.sources.outbox import EntityStore
+
+ENTITY = "parcel"
+KEYS = 400
+REGIONS = ("north", "south", "east", "west", None)
+CLERK = Provenance(api_version="v1", service_name="faults", identifier="load")
+
+app = App("faults")
+
+
+@app.entity(ENTITY, key="parcel_id", schema_version=1)
+class Parcel(BaseModel):
+    """A parcel; its region changes, and may be unknown."""
+
+    parcel_id: str
+    region: str | None
+    fee: Annotated[Decimal, Field(max_digits=10, decimal_places=2)]
+    weight: int
+
+
+app.view(
+    "fees_by_region",
+    sql="SELECT region, count(*) AS parcels, sum(fee) AS fees, sum(weight) AS weight "
+    "FROM parcel GROUP BY region",
+)
+app.view("heavy", sql="SELECT region, weight FROM parcel WHERE weight >= 50")
+
+
+def parcel(rng: random.Random) -> Parcel:
+    """Some state of some parcel."""
+    return Parcel(
+        parcel_id=f"p-{rng.randrange(KEYS)}",
+        region=rng.choice(REGIONS),
+        fee=Decimal(rng.randrange(100_000)).scaleb(-2),
+        weight=rng.randrange(100),
+    )
+
+
+def write(config: Config, acknowledged: TextIO, seed: int, pause_s: float) -> None:
+    """Write for ever; each change whose commit was acknowledged becomes a line of the file.
+
+    Goes on by itself when the database was away. A write whose outcome is unknown has no line.
+    """
+    rng = random.Random(seed)
+    with EntityStore(config, app.entity_type(ENTITY)) as store:
+        while True:
+            try:
+                one_write(store, rng, acknowledged)
+            except Unavailable:
+                time.sleep(0.1)
+            time.sleep(pause_s)
+
+
+def one_write(store: EntityStore, rng: random.Random, acknowledged: TextIO) -> None:
+    """One transaction: mostly one parcel, at times a hundred, at times a deletion."""
+    chance = rng.random()
+    if chance < 0.1:
+        store.put_many([parcel(rng) for _ in range(100)], provenance=CLERK)
+        return
+    if chance < 0.2:
+        try:
+            written = store.delete(f"p-{rng.randrange(KEYS)}", provenance=CLERK)
+        except NotFound:
+            return
+    else:
+        written = store.put(parcel(rng), provenance=CLERK)
+    if written.change_id is not None:
+        acknowledged.write(f"{written.change_id}\n")
+        acknowledged.flush()
+
+
+if __name__ == "__main__":
+    folder, path, seed = sys.argv[1:]
+    with open(path, "a", encoding="utf-8") as lines:
+        write(connect(load(folder)), lines, int(seed), 0.02)

@@ -1,0 +1,306 @@
+"""Is everything where it must be? A checker that shares no code with what it checks.
+
+It reads `.changes` with a bare consumer, the outbox as the oracle of what was committed, the
+views' tables with bare SQL and the archive with delta-rs, and folds the log by brute force. Every
+function of the first half is pure, so that planted defects can be shown to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import confluent_kafka
+import psycopg
+import pyarrow as pa
+from confluent_kafka import TopicPartition
+from deltalake import DeltaTable
+from fault_app import ENTITY
+
+from everstate.config import Config
+
+Group = tuple[int, Decimal, int]
+"""Count, sum of fees, sum of weights of a region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One row of the outbox: a change that the store committed."""
+
+    change_id: str
+    key: str
+    version: int
+    kind: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One record of the log, as a read_committed reader sees it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The value as JSON."""
+        decoded: dict[str, Any] = json.loads(self.value or b"null")
+        return decoded
+
+
+@dataclass
+class Tables:
+    """What the views hold."""
+
+    latest: dict[str, tuple[int, str, Any]] = field(default_factory=dict)
+    """key → version, change id, state (``None``: deleted)."""
+    history: dict[tuple[str, int], tuple[str, Any]] = field(default_factory=dict)
+    """(key, version) → change id, state."""
+    regions: dict[str | None, Group] = field(default_factory=dict)
+    heavy: dict[str, tuple[str | None, int]] = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+    """partition → next offset of the main group."""
+
+
+@dataclass
+class Lake:
+    """What the archive holds."""
+
+    rows: list[Seen] = field(default_factory=list)
+    ranges: list[tuple[int, int, int]] = field(default_factory=list)
+    """(partition, start, end) of every append, in the order of the commits."""
+
+
+# ---- the judgements: pure ------------------------------------------------------------------
+
+
+def log_problems(committed: Iterable[Committed], log: Sequence[Seen]) -> list[str]:
+    """Lost, doubled, foreign, changed or misplaced records; versions dense and in order."""
+    problems = []
+    expected = {change.change_id: change for change in committed}
+    counts = Counter(record.message["id"] for record in log)
+    problems += [f"{_name(expected[i])} is lost" for i in expected if i not in counts]
+    problems += [f"change {i} is in the log {n} times" for i, n in counts.items() if n > 1]
+    last: dict[str, int] = defaultdict(int)
+    home: dict[str, int] = {}
+    for record in log:
+        message = record.message
+        key, version, where = message["key"], message["version"], _where(record)
+        wanted = expected.get(message["id"])
+        if wanted is None:
+            problems.append(f"{where}: {key} version {version} was never committed")
+        elif _content(message) != wanted or (record.key or b"").decode() != key:
+            problems.append(f"{where}: {_name(wanted)} is not as committed")
+        if version != last[key] + 1:
+            problems.append(f"{where}: {key} version {version} follows version {last[key]}")
+        last[key] = max(last[key], version)
+        if home.setdefault(key, record.partition) != record.partition:
+            problems.append(f"{where}: {key} also lives in partition {home[key]}")
+    return problems
+
+
+def fold(log: Iterable[Seen]) -> Tables:
+    """The views of a log, by brute force: the whole log read from its begin."""
+    tables = Tables()
+    for record in log:
+        message = record.message
+        key, version, state = message["key"], message["version"], message["currentEntityState"]
+        tables.history[key, version] = (message["id"], state)
+        tables.latest[key] = (version, message["id"], state)
+    groups: dict[str | None, list[Any]] = defaultdict(lambda: [0, Decimal(0), 0])
+    for key, (_, _, state) in tables.latest.items():
+        if state is None:
+            continue
+        group = groups[state["region"]]
+        group[0] += 1
+        group[1] += Decimal(state["fee"])
+        group[2] += state["weight"]
+        if state["weight"] >= 50:
+            tables.heavy[key] = (state["region"], state["weight"])
+    tables.regions = {region: (n, fees, w) for region, (n, fees, w) in groups.items()}
+    return tables
+
+
+def view_problems(log: Sequence[Seen], tables: Tables, ends: Mapping[int, int]) -> list[str]:
+    """Where the views differ from the fold of the log, or their position from its end."""
+    wanted = fold(log)
+    problems = _differences("latest", wanted.latest, tables.latest)
+    problems += _differences("history", wanted.history, tables.history)
+    problems += _differences("fees_by_region", wanted.regions, tables.regions)
+    problems += _differences("heavy", wanted.heavy, tables.heavy)
+    problems += _differences("position", dict(ends), tables.positions)
+    return problems
+
+
+def archive_problems(log: Sequence[Seen], lake: Lake, ends: Mapping[int, int]) -> list[str]:
+    """Where the archive is not the log: ranges that do not tile it, rows lost or doubled."""
+    problems = []
+    reached: dict[int, int] = {}
+    for partition, start, end in lake.ranges:
+        begun = reached.get(partition, 0)
+        if start != begun:
+            what = "hole" if start > begun else "overlap"
+            problems.append(f"archive: {what} in partition {partition}: {begun} to {start}")
+        reached[partition] = max(begun, end)
+    problems += _differences("archive position", dict(ends), reached)
+    rows = Counter(lake.rows)
+    problems += [f"archive: {_where(row)} is there {n} times" for row, n in rows.items() if n > 1]
+    problems += [f"archive: {_where(record)} is missing" for record in log if record not in rows]
+    served = set(log)
+    problems += [f"archive: {_where(row)} is not in the log" for row in rows if row not in served]
+    return problems
+
+
+def acknowledged_problems(committed: Iterable[Committed], lines: Iterable[str]) -> list[str]:
+    """Writes whose commit was acknowledged, and that the store no longer has."""
+    known = {change.change_id for change in committed}
+    said = {line.strip() for line in lines if line.endswith("\n")}
+    return [f"store: acknowledged change {each} is lost" for each in sorted(said - known)]
+
+
+def _content(message: dict[str, Any]) -> Committed:
+    return Committed(
+        message["id"],
+        message["key"],
+        message["version"],
+        message["kind"],
+        message["originalEntityState"],
+        message["currentEntityState"],
+    )
+
+
+def _differences(name: str, wanted: Mapping[Any, Any], found: Mapping[Any, Any]) -> list[str]:
+    problems = [f"{name}: {k!r} is missing" for k in wanted if k not in found]
+    problems += [f"{name}: {k!r} should not be there" for k in found if k not in wanted]
+    problems += [
+        f"{name}: {k!r} is {found[k]!r}, the fold says {wanted[k]!r}"
+        for k in wanted
+        if k in found and found[k] != wanted[k]
+    ]
+    return problems
+
+
+def _name(change: Committed) -> str:
+    return f"{change.key} version {change.version} ({change.change_id})"
+
+
+def _where(record: Seen) -> str:
+    return f"{record.partition}@{record.offset}"
+
+
+# ---- the witnesses: each read with its bare driver -----------------------------------------
+
+
+def read_committed_changes(config: Config) -> list[Committed]:
+    """Every change in the outbox (which is trimmed a day late at the earliest)."""
+    query = (
+        "SELECT change_id::text, key, version, kind, before, after "
+        "FROM everstate_store.outbox WHERE entity = %s"
+    )
+    with psycopg.connect(config.store_dsn) as connection:
+        rows = connection.execute(query, (ENTITY,)).fetchall()
+    return [
+        Committed(i, k, v, kind, _loaded(before), _loaded(after))
+        for i, k, v, kind, before, after in rows
+    ]
+
+
+def _loaded(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def read_log(config: Config) -> tuple[list[Seen], dict[int, int]]:
+    """Committed records of `.changes`, partition by partition, and each partition's end."""
+    topic = f"{config.log.prefix}.{ENTITY}.changes.g1"
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": config.bootstrap_servers,
+            "group.id": "fault-checker",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    found = consumer.list_topics(topic, timeout=30).topics[topic]
+    assert found.error is None, found.error
+    records: list[Seen] = []
+    ends: dict[int, int] = {}
+    for partition in sorted(found.partitions):
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        while partition not in ends:
+            message = consumer.poll(30)
+            assert message is not None, f"{topic}[{partition}]: no end within 30 s"
+            error = message.error()
+            if error is None:
+                records.append(
+                    Seen(partition, message.offset() or 0, message.key(), message.value())
+                )
+            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                ends[partition] = message.offset() or 0
+            else:
+                raise confluent_kafka.KafkaException(error)
+    consumer.close()
+    return records, ends
+
+
+def read_tables(config: Config) -> Tables:
+    """What readers of the views see, and the main group's positions."""
+    schema = config.views.schema_name
+    tables = Tables()
+    with psycopg.connect(config.views_dsn, options=f"-c search_path={schema}") as connection:
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            return connection.execute(query.encode()).fetchall()
+
+        for key, version, change_id, state in rows(
+            f"SELECT key, version, change_id::text, state FROM {ENTITY}_latest__v1"
+        ):
+            tables.latest[key] = (version, change_id, state)
+        for key, version, change_id, state in rows(
+            f"SELECT key, version, change_id::text, state FROM {ENTITY}_history__v1"
+        ):
+            tables.history[key, version] = (change_id, state)
+        for region, parcels, fees, weight in rows(
+            "SELECT region, parcels, fees, weight FROM fees_by_region"
+        ):
+            tables.regions[region] = (parcels, fees, int(weight))
+        for key, region, weight in rows("SELECT _key, region, weight FROM heavy"):
+            tables.heavy[key] = (region, weight)
+        for partition, offset in rows(
+            f"SELECT partition, next_offset FROM position WHERE view_group = '{ENTITY}'"
+        ):
+            tables.positions[partition] = offset
+    return tables
+
+
+def read_lake(config: Config) -> Lake:
+    """Rows and commits of the archive, by delta-rs."""
+    table = DeltaTable(f"{config.archive_path}/{ENTITY}")
+    data = pa.table(
+        table.to_pyarrow_dataset().to_table(columns=["partition", "offset", "raw_key", "raw_value"])
+    )
+    lake = Lake(rows=[Seen(*row.values()) for row in data.to_pylist()])
+    for commit in sorted(table.history(), key=lambda each: each["version"]):
+        note = json.loads(commit.get("userMetadata") or "{}").get("everstate", {})
+        for each in note.get("ranges", ()):
+            lake.ranges.append((each["partition"], each["start"], each["end"]))
+    return lake
+
+
+def problems(config: Config, acknowledged: Iterable[str]) -> list[str]:
+    """Everything that is wrong, of a project at rest; empty when nothing is."""
+    committed = read_committed_changes(config)
+    log, ends = read_log(config)
+    return [
+        *acknowledged_problems(committed, acknowledged),
+        *log_problems(committed, log),
+        *view_problems(log, read_tables(config), ends),
+        *archive_problems(log, read_lake(config), ends),
+    ]
