@@ -25,11 +25,11 @@ from everstate.archive.layout import TABLE_PROPERTIES
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import DataLoss, EverstateError, Fenced
-from everstate.log.positions import Offsets, Range
+from everstate.log.positions import Offsets
 from everstate.log.topics import TopicIdentity, Topics
 from everstate.pipeline.parse import parse, parsed_schema
 from everstate.pipeline.session import spark_errors
-from everstate.pipeline.source import read_ranges
+from everstate.pipeline.source import fair_spans, read_ranges
 
 LOGGER = logging.getLogger("everstate.archive")
 
@@ -87,7 +87,8 @@ class Archiver:
         Returns ``None`` when there is nothing new. Raises Fenced when another process archives
         this entity type, LogIdentityChanged or DataLoss when the log is not the one the archive
         belongs to or lost what was not yet read (nothing is skipped), ArchiveFull, Unavailable;
-        after every error the table is as it was. Cost: one Spark job, about 1 s and 10 µs a record on one core.
+        after every error the table is as it was. Cost: one Spark job, about 1 s and 10 µs a
+        record on one core.
         """
         begun = time.monotonic()
         last = self._log.last() or self._create()
@@ -97,7 +98,7 @@ class Archiver:
         position = note.positions[self._generation]
         self._check_begin(position)
         ends = self._ends()
-        spans = _spans(position, ends, self._config.archive.batch_changes_max)
+        spans = fair_spans(position, ends, self._config.archive.batch_changes_max)
         if not spans:
             return None
         self._check_retention(position)
@@ -258,16 +259,3 @@ class Archiver:
                 2 * retention_ms,
             )
             self._topics.set_config(self._topic, {"retention.ms": str(2 * retention_ms)})
-
-
-def _spans(position: dict[int, int], ends: dict[int, int], changes_max: int) -> dict[int, Range]:
-    """Offsets to read from each partition: all there are, or a fair part of ``changes_max``."""
-    waiting = {p: end - position.get(p, 0) for p, end in ends.items() if end > position.get(p, 0)}
-    spans = {}
-    left = changes_max
-    for rank, partition in enumerate(sorted(waiting, key=lambda p: waiting[p])):
-        take = min(waiting[partition], max(1, left // (len(waiting) - rank)))
-        left = max(0, left - take)
-        start = position.get(partition, 0)
-        spans[partition] = Range(start, start + take)
-    return spans

@@ -82,3 +82,18 @@ def _offsets(ranges: Ranges, side: str) -> str:
             for topic, spans in ranges.items()
         }
     )
+
+
+def fair_spans(
+    position: Mapping[int, int], ends: Mapping[int, int], changes_max: int
+) -> dict[int, Range]:
+    """Offsets to read from each partition: all there are, or a fair part of ``changes_max``."""
+    waiting = {p: end - position.get(p, 0) for p, end in ends.items() if end > position.get(p, 0)}
+    spans = {}
+    left = changes_max
+    for rank, partition in enumerate(sorted(waiting, key=lambda p: waiting[p])):
+        take = min(waiting[partition], max(1, left // (len(waiting) - rank)))
+        left = max(0, left - take)
+        start = position.get(partition, 0)
+        spans[partition] = Range(start, start + take)
+    return spans
