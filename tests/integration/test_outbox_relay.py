@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -193,7 +194,7 @@ def test_C4_what_the_broker_refuses_blocks_itself_its_transaction_and_its_keys_o
         put(store, "big", "first")
         put(store, "free", "1")
         with store.transaction() as connection:
-            put(store, "big", "x" * 50_000, connection=connection)
+            put(store, "big", random.randbytes(40_000).hex(), connection=connection)
             put(store, "mate", "1", connection=connection)
         put(store, "big", "later")
         put(store, "mate", "2")

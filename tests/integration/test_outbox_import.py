@@ -1,0 +1,198 @@
+"""Files into a store: three forms, the row that is wrong, and importing again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from everstate.changes import EntityType
+from everstate.cli import cli
+from everstate.config import Config
+from everstate.errors import ImportFailed
+from everstate.sources.outbox import EntityStore, Imported, import_file, importing
+from everstate.testing.store_contract import CLERK
+
+
+class Part(BaseModel):
+    name: str
+
+
+class Thing(BaseModel):
+    thing_id: str
+    day: date
+    size: float | None = None
+    count: int | None = None
+    note: str | None = None
+    parts: list[Part] = []
+
+
+THING = EntityType("thing", Thing, "thing_id")
+DAY = date(2013, 1, 1)
+
+
+@pytest.fixture
+def config(stack: Any, database: str) -> Config:
+    running: Config = stack.config
+    section = running.store.model_copy(update={"dsn": database})
+    return running.model_copy(update={"store": section})
+
+
+@pytest.fixture
+def store(config: Config) -> Iterator[EntityStore]:
+    with EntityStore(config, THING) as store:
+        store.install()
+        yield store
+
+
+def things(store: EntityStore, *keys: str) -> list[BaseModel]:
+    found = [store.get(key) for key in keys]
+    return [each.entity for each in found if each is not None]
+
+
+def test_json_lines_are_imported_and_importing_again_changes_nothing(
+    store: EntityStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "things.jsonl"
+    path.write_text(
+        '{"thing_id": "a", "day": "2013-01-01", "size": NaN, "parts": [{"name": "x"}]}\n'
+        "\n"
+        '{"thing_id": "b", "day": "2013-01-01", "size": 1.5}\n'
+        '{"thing_id": "a", "day": "2013-01-01", "size": 2}'
+    )
+    seen: list[Imported] = []
+    imported = import_file(store, path, provenance=CLERK, on_progress=seen.append)
+    assert (imported.rows, imported.changes, imported.unchanged) == (3, 3, 0)
+    assert seen[-1].done == pytest.approx(1.0)
+    assert things(store, "a", "b") == [
+        Thing(thing_id="a", day=DAY, size=2),
+        Thing(thing_id="b", day=DAY, size=1.5),
+    ]
+    assert store.put(Thing(thing_id="a", day=DAY, size=2), provenance=CLERK).version == 2
+
+
+def test_csv_cells_become_values_and_empty_ones_null_but_in_text(
+    store: EntityStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "things.csv"
+    path.write_text(
+        "thing_id,day,size,count,note,parts\r\n"
+        'a,2013-01-01,,3,"two\nlines","[{""name"": ""x""}]"\r\n'
+        "b,2013-01-01,NaN,,,\r\n".replace(",\r\n", ",[]\r\n"),
+        encoding="utf-8-sig",
+        newline="",
+    )
+    assert import_file(store, path, provenance=CLERK).changes == 2
+    assert things(store, "a", "b") == [
+        Thing(thing_id="a", day=DAY, count=3, note="two\nlines", parts=[Part(name="x")]),
+        Thing(thing_id="b", day=DAY, note=""),
+    ]
+
+
+def test_parquet_is_imported_with_nan_as_null(store: EntityStore, tmp_path: Path) -> None:
+    path = tmp_path / "things.parquet"
+    rows = [
+        {"thing_id": "a", "day": DAY, "size": math.nan, "parts": [{"name": "x"}]},
+        {"thing_id": "b", "day": DAY, "size": 0.5, "parts": []},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    assert import_file(store, path, provenance=CLERK).changes == 2
+    assert things(store, "a", "b") == [
+        Thing(thing_id="a", day=DAY, parts=[Part(name="x")]),
+        Thing(thing_id="b", day=DAY, size=0.5),
+    ]
+
+
+GOOD = '{"thing_id": "a", "day": "2013-01-01"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "row", "reason"),
+    [
+        ("x.jsonl", f"{GOOD}\n{{oops\n{GOOD}", 2, "Invalid JSON"),
+        ("x.jsonl", f'{GOOD}\n\n{{"thing_id": "b", "day": "never"}}', 3, "day"),
+        ("x.jsonl", f'{GOOD}\n{{"thing_id": "b", "day": "2013-01-01", "size": 1e999}}', 2, "size"),
+        (
+            "x.jsonl",
+            f'{{"thing_id": "b", "note": "{"x" * 2_000_000}", "day": "2013-01-01"}}',
+            1,
+            "",
+        ),
+        ("x.csv", "thing_id,day\na,2013-01-01\nb\n", 2, "1 cells, but 2 columns"),
+        ("x.csv", "thing_id,day,parts\na,2013-01-01,nonsense\n", 1, "no JSON"),
+        ("x.csv", b"thing_id,day\na,2013-01-01\nb\xff,2013-01-01\n", 2, "no Unicode text"),
+        ("x.parquet", b"PAR1 is not enough", 1, ""),
+        ("x.txt", GOOD, None, "its ending is none of .jsonl"),
+        ("missing.csv", None, None, "No such file"),
+    ],
+)
+def test_the_row_that_cannot_be_imported_is_told_and_its_transaction_leaves_nothing(
+    store: EntityStore,
+    tmp_path: Path,
+    name: str,
+    content: str | bytes | None,
+    row: int | None,
+    reason: str,
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ImportFailed) as failure:
+        import_file(store, path, provenance=CLERK)
+    assert failure.value.row == row
+    assert failure.value.committed == 0
+    assert reason in failure.value.reason
+    assert things(store, "a", "b") == []
+
+
+def test_rows_of_earlier_transactions_stay_and_are_counted(
+    store: EntityStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "CHUNK_ROWS", 10)
+    path = tmp_path / "x.jsonl"
+    lines = [json.dumps({"thing_id": f"t-{n}", "day": "2013-01-01"}) for n in range(30)]
+    path.write_text("\n".join([*lines[:25], "oops", *lines[25:]]))
+    with pytest.raises(ImportFailed, match=r"row 26: .*\(20 rows before it were committed"):
+        import_file(store, path, provenance=CLERK)
+    path.write_text("\n".join(lines))
+    imported = import_file(store, path, provenance=CLERK)
+    assert (imported.changes, imported.unchanged) == (10, 20)
+
+
+def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_of_import.py").write_text(
+        "from pydantic import BaseModel\n"
+        "from everstate.app import App\n"
+        "app = App('shop')\n"
+        "@app.entity('thing', key='thing_id')\n"
+        "class Thing(BaseModel):\n"
+        "    thing_id: str\n"
+    )
+    (tmp_path / "everstate.toml").write_text(
+        "[project]\napp = 'shop_of_import:app'\n"
+        f"[store]\ndsn = '{config.store_dsn}'\n"
+        f"[log]\nbootstrap_servers = '{config.bootstrap_servers}'\n"
+    )
+    for name in ("EVERSTATE_STORE_DSN", "EVERSTATE_LOG_BOOTSTRAP_SERVERS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("thing_id\na\nb\n")
+    bad.write_text("thing_id\na\n\n\x00,\n")
+    run = CliRunner().invoke
+    told = run(cli, ["-C", str(tmp_path), "import", "thing", str(good), "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout) == {"rows": 2, "changes": 2, "unchanged": 0}
+    failed = run(cli, ["-C", str(tmp_path), "import", "thing", str(bad)])
+    assert failed.exit_code == 2

@@ -1,0 +1,226 @@
+"""The store in PostgreSQL: any history of writes, concurrent installs, callers' transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.errors import SerializationFailure
+
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.errors import (
+    ChangeTooLarge,
+    InvalidEntityType,
+    NotFound,
+    Unavailable,
+    VersionConflict,
+)
+from everstate.sources.outbox import EntityStore, install
+from everstate.testing.store_contract import CLERK, ORDER, Order, Recorded, check_chain
+
+_CHANGES = """
+SELECT key, version, kind, change_id::text, before, after, event, occurred_at
+FROM everstate_store.outbox ORDER BY id
+"""
+
+keys = st.sampled_from(["a", "b", "B", "ä", "c\td", "e\\n"])
+notes = st.sampled_from(["", "x", "née", 'q"\\', "\t\n"])
+orders = st.builds(Order, order_id=keys, note=notes)
+versions = st.one_of(st.none(), st.none(), st.integers(0, 5))
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), orders, versions, st.booleans()),
+        st.tuples(st.just("delete"), keys, versions),
+        st.tuples(st.just("put_many"), st.lists(orders, max_size=8), st.booleans()),
+    ),
+    max_size=20,
+)
+
+
+@pytest.fixture
+def config(stack: Any, database: str) -> Config:
+    running: Config = stack.config
+    section = running.store.model_copy(update={"dsn": database})
+    return running.model_copy(update={"store": section})
+
+
+@pytest.fixture
+def store(config: Config) -> Iterator[EntityStore]:
+    with EntityStore(config, ORDER) as store:
+        store.install()
+        yield store
+
+
+def recorded(config: Config) -> list[Recorded]:
+    with psycopg.connect(config.store_dsn) as connection:
+        return [Recorded(*row) for row in connection.execute(_CHANGES).fetchall()]
+
+
+class Model:
+    """The store as a dictionary."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[int, Order | None]] = {}
+        self.changes: list[tuple[str, int]] = []
+
+    def refuses(self, key: str, expected: int | None) -> bool:
+        version, state = self.rows.get(key, (0, None))
+        return expected is not None and expected != version and not (expected == 0 and not state)
+
+    def write(self, key: str, state: Order | None, force: bool) -> None:
+        version, before = self.rows.get(key, (0, None))
+        if before != state or force:
+            self.rows[key] = (version + 1, state)
+            self.changes.append((key, version + 1))
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(history=operations)
+def test_any_history_of_writes_leaves_what_a_dictionary_would(
+    store: EntityStore, config: Config, history: list[tuple[Any, ...]]
+) -> None:
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute(
+            'TRUNCATE everstate_store."order", everstate_store.outbox,'
+            " everstate_store.outbox_pending RESTART IDENTITY"
+        )
+    model = Model()
+    for operation, *arguments in history:
+        if operation == "put":
+            order, expected, force = arguments
+            if model.refuses(order.order_id, expected):
+                with pytest.raises(VersionConflict):
+                    store.put(order, provenance=CLERK, expected_version=expected, force=force)
+                continue
+            written = store.put(order, provenance=CLERK, expected_version=expected, force=force)
+            model.write(order.order_id, order, force)
+            assert written.version == model.rows[order.order_id][0]
+        elif operation == "delete":
+            key, expected = arguments
+            exists = model.rows.get(key, (0, None))[1] is not None
+            if model.refuses(key, expected) or not exists:
+                with pytest.raises((VersionConflict, NotFound)):
+                    store.delete(key, provenance=CLERK, expected_version=expected)
+                continue
+            store.delete(key, provenance=CLERK, expected_version=expected)
+            model.write(key, None, False)
+        else:
+            many, force = arguments
+            store.put_many(many, provenance=CLERK, force=force)
+            for order in many:
+                model.write(order.order_id, order, force)
+    changes = recorded(config)
+    check_chain(changes)
+    assert [(change.key, change.version) for change in changes] == model.changes
+    for key, (version, state) in model.rows.items():
+        assert store.get(key) == (None if state is None else (state, version))
+
+
+def test_a_caller_s_transaction_takes_writes_and_rows_of_its_own_or_nothing(
+    store: EntityStore, config: Config
+) -> None:
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE mine (n int)")
+        with connection.transaction():
+            connection.execute("INSERT INTO mine VALUES (1)")
+            store.put(Order(order_id="a"), provenance=CLERK, connection=connection)
+            store.put_many([Order(order_id="b")], provenance=CLERK, connection=connection)
+            assert store.get("a") is None
+            assert store.get("a", connection=connection) is not None
+            raise psycopg.Rollback
+        assert recorded(config) == []
+        with connection.transaction():
+            connection.execute("INSERT INTO mine VALUES (2)")
+            store.put_many([Order(order_id="a")], provenance=CLERK, connection=connection)
+            store.put_many([Order(order_id="b")], provenance=CLERK, connection=connection)
+            with pytest.raises(VersionConflict):
+                store.put(
+                    Order(order_id="a", note="x"),
+                    provenance=CLERK,
+                    expected_version=0,
+                    connection=connection,
+                )
+            with pytest.raises(ChangeTooLarge):
+                store.put_many(
+                    [Order(order_id="c", note="x" * 2_000_000)],
+                    provenance=CLERK,
+                    connection=connection,
+                )
+        assert connection.execute("SELECT n FROM mine").fetchall() == [(2,)]
+    assert [change.key for change in recorded(config)] == ["a", "b"]
+    with psycopg.connect(config.store_dsn) as connection:
+        xids = connection.execute("SELECT DISTINCT xid FROM everstate_store.outbox").fetchall()
+    assert len(xids) == 1
+
+
+def test_a_lost_race_in_a_callers_repeatable_read_transaction_is_the_callers_to_repeat(
+    store: EntityStore, config: Config
+) -> None:
+    store.put(Order(order_id="a"), provenance=CLERK)
+    with psycopg.connect(config.store_dsn) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT 1")
+        store.put(Order(order_id="a", note="other"), provenance=CLERK)
+        with pytest.raises(SerializationFailure):
+            store.put(Order(order_id="a", note="x"), provenance=CLERK, connection=connection)
+
+
+def test_writers_that_lock_keys_in_opposite_orders_both_succeed(
+    store: EntityStore, config: Config
+) -> None:
+    """put_many locks in C collation, whatever order the caller has."""
+    for order_id in "aBä":
+        store.put(Order(order_id=order_id), provenance=CLERK)
+
+    def write(writer: int) -> None:
+        for turn in range(30):
+            names = "aBä" if writer else "äBa"
+            many = [Order(order_id=name, note=f"{writer}/{turn}") for name in names]
+            store.put_many(many, provenance=CLERK)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, range(2)))
+    check_chain(recorded(config))
+    assert len(recorded(config)) == 3 + 2 * 30 * 3
+
+
+def test_installing_from_several_processes_at_once_is_harmless(config: Config) -> None:
+    def run(_: int) -> None:
+        with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+            install(connection, [ORDER])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
+
+
+def test_names_of_the_stores_own_tables_are_refused(config: Config) -> None:
+    with pytest.raises(InvalidEntityType, match="outbox"):
+        EntityStore(config, EntityType("outbox", Order, "order_id"))
+
+
+def test_a_database_that_is_away_is_told_without_its_password(config: Config) -> None:
+    away = config.store.model_copy(update={"dsn": "postgresql://me:secret@127.0.0.1:1/x"})
+    with (
+        EntityStore(config.model_copy(update={"store": away}), ORDER) as store,
+        pytest.raises(Unavailable) as told,
+    ):
+        store.put(Order(order_id="a"), provenance=CLERK)
+    assert "secret" not in str(told.value)
+
+
+def test_connections_that_died_while_idle_are_not_used(store: EntityStore, config: Config) -> None:
+    store.put(Order(order_id="a"), provenance=CLERK)
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    assert store.put(Order(order_id="a", note="b"), provenance=CLERK).version == 2
