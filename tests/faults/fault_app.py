@@ -60,6 +60,7 @@ def write(config: Config, acknowledged: TextIO, seed: int, pause_s: float) -> No
     """
     rng = random.Random(seed)
     with EntityStore(config, app.entity_type(ENTITY)) as store:
+        store.install()
         while True:
             try:
                 one_write(store, rng, acknowledged)
@@ -69,12 +70,12 @@ def write(config: Config, acknowledged: TextIO, seed: int, pause_s: float) -> No
 
 
 def one_write(store: EntityStore, rng: random.Random, acknowledged: TextIO) -> None:
-    """One transaction: mostly one parcel, at times a hundred, at times a deletion."""
+    """One transaction: mostly one parcel, at times fifty, at times a deletion."""
     chance = rng.random()
-    if chance < 0.1:
-        store.put_many([parcel(rng) for _ in range(100)], provenance=CLERK)
+    if chance < 0.06:
+        store.put_many([parcel(rng) for _ in range(50)], provenance=CLERK)
         return
-    if chance < 0.2:
+    if chance < 0.16:
         try:
             written = store.delete(f"p-{rng.randrange(KEYS)}", provenance=CLERK)
         except NotFound:

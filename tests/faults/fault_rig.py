@@ -1,0 +1,195 @@
+"""A project under load on servers of its own, whose parts can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+import psycopg
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from fault_app import ENTITY
+from fault_harness import read_lake
+
+from everstate.config import Config, load
+from everstate.local import Stack
+from everstate.log.positions import Offsets
+from everstate.log.topics import TopicNames, Topics
+
+HERE = Path(__file__).parent
+WRITERS = 2
+PATIENCE_S = 180.0
+_POLL_S = 0.2
+_TOML = """
+[project]
+app = "fault_app:app"
+[log]
+partitions = 3
+[archive]
+trigger_s = 2
+[store]
+relay_batch_rows = 200
+[pipeline]
+master = "local[2]"
+driver_memory = "1g"
+"""
+
+
+class Rig:
+    """Kafka and PostgreSQL with fsync, the two roles and the writers, each a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "everstate.toml").write_text(_TOML, "utf-8")
+        self.stack = Stack(load(folder))
+        self.config: Config = self.stack.start()
+        with Topics(self.config) as topics:
+            topics.ensure([ENTITY])
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.log_names = TopicNames(self.config.log.prefix)
+        self.topic = self.log_names.changes(ENTITY)
+        self._environment = {**os.environ, "PYTHONPATH": str(HERE)}
+
+    # ---- processes
+
+    def start(self, role: str) -> None:
+        """Start `relay` or `pipeline` as `everstate run --only` does."""
+        everstate = [sys.executable, "-m", "everstate.cli", "--project", str(self.folder)]
+        self._spawn(role, [*everstate, "run", "--only", role])
+
+    def start_load(self) -> None:
+        """Start the writers that do not run."""
+        for number in range(WRITERS):
+            name = f"writer-{number}"
+            if name not in self.processes:
+                path = self.folder / f"{name}.acknowledged"
+                script = str(HERE / "fault_app.py")
+                argv = [sys.executable, script, str(self.folder), str(path)]
+                self._spawn(name, [*argv, str(time.time_ns())])
+
+    def stop_load(self) -> None:
+        """Kill the writers: what they were told is in their files."""
+        for number in range(WRITERS):
+            self.kill(f"writer-{number}")
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one process and what it started (Spark's JVM and workers)."""
+        process = self.processes.pop(name, None)
+        if process is None:
+            return
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        for child in family:
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+    def kill_jvm(self, name: str = "pipeline") -> None:
+        """SIGKILL the JVM alone, and wait until the process that drove it ends by itself."""
+        process = self.processes.pop(name)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            if child.name() == "java":
+                child.kill()
+        process.wait(60)
+
+    def close(self) -> None:
+        """End everything; quick for the writers, in order for the roles."""
+        self.stop_load()
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for name in list(self.processes):
+            try:
+                self.processes[name].wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill(name)
+        self.stack.stop()
+
+    def _spawn(self, name: str, argv: list[str]) -> None:
+        with open(self.folder / f"{name}.log", "ab") as output:
+            self.processes[name] = subprocess.Popen(
+                argv, env=self._environment, stdout=output, stderr=output
+            )
+
+    def told(self, name: str) -> str:
+        """The end of a process's output, for a failure's message."""
+        path = self.folder / f"{name}.log"
+        return path.read_text("utf-8", errors="replace")[-3000:] if path.exists() else ""
+
+    # ---- how far it is
+
+    def kept(self) -> dict[int, int]:
+        """Positions of the main group; empty before the views are made."""
+        schema = self.config.views.schema_name
+        query = f"SELECT partition, next_offset FROM {schema}.position WHERE view_group = %s"
+        try:
+            with psycopg.connect(self.config.views_dsn) as connection:
+                return dict(connection.execute(query.encode(), (ENTITY,)).fetchall())
+        except psycopg.errors.UndefinedTable:
+            return {}
+
+    def archived(self) -> dict[int, int]:
+        """Where the archive's ranges end."""
+        try:
+            DeltaTable(f"{self.config.archive_path}/{ENTITY}")
+        except TableNotFoundError:
+            return {}
+        ends: dict[int, int] = {}
+        for partition, _, end in read_lake(self.config).ranges:
+            ends[partition] = end
+        return ends
+
+    def ends(self) -> dict[int, int]:
+        """Last stable offset of each partition."""
+        with Offsets(self.config) as offsets:
+            found = offsets.stable_ends([self.topic])
+        return {partition: end for (_, partition), end in found.items()}
+
+    def published(self) -> bool:
+        """Whether the outbox has nothing left to publish."""
+        query = "SELECT NOT EXISTS (SELECT FROM everstate_store.outbox_pending)"
+        with psycopg.connect(self.config.store_dsn) as connection:
+            row = connection.execute(query).fetchone()
+        return row is not None and bool(row[0])
+
+    def progress(self) -> None:
+        """Wait until the views have taken something that came after now."""
+        aim = sum(self.ends().values())
+        self.until("the views go on", lambda: sum(self.kept().values()) > aim)
+
+    def settle(self) -> None:
+        """Stop the load, and wait until log, views and archive have everything."""
+        self.stop_load()
+        self.until("the outbox is published", self.published)
+        ends = self.ends()
+        self.until("the views are at the log's end", lambda: self.kept() == ends)
+        self.until("the archive is at the log's end", lambda: self.archived() == ends)
+
+    def until(self, what: str, done: Callable[[], bool]) -> None:
+        """Wait for something, with roles that ended started again as a supervisor would."""
+        deadline = time.monotonic() + PATIENCE_S
+        revived: list[str] = []
+        while not done():
+            for name, process in list(self.processes.items()):
+                if process.poll() is not None and not name.startswith("writer"):
+                    revived.append(name)
+                    del self.processes[name]
+                    self.start(name)
+            assert time.monotonic() < deadline, (
+                f"not within {PATIENCE_S:.0f} s: {what}; ended and started again: {revived}; "
+                f"pipeline: {self.told('pipeline')}\nrelay: {self.told('relay')}"
+            )
+            time.sleep(_POLL_S)
+
+    def acknowledged(self) -> Iterable[str]:
+        """Lines that the writers wrote after their commits."""
+        for path in sorted(self.folder.glob("*.acknowledged")):
+            with open(path, encoding="utf-8") as lines:
+                yield from lines

@@ -1,0 +1,104 @@
+"""Acceptance 3: SIGKILL under load, at random moments; then everything is where it must be.
+
+Two kills of each kind; 20 with EVERSTATE_FULL=1, any number with EVERSTATE_KILLS. The stack is
+one of its own, with fsync.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from fault_app import ENTITY, app
+from fault_harness import problems
+from fault_rig import Rig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KILLS = int(os.environ.get("EVERSTATE_KILLS") or (20 if os.environ.get("EVERSTATE_FULL") else 2))
+PROBLEMS_SHOWN = 20
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.kafka,
+    pytest.mark.postgres,
+    pytest.mark.spark,
+    pytest.mark.timeout(300 + 120 * KILLS),
+]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("faults"))
+    try:
+        for role in ("relay", "pipeline"):
+            rig.start(role)
+        yield rig
+    finally:
+        rig.close()
+
+
+@pytest.fixture
+def loaded(rig: Rig) -> Rig:
+    """The rig with its writers at work and its views following."""
+    rig.start_load()
+    rig.until("the views are made", lambda: bool(rig.kept()))
+    rig.progress()
+    return rig
+
+
+def wait(seconds_max: float) -> None:
+    time.sleep(random.random() * seconds_max)
+
+
+def prove(rig: Rig, spark: SparkSession) -> None:
+    """Nothing lost, nothing doubled: by the checker, by law 6 and by law 5."""
+    from everstate.pipeline.verify import verify_views
+
+    from everstate.pipeline.audit import audit
+
+    rig.settle()
+    found = problems(rig.config, rig.acknowledged())
+    assert found[:PROBLEMS_SHOWN] == []
+    for report in verify_views(spark, rig.config, app, None):
+        assert report.holds, report
+    archive = audit(spark, rig.config, ENTITY, against_log=True)
+    assert archive.problems == []
+
+
+def test_the_relay_is_killed(loaded: Rig, spark: SparkSession) -> None:
+    for _ in range(KILLS):
+        wait(2.0)
+        loaded.kill("relay")
+        wait(0.5)
+        loaded.start("relay")
+        loaded.progress()
+    prove(loaded, spark)
+
+
+@pytest.mark.parametrize("server", ["kafka", "postgres"])
+def test_a_server_is_killed(loaded: Rig, spark: SparkSession, server: str) -> None:
+    for _ in range(KILLS):
+        wait(2.0)
+        loaded.stack.kill(server)
+        wait(3.0)
+        loaded.stack.restart(server)
+        loaded.progress()
+    prove(loaded, spark)
+
+
+def test_the_spark_application_is_killed(loaded: Rig, spark: SparkSession) -> None:
+    for turn in range(KILLS):
+        wait(3.0)
+        if turn % 2:
+            loaded.kill_jvm()
+        else:
+            loaded.kill("pipeline")
+        loaded.start("pipeline")
+        loaded.progress()
+    prove(loaded, spark)
