@@ -11,6 +11,7 @@ import typer
 
 import everstate
 from everstate.cli import (
+    archive,
     demo,
     doctor,
     down,
@@ -26,7 +27,7 @@ from everstate.cli import (
 )
 from everstate.cli.console import GuardedGroup, Session, out
 
-VERBS = (demo, up, down, status, doctor, run, import_, get, list_, history, explain, views)
+VERBS = (demo, up, down, status, doctor, run, import_, get, list_, history, explain, views, archive)
 """Every verb, in the order of the help."""
 
 cli = typer.Typer(

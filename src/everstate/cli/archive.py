@@ -1,0 +1,184 @@
+"""`everstate archive`: prove the lake, compact it, look at it, and make a topic again from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from everstate.archive import ArchiveReader
+from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.config import Config
+from everstate.errors import InvalidConfig, VerificationFailed
+from everstate.local import connect
+
+if TYPE_CHECKING:
+    from everstate.pipeline.audit import AuditReport
+
+archive = typer.Typer(no_args_is_help=True, help="The lake: its proof, its files, and replay.")
+
+EntityArgument = Annotated[
+    str | None, typer.Argument(help="Entity type; default: every one of the app.")
+]
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verbs."""
+    cli.add_typer(archive, name="archive")
+
+
+@archive.command("verify")
+def verify(
+    context: typer.Context,
+    entity: EntityArgument = None,
+    against_log: Annotated[
+        bool, typer.Option("--against-log", help="Compare each record that the log still has.")
+    ] = False,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove that no offset is missing or doubled, versions are dense, and the chain holds."""
+    from everstate.pipeline.audit import audit
+    from everstate.pipeline.session import spark_session
+
+    config = connect(config_of(context))
+    spark = spark_session(config)
+    reports = [
+        audit(spark, config, name, against_log=against_log)
+        for name in _entities(entity, app, config)
+    ]
+    if json:
+        print_json([report.to_dict() for report in reports])
+    else:
+        for report in reports:
+            _tell(report)
+    failed = [report.entity for report in reports if not report.holds]
+    if failed:
+        raise VerificationFailed(f"the archive does not hold: {', '.join(failed)}.")
+
+
+@archive.command("compact")
+def compact(
+    context: typer.Context,
+    entity: EntityArgument = None,
+    cluster: Annotated[
+        bool | None,
+        typer.Option(
+            "--cluster/--no-cluster", help="Order all files by key; default: when it has doubled."
+        ),
+    ] = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write small files together; readers and appends go on meanwhile."""
+    from everstate.pipeline.compact import compact as compact_one
+    from everstate.pipeline.session import spark_session
+
+    config = config_of(context)
+    spark = spark_session(config)
+    done = [
+        compact_one(spark, config, name, cluster=cluster) for name in _entities(entity, app, config)
+    ]
+    if json:
+        print_json(done)
+        return
+    table(
+        ("entity", "files before", "after", "MiB", "clustered", "seconds"),
+        [
+            (one.entity, one.files_before, one.files_after, one.bytes / 2**20, one.clustered,
+             round(one.seconds, 1))
+            for one in done
+        ],
+    )  # fmt: skip
+
+
+@archive.command("files")
+def files(
+    context: typer.Context,
+    entity: Annotated[str, typer.Argument(help="Entity type.")],
+    json: JsonOption = False,
+) -> None:
+    """List the data files of an archive, and where it is; needs no server and no Spark."""
+    reader = ArchiveReader(config_of(context), entity)
+    found = reader.files()
+    if json:
+        print_json({"path": reader.path, "position": reader.position(), "files": found})
+        return
+    table(
+        ("file", "MiB", "records", "unreadable", "partitions", "offsets", "keys"),
+        [
+            (
+                file.path,
+                file.bytes / 2**20,
+                file.rows,
+                file.unreadable,
+                _span(file.partition_min, file.partition_max),
+                _span(file.offset_min, file.offset_max),
+                _span(file.key_min, file.key_max),
+            )
+            for file in found
+        ],
+        title=reader.path,
+    )
+
+
+@archive.command("replay")
+def replay(
+    context: typer.Context,
+    entity: Annotated[str, typer.Argument(help="Entity type.")],
+    to: Annotated[str, typer.Option("--to", help="Topic to write; made when missing, else empty.")],
+    generation: Annotated[int, typer.Option("--generation", min=1, help="Of the changelog.")] = 1,
+    json: JsonOption = False,
+) -> None:
+    """Make the changelog again from the archive, byte for byte, in another topic."""
+    from everstate.pipeline.replay import replay as replay_one
+    from everstate.pipeline.session import spark_session
+
+    config = connect(config_of(context))
+    done = replay_one(spark_session(config), config, entity, to, generation=generation)
+    if json:
+        print_json(done)
+        return
+    table(
+        ("entity", "topic", "records", "partitions", "seconds"),
+        [(done.entity, done.topic, done.records, done.partitions, round(done.seconds, 1))],
+    )
+
+
+def _entities(entity: str | None, app: str | None, config: Config) -> Sequence[str]:
+    """The one asked for, or all of the app; a name that the app does not know is refused."""
+    if entity is None:
+        return list(load_app(app, config).entities)
+    if app or config.project.app:
+        return [load_app(app, config).entity_type(entity).name]
+    if "/" in entity or not entity:
+        raise InvalidConfig("ENTITY", entity, "the name of an entity type")
+    return [entity]
+
+
+def _tell(report: AuditReport) -> None:
+    table(("", report.entity), report.lines())
+    if report.problems:
+        table(
+            ("rule", "where", "what"),
+            [(problem.rule, problem.where, problem.message) for problem in report.problems],
+        )
+    if report.conflict_rows:
+        columns = list(report.conflict_rows[0])
+        rows = [[row[name] for name in columns] for row in report.conflict_rows]
+        table(columns, rows, title="conflicts")
+    if report.runs:
+        table(
+            ("not served", "from", "to", "kind"),
+            [
+                (f"g{run.generation}[{run.partition}]", run.start, run.end, run.kind)
+                for run in report.runs
+            ],
+        )
+
+
+def _span(low: object, high: object) -> str | None:
+    if low is None:
+        return None
+    return str(low) if low == high else f"{low} – {high}"

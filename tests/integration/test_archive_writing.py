@@ -1,0 +1,240 @@
+"""The archive: each record once, byte for byte, and the position in the commit (law 5, C25)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from archive_cases import ORDER, Shop, change, open_shop
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
+from everstate.changes import Kind
+from everstate.errors import ArchiveError, DataLoss, Fenced, LogIdentityChanged
+from everstate.log.consumer import Consumer
+from everstate.log.record import OutRecord
+
+
+@pytest.fixture
+def shop(stack, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
+        yield shop
+
+
+def archived(shop: Shop) -> list[dict]:
+    rows = DeltaTable(table_path(shop.config, "order")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+def served(shop: Shop) -> list:
+    consumer = Consumer(shop.config)
+    ends = shop.offsets.stable_ends([shop.topic])
+    return [
+        record
+        for (topic, partition), end in sorted(ends.items())
+        for record in consumer.read(topic, partition, 0, end)
+    ]
+
+
+def test_every_record_is_archived_once_and_byte_for_byte(shop: Shop) -> None:
+    count = shop.write_orders(keys=40, versions=3)
+    batch = shop.archiver().step()
+    assert batch is not None
+    assert (batch.rows, batch.unreadable, batch.epoch, batch.caught_up) == (count, 0, 1, True)
+    assert shop.archiver().step() is None
+    rows = archived(shop)
+    records = served(shop)
+    assert len(rows) == len(records) == count
+    for row, record in zip(rows, records, strict=True):
+        assert (row["partition"], row["offset"]) == (record.partition, record.offset)
+        assert (row["raw_key"], row["raw_value"]) == (record.key, record.value)
+        headers = [(h["key"], h["value"]) for h in row["raw_headers"]]
+        assert headers == list(record.headers)
+        assert round(row["timestamp"].timestamp() * 1000) == record.timestamp_ms
+    first = next(row for row in rows if row["version"] == 2)
+    assert first["current"]["amount"] == 2
+    assert first["original"]["amount"] == 1
+    assert first["provenance"]["serviceName"] == "shop"
+
+
+def test_c25_a_new_archiver_goes_on_where_the_table_says(shop: Shop) -> None:
+    shop.write_orders(keys=10, versions=1)
+    shop.archiver().step()
+    shop.write_orders(keys=10, versions=2, first=2)
+    small = shop.archiver(batch_changes_max=7)
+    assert small.catch_up() == 20
+    assert len(archived(shop)) == 30
+    commits = list(ArchiveLog(shop.config, "order").commits())
+    epochs = [commit.note.epoch for commit in commits if commit.note]
+    assert epochs == list(range(len(epochs)))
+    assert all(sum(r.end - r.start for r in c.note.ranges) <= 9 for c in commits[2:] if c.note)
+    assert ArchiveReader(shop.config, "order").position() == {
+        1: {p: end for (_, p), end in shop.offsets.stable_ends([shop.topic]).items()}
+    }
+
+
+def test_c25_two_archivers_the_second_is_fenced_and_writes_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.write_orders(keys=10, versions=1)
+    slow, quick = shop.archiver(), shop.archiver()
+    slow.step()
+    shop.write_orders(keys=10, versions=1, first=2)
+    ends = slow._ends
+
+    def overtaken() -> dict[int, int]:
+        """The other one commits after this one has read the position."""
+        monkeypatch.setattr(slow, "_ends", ends)
+        assert quick.step() is not None
+        return ends()
+
+    monkeypatch.setattr(slow, "_ends", overtaken)
+    with pytest.raises(Fenced, match="another process"):
+        slow.step()
+    assert len(archived(shop)) == 20
+
+
+def test_unreadable_records_are_archived_with_their_reason(shop: Shop) -> None:
+    good = shop.record(change("a", 1))
+    shop.write(
+        [
+            good,
+            OutRecord(topic=shop.topic, key=b"a", value=None),
+            OutRecord(topic=shop.topic, key=None, value=good.value, headers=[("h", None)]),
+            OutRecord(topic=shop.topic, key=b"a", value=b"{not json", headers=[("h", b"\xff")]),
+            OutRecord(topic=shop.topic, key=b"b", value=good.value),
+        ]
+    )
+    batch = shop.archiver().step()
+    assert batch is not None
+    assert (batch.rows, batch.unreadable) == (5, 4)
+    reasons = {row["reason"] for row in archived(shop)}
+    assert reasons == {None, "tombstone", "no_key", "malformed", "key_mismatch"}
+    counts = ArchiveReader(shop.config, "order").counts()
+    assert (counts.rows, counts.unreadable) == (5, 4)
+    by_reason = {row["reason"]: row for row in archived(shop)}
+    assert by_reason["tombstone"]["raw_value"] is None
+    assert by_reason["malformed"]["raw_headers"] == [{"key": "h", "value": b"\xff"}]
+    assert by_reason["no_key"]["raw_headers"] == [{"key": "h", "value": None}]
+
+
+def test_c5_aborted_transactions_are_not_archived(shop: Shop) -> None:
+    shop.transact([shop.record(change(f"k{i}", 1)) for i in range(20)], commit=False)
+    shop.transact([shop.record(change(f"k{i}", 1)) for i in range(20)], commit=True)
+    shop.transact([shop.record(change("x", 1))], commit=False)
+    batch = shop.archiver().step()
+    assert batch is not None
+    assert batch.rows == 20
+    assert batch.caught_up
+
+
+def test_c8_a_topic_made_again_is_refused(shop: Shop) -> None:
+    shop.write_orders(keys=4, versions=1)
+    shop.archiver().step()
+    shop.topics.delete([shop.topic])
+    shop.topics.create(shop.topic, 3, {})
+    shop.write_orders(keys=40, versions=1)
+    with pytest.raises(LogIdentityChanged, match="Nothing was read"):
+        shop.archiver().step()
+    assert len(archived(shop)) == 4
+
+
+def test_c8_offsets_that_were_deleted_before_they_were_read_are_data_loss(shop: Shop) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    shop.write_orders(keys=30, versions=1)
+    shop.archiver().step()
+    shop.write_orders(keys=30, versions=1, first=2)
+    admin = AdminClient({"bootstrap.servers": shop.config.bootstrap_servers})
+    end = shop.offsets.stable_ends([shop.topic])[shop.topic, 0]
+    admin.delete_records([TopicPartition(shop.topic, 0, end - 1)])
+    for _ in range(100):
+        if shop.offsets.beginnings([shop.topic])[shop.topic, 0] == end - 1:
+            break
+    with pytest.raises(DataLoss, match="nothing was skipped"):
+        shop.archiver().step()
+    assert len(archived(shop)) == 30
+
+
+def test_c8_an_archive_that_lags_half_the_retention_raises_it(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    import time
+
+    shop.topics.set_config(shop.topic, {"retention.ms": "3600000"})
+    old = int(time.time() * 1000) - 45 * 60_000
+    shop.write([shop.record(change("a", 1), timestamp_ms=old)])
+    with caplog.at_level(logging.WARNING, "everstate.archive"):
+        shop.archiver().step()
+    assert "more than half the retention" in caplog.text
+    assert shop.topics.config(shop.topic)["retention.ms"] == "7200000"
+
+
+def test_c25_a_table_whose_commits_do_not_say_where_it_is_is_refused(shop: Shop) -> None:
+    shop.write_orders(keys=4, versions=1)
+    shop.archiver().step()
+    log = Path(table_path(shop.config, "order")) / "_delta_log"
+    for commit in log.glob("*.json"):
+        commit.write_text(commit.read_text().replace("everstate", "elsewhere"))
+    for checksum in log.glob(".*.json.crc"):
+        checksum.unlink()
+    with pytest.raises(ArchiveError, match="says where it is"):
+        shop.archiver().step()
+
+
+def test_c26_the_ledger_is_the_same_however_often_it_is_filled(shop: Shop) -> None:
+    log, ledger = ArchiveLog(shop.config, "order"), Ledger(shop.config, "order")
+    assert ledger.sync(log) == 0
+    for version in (1, 2, 3):
+        shop.write_orders(keys=9, versions=1, first=version)
+        shop.archiver().step()
+        ledger.sync(log)
+    assert ledger.sync(log) == 0
+    rows = ledger.rows()
+    assert sum(row.rows for row in rows) == 27
+    assert ledger.position() == ArchiveReader(shop.config, "order").position()
+    shutil.rmtree(ledger.path)
+    assert ledger.sync(log) == len(rows)
+    assert ledger.rows() == rows
+
+
+def test_explain_finds_file_and_commit_of_an_offset_and_the_changes_of_a_key(shop: Shop) -> None:
+    shop.write_orders(keys=9, versions=2)
+    shop.archiver().step()
+    reader = ArchiveReader(shop.config, "order")
+    found = reader.changes_of("o3", ["version", "partition", "offset", "generation"]).to_pylist()
+    assert [row["version"] for row in found] == [1, 2]
+    place = reader.locate(1, found[1]["partition"], found[1]["offset"])
+    assert place is not None
+    assert (place.commit_version, place.epoch) == (1, 1)
+    assert any(file.path == place.file for file in reader.files())
+    record = reader.record(1, found[1]["partition"], found[1]["offset"])
+    assert record is not None
+    assert record["key"] == "o3"
+    assert reader.locate(1, 0, 10_000) is None
+    with pytest.raises(ArchiveError, match="no archive yet"):
+        ArchiveReader(shop.config, "nothing").files()
+
+
+def test_programs_that_know_nothing_of_us_read_the_same_counts(shop: Shop) -> None:
+    shop.write_orders(keys=20, versions=2)
+    shop.write([shop.record(change("o1", 3, Kind.DELETED))])
+    shop.archiver().step()
+    path = table_path(shop.config, "order")
+    assert ORDER.name == "order"
+    plain = DeltaTable(path).to_pyarrow_dataset()
+    assert plain.count_rows() == 41
+    with duckdb.connect() as duck:
+        duck.register("orders", plain)
+        query = "SELECT kind, count(*), sum(current.amount) FROM orders GROUP BY kind ORDER BY kind"
+        assert duck.execute(query).fetchall() == [
+            ("created", 20, 20),
+            ("deleted", 1, None),
+            ("updated", 20, 40),
+        ]
