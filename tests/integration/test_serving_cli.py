@@ -9,23 +9,11 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
-from test_serving_reader import TABLES, fill
+from serving_cases import SCHEMA, fill
 from typer.testing import CliRunner
 
 from everstate.cli import cli
-
-CONTROL = """
-CREATE TABLE everstate_views.position (
-    view_group text, entity text, generation int, partition int, next_offset bigint,
-    updated_at timestamptz DEFAULT now(), PRIMARY KEY (view_group, generation, partition));
-CREATE TABLE everstate_views.view (
-    name text, entity text, version int, view_group text, definition jsonb, fingerprint text,
-    status text, reason text, verified_at timestamptz, verified jsonb);
-INSERT INTO everstate_views.position VALUES
-    ('guest', 'guest', 1, 0, 8), ('guest/names', 'guest', 1, 0, 3);
-INSERT INTO everstate_views.view (name, entity, view_group, status) VALUES
-    ('names', 'guest', 'guest/names', 'live');
-"""
+from everstate.views import control
 
 MODULE = """
 from datetime import date
@@ -53,9 +41,11 @@ Run = Callable[..., tuple[int, str, str]]
 def everstate(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command line in a project whose views are filled; (code, stdout, stderr)."""
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(TABLES)
-        connection.execute(CONTROL)
         fill(connection)
+        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 8})
+        control.init_positions(connection, SCHEMA, "guest/names", "guest", {0: 3})
+        row = control.ViewRow("names", "guest", 1, "guest/names", {}, "", "live")
+        control.register_view(connection, SCHEMA, row)
     (tmp_path / "serving_hotel.py").write_text(MODULE, "utf-8")
     (tmp_path / "everstate.toml").write_text('[project]\napp = "serving_hotel:app"\n', "utf-8")
     monkeypatch.setenv("EVERSTATE_STORE_DSN", database)

@@ -2,120 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
-from pydantic import BaseModel
+from serving_cases import START, Hotel, fill
 
-from everstate.changes import EntityType
 from everstate.config import Config, load
 from everstate.errors import InvalidQuery, NotFound, Unavailable, UnknownEntity
 from everstate.serving import ABSENT, Difference, Reader
-from everstate.views.plan import ViewPlan
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-SCHEMA = "everstate_views"
-
-
-class Guest(BaseModel):
-    guest_id: str
-    name: str
-    nights: int | None = None
-    born: date | None = None
-
-
-@dataclass(frozen=True)
-class Hotel:
-    name: str = "hotel"
-    entities: dict[str, EntityType] = field(
-        default_factory=lambda: {"guest": EntityType("guest", Guest, "guest_id")}
-    )
-    views: dict[str, ViewPlan] = field(default_factory=dict)
-
-
-TABLES = f"""
-CREATE SCHEMA {SCHEMA};
-CREATE TABLE {SCHEMA}.guest_latest__v1 (
-    key text COLLATE "C" PRIMARY KEY, version bigint, change_id uuid, kind text,
-    as_of timestamptz, occurred_at timestamptz, recorded_at timestamptz, generation int,
-    partition int, "offset" bigint, provenance jsonb, state jsonb);
-CREATE TABLE {SCHEMA}.guest_history__v1 (
-    key text COLLATE "C", version bigint, change_id uuid, kind text, as_of timestamptz,
-    occurred_at timestamptz, recorded_at timestamptz, schema_version int, generation int,
-    partition int, "offset" bigint, provenance jsonb, transaction jsonb, event jsonb, state jsonb,
-    PRIMARY KEY (key, version));
-CREATE INDEX ON {SCHEMA}.guest_history__v1 (key, as_of, version);
-"""
-
-PROVENANCE = json.dumps({"apiVersion": "v1", "serviceName": "desk", "identifier": "clerk"})
-
-
-def guest(key: str, name: str, **fields: Any) -> dict[str, Any]:
-    state = Guest(guest_id=key, name=name, **fields).model_dump(mode="json")
-    return dict(state)
-
-
-# key, hours after START at which each version holds, its state
-HISTORIES: list[tuple[str, float, dict[str, Any] | None]] = [
-    ("eva", 1, guest("eva", "Eva")),
-    ("eva", 2, guest("eva", "Eva", nights=2, born=date(1990, 5, 1))),
-    ("eva", 2, guest("eva", "Eva Maria", nights=3, born=date(1990, 5, 1))),
-    ("tom", 1, guest("tom", "Tom", nights=10)),
-    ("tom", 4, None),
-    ("tom", 6, guest("tom", "Tom", nights=1)),
-    ("ada", 3, guest("ada", "Ada", nights=9)),
-    ("ada", 5, None),
-]
-
-
-def fill(connection: psycopg.Connection[Any]) -> None:
-    versions: dict[str, int] = {}
-    for offset, (key, hours, state) in enumerate(HISTORIES):
-        version = versions[key] = versions.get(key, 0) + 1
-        kind = "deleted" if state is None else "created" if version == 1 else "updated"
-        moment = START + timedelta(hours=hours)
-        shared = (
-            key,
-            version,
-            UUID(int=offset),
-            kind,
-            moment,
-            moment,
-            START + timedelta(days=1, hours=offset),
-            1,
-            0,
-            offset,
-            PROVENANCE,
-            None if state is None else json.dumps(state),
-        )
-        connection.execute(
-            f"INSERT INTO {SCHEMA}.guest_latest__v1 VALUES "
-            "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (key) DO UPDATE SET "
-            "(version, change_id, kind, as_of, occurred_at, recorded_at, generation, partition, "
-            '"offset", provenance, state) = ROW(excluded.version, excluded.change_id, '
-            "excluded.kind, excluded.as_of, excluded.occurred_at, excluded.recorded_at, "
-            'excluded.generation, excluded.partition, excluded."offset", excluded.provenance, '
-            "excluded.state)",
-            shared,
-        )
-        connection.execute(
-            f"INSERT INTO {SCHEMA}.guest_history__v1 (key, version, change_id, kind, as_of, "
-            'occurred_at, recorded_at, generation, partition, "offset", provenance, state, '
-            "event) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            (*shared, json.dumps({"type": "Checked", "data": {"n": version}})),
-        )
 
 
 @pytest.fixture
 def config(database: str) -> Config:
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(TABLES)
         fill(connection)
     return load(store={"dsn": database})
 

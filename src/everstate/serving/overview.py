@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import sql
 
@@ -31,6 +31,18 @@ class _Place(NamedTuple):
     updated_at: datetime
 
 
+class _Registered(NamedTuple):
+    """One row of the table of views."""
+
+    name: str
+    entity: str
+    view_group: str
+    status: str
+    reason: str | None
+    verified_at: datetime | None
+    verified: dict[str, Any] | None
+
+
 def views(config: Config, connection: ReadConnection, project: Project) -> list[ViewRow]:
     """One row a view, those of an entity type together.
 
@@ -41,31 +53,38 @@ def views(config: Config, connection: ReadConnection, project: Project) -> list[
     places = [_Place(*row) for row in connection.rows(_positions(schema))]
     behind = _lags(config, places)
     found = []
-    for name, entity, group, status, reason, verified_at, verified in connection.rows(
-        _views(schema)
-    ):
-        mine = [place for place in places if place.view_group == group]
-        lags = behind.get(group, []) if behind is not None else None
+    for view in _registered(connection, schema, project):
+        mine = [place for place in places if place.view_group == view.view_group]
+        lags = behind.get(view.view_group, []) if behind is not None else None
         found.append(
             ViewRow(
-                name=name,
-                kind=_kind(name, entity, project),
-                entity=entity,
-                view_group=group,
-                rows=_count(connection, schema, name),
+                name=view.name,
+                kind=_kind(view.name, view.entity, project),
+                entity=view.entity,
+                view_group=view.view_group,
+                rows=_count(connection, schema, view.name),
                 position={f"{p.generation}/{p.partition}": p.next_offset for p in mine},
                 lag_changes=None if lags is None else sum(row.lag_changes for row in lags),
                 lag_seconds=None
                 if lags is None
                 else max((row.lag_seconds for row in lags), default=0.0),
                 updated_at=max((place.updated_at for place in mine), default=None),
-                verified_at=verified_at,
-                verified=verified,
-                status=status,
-                reason=reason,
+                verified_at=view.verified_at,
+                verified=view.verified,
+                status=view.status,
+                reason=view.reason,
             )
         )
     return found
+
+
+def _registered(connection: ReadConnection, schema: str, project: Project) -> list[_Registered]:
+    """Registered views and, of every entity type, the two that need no registration."""
+    rows = {view.name: view for view in map(_Registered._make, connection.rows(_views(schema)))}
+    for entity in project.entities:
+        for name in (f"{entity}_latest", f"{entity}_history"):
+            rows.setdefault(name, _Registered(name, entity, entity, "live", None, None, None))
+    return sorted(rows.values(), key=lambda view: (view.entity, view.name))
 
 
 def _lags(config: Config, places: Iterable[_Place]) -> dict[str, list[LagRow]] | None:

@@ -260,7 +260,8 @@ def _version_of(entity_type: EntityType, row: Row, before: Row | None) -> Versio
 
 
 def _table(schema: str, entity: str, view: str) -> sql.Composable:
-    return sql.Identifier(schema, f"{entity}_{view}__v1")
+    # The readers' view, never a physical table: a rebuild points it to another one (C28).
+    return sql.Identifier(schema, f"{entity}_{view}")
 
 
 def _statement(text: str, schema: str, entity: str, view: str) -> bytes:

@@ -1,0 +1,92 @@
+"""The demonstration from an empty folder, and the pages that go on from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+
+def environment() -> dict[str, str]:
+    """This environment without settings of ours, which would win over the demonstration's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("EVERSTATE_")}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A folder in which the demonstration was played, and what it said."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = subprocess.run(
+        DEMO, cwd=folder, env=environment(), capture_output=True, timeout=600, check=False
+    )
+    said = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, said
+    yield folder, done.stdout.decode()
+    down = [sys.executable, "-m", "everstate.cli", "-C", ".everstate/demo", "down"]
+    subprocess.run(down, cwd=folder, env=environment(), check=True, capture_output=True)
+
+
+@pytest.mark.timeout(700)
+def test_the_demonstration_answers_and_proves_every_view(played: tuple[Path, str]) -> None:
+    _, said = played
+    assert "73,592 changes" in said
+    assert "DEPARTURES" in said
+    assert "CANCELLED" in said
+    assert "FlightDeparted" in said
+    assert "JetBlue" in said
+    for view in ("board", "delay_by_carrier", "cancellations_by_day", "flights_by_origin"):
+        assert re.search(rf"{view}\b.*\bholds\b", said), view
+    assert "peak memory" in said
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["docs/tutorial/flights.md", "README.md"])
+def test_a_page_goes_on_from_the_demonstration(
+    played: tuple[Path, str], make_reader: Any, page: str
+) -> None:
+    folder, _ = played
+    assert make_reader(folder).follow(ROOT / page) > 3
+
+
+@pytest.mark.timeout(180)
+def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        DEMO,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    started: set[psutil.Process] = set()
+    deadline = time.monotonic() + 60
+    while (
+        time.monotonic() < deadline
+        and not (tmp_path / ".everstate/demo/data/logs/run.log").exists()
+    ):
+        started |= set(psutil.Process(process.pid).children(recursive=True))
+        time.sleep(0.5)
+    time.sleep(5)
+    started |= set(psutil.Process(process.pid).children(recursive=True))
+    assert started
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0, said.decode()
+    assert "Traceback" not in said.decode()
+    left = psutil.wait_procs(list(started), timeout=10)[1]
+    assert [alive for alive in left if "everstate" in " ".join(alive.cmdline())] == []
+    assert [alive for alive in left if alive.is_running()] == []

@@ -1,0 +1,94 @@
+"""How the views stand: rows, position, lag, on a real log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import BaseModel
+
+from everstate.app import App
+from everstate.config import Config, load
+from everstate.errors import UnknownView
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames, Topics
+from everstate.serving import Reader
+from everstate.views import control
+from everstate.views.stores.postgres.tables import install_entity
+
+SCHEMA = "everstate_views"
+
+
+def hotel() -> App:
+    app = App("hotel")
+
+    @app.entity("guest", key="guest_id")
+    class Guest(BaseModel):
+        guest_id: str
+        name: str
+
+    return app
+
+
+@pytest.fixture
+def config(stack: Any, database: str, topic_prefix: str) -> Config:
+    return load(
+        store={"dsn": database},
+        log={
+            "bootstrap_servers": stack.bootstrap_servers,
+            "prefix": topic_prefix,
+            "partitions": 1,
+        },
+    )
+
+
+def publish(config: Config, count: int) -> None:
+    topics = Topics(config)
+    topics.ensure(["guest"])
+    topics.close()
+    topic = TopicNames(config.log.prefix).changes("guest")
+    producer = Producer(config)
+    producer.send_many(OutRecord(topic, b"k", b"v") for _ in range(count))
+    producer.flush(30)
+    producer.close()
+
+
+def test_each_view_tells_its_position_and_how_far_it_is_behind(config: Config) -> None:
+    publish(config, 5)
+    app = hotel()
+    with psycopg.connect(config.views_dsn, autocommit=True) as connection:
+        control.install(connection, SCHEMA)
+        install_entity(connection, SCHEMA, app.entity_type("guest"))
+        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
+    with Reader(config, app) as reader:
+        rows = reader.views()
+    assert [(row.name, row.kind, row.rows) for row in rows] == [
+        ("guest_history", "history", 0),
+        ("guest_latest", "latest", 0),
+    ]
+    assert rows[0].position == {"1/0": 3}
+    assert rows[0].lag_changes == 2
+    assert rows[0].lag_seconds is not None
+    assert rows[0].lag_seconds > 0
+    assert (rows[0].status, rows[0].verified_at) == ("live", None)
+
+
+def test_lag_is_unknown_while_the_log_is_away(config: Config) -> None:
+    app = hotel()
+    away = load(
+        store={"dsn": config.store_dsn},
+        log={"bootstrap_servers": "127.0.0.1:1", "prefix": config.log.prefix},
+    )
+    with psycopg.connect(config.views_dsn, autocommit=True) as connection:
+        control.install(connection, SCHEMA)
+        install_entity(connection, SCHEMA, app.entity_type("guest"))
+        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
+    with Reader(away, app) as reader:
+        assert {row.lag_changes for row in reader.views()} == {None}
+
+
+def test_a_view_of_another_name_is_refused_with_those_there_are(config: Config) -> None:
+    with Reader(config, hotel()) as reader, pytest.raises(UnknownView, match="guest_history"):
+        reader.rows("guests")
