@@ -243,3 +243,37 @@ class InvalidQuery(EverstateError):
 
     exit_code = 2
     http_status = 400
+
+
+class ViewFailed(EverstateError):
+    """One view of a group cannot take a change; the others can, without it.
+
+    ``offset`` and ``key`` name the change when it could be told, else they are ``None``.
+    """
+
+    def __init__(
+        self, view: str, reason: str, *, offset: int | None = None, key: str | None = None
+    ) -> None:
+        self.view, self.reason, self.offset, self.key = view, reason, offset, key
+        where = "" if offset is None else f" at offset {offset:,} (key {key!r})"
+        super().__init__(f"view {view} failed{where}: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross process borders whole: Spark pickles what a task raises."""
+        return _view_failed, (self.view, self.reason, self.offset, self.key)
+
+
+def _view_failed(view: str, reason: str, offset: int | None, key: str | None) -> ViewFailed:
+    return ViewFailed(view, reason, offset=offset, key=key)
+
+
+class HeldOverflow(EverstateError):
+    """More changes wait behind version gaps than may be held; the group stops, nothing is lost."""
+
+    def __init__(self, view_group: str, held: int, limit: int) -> None:
+        self.view_group, self.held, self.limit = view_group, held, limit
+        super().__init__(
+            f"{view_group}: {held:,} changes wait behind version gaps, "
+            f"and pipeline.held_max is {limit:,}.",
+            advice="Look for the lost versions (everstate archive verify), or raise the limit.",
+        )

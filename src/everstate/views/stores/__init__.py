@@ -1,0 +1,1 @@
+"""Where views' tables live; one folder a store."""

@@ -1,0 +1,82 @@
+"""One connection per thread and database, kept between the batches of a worker process."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+
+from everstate.errors import Unavailable
+from everstate.telemetry import without_secret
+
+_SETTINGS: Final = (
+    "-c TimeZone=UTC -c DateStyle=ISO -c client_min_messages=warning "
+    # An attempt that hangs holds its position row: nobody else could go on.
+    "-c idle_in_transaction_session_timeout=300000 -c temp_buffers=64MB "
+    "-c random_page_cost=1.1 -c jit=off"
+)
+
+_local = threading.local()
+
+
+class Session:
+    """A connection with the staging tables that it has made; one thread at a time."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.connection: psycopg.Connection[Any] = psycopg.connect(
+            dsn, autocommit=True, options=_SETTINGS, application_name="everstate views"
+        )
+        self.staged: dict[str, str] = {}
+        atexit.register(self.connection.close)
+
+    def close(self) -> None:
+        """Give the connection up."""
+        atexit.unregister(self.connection.close)
+        self.connection.close()
+
+
+@contextmanager
+def session(dsn: str) -> Iterator[Session]:
+    """The thread's session with a database; a lost connection is given up and told.
+
+    Raises Unavailable when the database does not answer or goes away.
+    """
+    sessions: dict[str, Session] = _local.__dict__.setdefault("sessions", {})
+    found = sessions.get(dsn)
+    if found is not None and found.connection.closed:
+        del sessions[dsn]
+        found = None
+    try:
+        if found is None:
+            found = sessions[dsn] = Session(dsn)
+        yield found
+    except psycopg.OperationalError as cause:
+        if found is None or _lost(found.connection, cause):
+            close(dsn)
+            raise Unavailable(
+                f"the views' database does not answer ({without_secret(dsn)}): "
+                f"{str(cause).strip().splitlines()[0]}"
+            ) from cause
+        raise
+    except BaseException:
+        if found is not None and found.connection.info.transaction_status != 0:
+            close(dsn)
+        raise
+
+
+def close(dsn: str) -> None:
+    """Close this thread's session with a database, if it has one."""
+    sessions: dict[str, Session] = _local.__dict__.setdefault("sessions", {})
+    found = sessions.pop(dsn, None)
+    if found is not None:
+        found.close()
+
+
+def _lost(connection: psycopg.Connection[Any], cause: psycopg.Error) -> bool:
+    state = cause.sqlstate or ""
+    return connection.closed or not state or state[:2] in ("08", "57", "53")
