@@ -1,0 +1,223 @@
+"""freshness: 400 changes a second, from `send` to the row that a reader sees."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from statistics import quantiles
+
+import psycopg
+
+from bench import data
+from bench.postgres_floors import BareKeeper
+from bench.report import Reach, Result, result
+from bench.session import Session, changes_topic
+from everstate.config import Config
+from everstate.log.producer import Producer
+from everstate.log.topics import Topics
+
+RATE = 400
+BEFORE = 100_000
+"""Changes that are kept before the clock runs: the lane is warm, the tables are not empty."""
+SECONDS = 30
+SECONDS_QUICK = 8
+WARM_SECONDS = 5
+PATIENCE_S = 180.0
+_PAUSE_S = 0.002
+
+_TOML = """
+[project]
+app = "bench.project:app"
+[log]
+bootstrap_servers = "{servers}"
+prefix = "{prefix}"
+[store]
+dsn = "{dsn}"
+[archive]
+path = "{archive}"
+[pipeline]
+driver_memory = "2g"
+"""
+
+
+def run(session: Session) -> list[Result]:
+    seconds = SECONDS_QUICK if session.quick else SECONDS
+    ours: list[tuple[float, float]] = []
+    bare: list[tuple[float, float]] = []
+    for number in range(session.repeat):
+        bare.append(_bare(session, seconds))
+        ours.append(_ours(session, seconds))
+        session.say(
+            f"[dim]  run {number + 1}: p50 {ours[-1][0]:.0f} ms, p99 {ours[-1][1]:.0f} ms beside "
+            f"{bare[-1][0]:.0f} and {bare[-1][1]:.0f}[/dim]"
+        )
+    reaches = (Reach(value_max=500), Reach(value_max=1500))
+    return [
+        result(
+            "freshness",
+            f"{RATE} changes/s, send → row visible, {name}",
+            "ms",
+            [run[at] for run in ours],
+            floors=[run[at] for run in bare],
+            floor_is="bare consumer → PostgreSQL",
+            reach=reaches[at],
+        )
+        for at, name in enumerate(("p50", "p99"))
+    ]
+
+
+def _ours(session: Session, seconds: int) -> tuple[float, float]:
+    """The pipeline as `everstate run --only pipeline` runs it, archive included."""
+    config = _prepared(session)
+    table = f"{config.views.schema_name}.{data.ENTITY}_latest__v1"
+    with _pipeline(config):
+        times = _measure(config, table, session.size(BEFORE), seconds)
+    session.drop(config)
+    return times
+
+
+def _bare(session: Session, seconds: int) -> tuple[float, float]:
+    config = _prepared(session)
+    spawn = multiprocessing.get_context("spawn")
+    stop = spawn.Event()
+    process = spawn.Process(target=_keep_bare, args=(config, stop), daemon=True)
+    process.start()
+    try:
+        times = _measure(config, "bare_latest", session.size(BEFORE), seconds)
+    finally:
+        stop.set()
+        process.join(30)
+    session.drop(config)
+    return times
+
+
+def _keep_bare(config: Config, stop: Event) -> None:
+    keeper = BareKeeper(config, changes_topic(config), config.log.partitions)
+    while not stop.is_set():
+        keeper.step(0.001)
+    keeper.close()
+
+
+def _prepared(session: Session) -> Config:
+    """A fresh project whose log holds the changes that come before."""
+    config = session.fresh()
+    with Topics(config) as topics:
+        topics.ensure([data.ENTITY])
+    with Producer(config) as producer:
+        for index in range(session.size(BEFORE)):
+            key, value, headers = data.message(index)
+            producer.send_raw(changes_topic(config), key, value, headers)
+    return config.model_copy(
+        update={"pipeline": config.pipeline.model_copy(update={"driver_memory": "2g"})}
+    )
+
+
+@contextmanager
+def _pipeline(config: Config) -> Iterator[None]:
+    folder = Path(config.archive_path).parent / f"{config.log.prefix}-project"
+    folder.mkdir(parents=True)
+    (folder / "everstate.toml").write_text(
+        _TOML.format(
+            servers=config.bootstrap_servers,
+            prefix=config.log.prefix,
+            dsn=config.store_dsn,
+            archive=config.archive_path,
+        ),
+        "utf-8",
+    )
+    everstate = [sys.executable, "-m", "everstate.cli", "--project", str(folder)]
+    with open(folder / "pipeline.log", "wb") as output:
+        process = subprocess.Popen(
+            [*everstate, "run", "--only", "pipeline"],
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _measure(config: Config, table: str, before: int, seconds: int) -> tuple[float, float]:
+    """Milliseconds at the middle and at the 99th of a hundred."""
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        _until_kept(connection, table, before)
+        sender = _Sender(config, before, (WARM_SECONDS + seconds) * RATE)
+        thread = threading.Thread(target=sender.run, daemon=True)
+        thread.start()
+        times = sender.watch(connection, table)
+        thread.join()
+    ordered = quantiles(times[WARM_SECONDS * RATE :], n=100)
+    return 1000 * ordered[49], 1000 * ordered[98]
+
+
+class _Sender:
+    """Sends changes at an even rate and watches for each to become visible."""
+
+    def __init__(self, config: Config, first: int, count: int) -> None:
+        self._config, self._first, self._count = config, first, count
+        self._sent: list[float] = []
+
+    def run(self) -> None:
+        """Send; a change's time is taken right before its `send`."""
+        topic = changes_topic(self._config)
+        messages = [data.message(self._first + index) for index in range(self._count)]
+        with Producer(self._config) as producer:
+            began = time.perf_counter()
+            for number, (key, value, headers) in enumerate(messages):
+                time.sleep(max(0.0, began + number / RATE - time.perf_counter()))
+                self._sent.append(time.perf_counter())
+                producer.send_raw(topic, key, value, headers)
+
+    def watch(self, connection: psycopg.Connection, table: str) -> list[float]:
+        """Seconds of each change, in the order of sending."""
+        query = f"SELECT key, version FROM {table} WHERE key = ANY(%s)".encode()
+        taken = 0
+        waiting: dict[str, list[tuple[int, int]]] = {}
+        times = [0.0] * self._count
+        left = self._count
+        deadline = time.monotonic() + PATIENCE_S
+        while left:
+            assert time.monotonic() < deadline, f"{left} changes never became visible"
+            while taken < len(self._sent):
+                at = data.place(self._first + taken)
+                waiting.setdefault(data.key_of(at.number), []).append((at.step + 1, taken))
+                taken += 1
+            if waiting:
+                rows = connection.execute(query, (list(waiting),), prepare=True).fetchall()
+                now = time.perf_counter()
+                for key, version in rows:
+                    for wanted, number in [w for w in waiting[key] if w[0] <= version]:
+                        times[number] = now - self._sent[number]
+                        waiting[key].remove((wanted, number))
+                        left -= 1
+                    if not waiting[key]:
+                        del waiting[key]
+            time.sleep(_PAUSE_S)
+        return times
+
+
+def _until_kept(connection: psycopg.Connection, table: str, count: int) -> None:
+    """Wait until the changes that came before are all in the table."""
+    wanted = sum(data.place(index).step == 0 for index in range(count))
+    last = data.place(count - 1).step + 1
+    query = f"SELECT count(*), max(version) FROM {table}".encode()
+    deadline = time.monotonic() + PATIENCE_S
+    found: object = None
+    while found != (wanted, last):
+        assert time.monotonic() < deadline, f"kept within {PATIENCE_S:.0f} s: {found}"
+        time.sleep(0.5)
+        try:
+            found = connection.execute(query).fetchone()
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            continue
