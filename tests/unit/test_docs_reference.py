@@ -69,3 +69,11 @@ def test_every_page_of_the_documentation_is_reached_from_the_readme() -> None:
         ahead += [(page.parent / target).resolve() for target in links if "://" not in target]
     pages = {page for page in PAGES if page.parent.name != "decisions"}
     assert {name_of(page) for page in pages if page not in reached} == set()
+
+
+def test_the_example_is_the_one_of_the_howto() -> None:
+    page = (DOCS / "howto" / "own-entity-type.md").read_text("utf-8")
+    for file in (ROOT / "examples" / "hotel").iterdir():
+        code = file.read_text("utf-8")
+        if file.suffix != ".md":
+            assert re.sub(r'\A""".*?"""\n\n', "", code) in page, file.name

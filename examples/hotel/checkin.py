@@ -1,0 +1,23 @@
+"""Writes a few guests and their changes."""
+
+from everstate.changes import Provenance
+from everstate.config import load
+from everstate.errors import VersionConflict
+from everstate.local import connect
+from everstate.sources.outbox import EntityStore
+
+from hotel import Guest, app
+
+config = connect(load())
+desk = Provenance(api_version="v1", service_name="front-desk", identifier="clerk-7")
+
+with EntityStore(config, app.entity_type("guest")) as store:
+    store.install()
+    store.put(Guest(guest_id="g1", name="Eva", city="Wien"), provenance=desk)
+    store.put(Guest(guest_id="g1", name="Eva", city="Wien", nights=3), provenance=desk)
+    store.put(Guest(guest_id="g2", name="Tom", city="Graz", nights=1), provenance=desk)
+    store.delete("g2", provenance=desk)
+    try:
+        store.put(Guest(guest_id="g1", name="Eve"), provenance=desk, expected_version=1)
+    except VersionConflict as conflict:
+        assert conflict.actual == 2
