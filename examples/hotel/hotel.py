@@ -9,6 +9,8 @@ app = App("hotel")
 
 @app.entity("guest", key="guest_id")
 class Guest(BaseModel):
+    """Somebody who stays with us."""
+
     guest_id: str
     name: str
     city: str | None = None
