@@ -1,0 +1,358 @@
+"""The keeper: reads each changelog once, parses once, and gives every view group its part.
+
+One step is one Spark job. For each entity type the bounded range after its groups' positions is
+read, parsed and planned into row deltas, and each task applies one partition's range to each group
+in one transaction of that group (C11, C12). Only one line of counts per partition and group comes
+back to the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.errors import EverstateError, PipelineError, Unavailable
+from everstate.log.positions import Offsets, Range
+from everstate.log.topics import TopicIdentity, Topics
+from everstate.pipeline.archived import read_archived
+from everstate.pipeline.parse import parse
+from everstate.pipeline.plan import column_types, planned
+from everstate.pipeline.session import spark_errors
+from everstate.pipeline.source import fair_spans, read_ranges
+from everstate.pipeline.task import OUTCOME_DDL, ApplyTask
+from everstate.telemetry import without_secret
+from everstate.views import control
+from everstate.views.project import Project
+from everstate.views.stores.postgres.apply import advance
+from everstate.views.stores.postgres.group import (
+    GroupPlan,
+    PlannedView,
+    group_plan,
+    main_group,
+    own_group,
+    planned_fingerprint,
+)
+from everstate.views.stores.postgres.quarantine import quarantine, rejoin, start_alone
+from everstate.views.stores.postgres.tables import install, install_entity
+
+log = logging.getLogger(__name__)
+
+_POOL: Final = "keep"
+_RETRY_S_MIN: Final = 0.2
+_QUARANTINE_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """What one step did, over all entity types and groups."""
+
+    changes: int
+    applied: int
+    duplicate: int
+    held: int
+    dead: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Groups of one entity type at equal positions: they share one read and one parse."""
+
+    entity_type: EntityType
+    topic: str
+    groups: tuple[GroupPlan, ...]
+    spans: Mapping[int, Range]
+    archived: bool
+    """Whether the log no longer holds the start of a span, so that the archive is read."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    """What the database says: views, and each group's position vector and epoch."""
+
+    views: Mapping[str, control.ViewRow]
+    vectors: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    epochs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Retry:
+    """When a quarantined view is tried again."""
+
+    failures: int = 0
+    due: float = field(default=0.0)
+
+
+class Keeper:
+    """Keeps all views of a project in PostgreSQL; :meth:`prepare` it, then :meth:`step` or run.
+
+    Two keepers of one project do no harm: each range is applied by the one that moves the
+    position first (C11).
+    """
+
+    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
+        self._spark, self._config, self._project = spark, config, project
+        self._schema = config.views.schema_name
+        self._topics, self._offsets = Topics(config), Offsets(config)
+        self._views = {
+            name: tuple(
+                PlannedView(plan, number)
+                for number, plan in enumerate(
+                    plan for plan in project.views.values() if plan.entity == name
+                )
+            )
+            for name in project.entities
+        }
+        self._identities: dict[str, TopicIdentity] = {}
+        self._retries: dict[str, _Retry] = defaultdict(_Retry)
+        self._database: psycopg.Connection[Any] | None = None
+
+    def close(self) -> None:
+        """Give up the connections; the Spark session is the caller's."""
+        if self._database is not None:
+            self._database.close()
+        self._offsets.close()
+        self._topics.close()
+
+    def prepare(self) -> None:
+        """Make topics, tables and positions where they are missing; idempotent.
+
+        A view that is new beside kept ones starts alone at version 1 and joins when it has caught
+        up (C15). Raises InvalidView, LogIdentityChanged, Unavailable.
+        """
+        self._topics.ensure(self._project.entities)
+        with self._connected() as connection:
+            control.install(connection, self._schema)
+            for name, entity_type in self._project.entities.items():
+                topic = self._topics.names.changes(name)
+                identity = self._topics.identity(topic)
+                control.check_topic_identity(
+                    connection, self._schema, topic, identity.cluster_id, identity.topic_id
+                )
+                self._identities[topic] = identity
+                install_entity(connection, self._schema, entity_type)
+                partitions = range(self._topics.partitions(topic))
+                begin = dict.fromkeys(partitions, 0)
+                control.init_positions(connection, self._schema, main_group(name), name, begin)
+                for view in self._views[name]:
+                    self._open_view(connection, entity_type, view, begin)
+
+    def _open_view(
+        self,
+        connection: psycopg.Connection[Any],
+        entity_type: EntityType,
+        view: PlannedView,
+        begin: Mapping[int, int],
+    ) -> None:
+        """Install and register a view; beside kept changes a new one starts alone (C15)."""
+        plan, entity = view.plan, entity_type.name
+        install(connection, self._schema, plan, column_types(self._spark, entity_type, plan))
+        known = control.views(connection, self._schema, plan.name)
+        row = control.ViewRow(
+            plan.name, entity, view.version, main_group(entity), {"sql": plan.sql}, plan.fingerprint
+        )
+        control.register_view(connection, self._schema, row)
+        main = control.positions(connection, self._schema, main_group(entity))
+        if not known and any(position.next_offset > 0 for position in main):
+            start_alone(connection, self._schema, entity, plan.name, begin)
+            log.info("view %s is new: it catches up alone, then joins", plan.name)
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until ``stop`` is set; what may pass by itself is told and tried again."""
+        pause, poll_s = _RETRY_S_MIN, self._config.pipeline.poll_ms / 1000
+        while not stop.is_set():
+            try:
+                if self.step() is None:
+                    stop.wait(poll_s)
+                pause = _RETRY_S_MIN
+            except EverstateError as error:
+                if not error.retryable and not isinstance(error, PipelineError):
+                    raise
+                log.warning("the keeper waits %.1f s: %s", pause, error)
+                stop.wait(pause)
+                pause = min(2 * pause, self._config.pipeline.retry_s_max)
+
+    def step(self) -> KeptBatch | None:
+        """Apply what came since the positions; ``None`` when there is nothing to do.
+
+        One Spark job, at most ``pipeline.batch_changes_max`` records an entity type. After every
+        error each group is at its position or past the whole range, never between. Raises
+        DataLoss, LogIdentityChanged, Unavailable, PipelineError.
+        """
+        begun = time.monotonic()
+        self._topics.check_identity(self._identities)
+        units = self._units()
+        if not units:
+            return None
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        try:
+            with spark_errors("keeping views"):
+                outcomes = reduce(DataFrame.unionAll, map(self._job, units)).collect()
+        except PipelineError as error:
+            self._quarantine_blamed(units, error)
+            raise
+        self._settle(units, outcomes)
+        main = [o for o in outcomes if o["view_group"] == o["entity"]]
+        return KeptBatch(
+            changes=sum(len(span) for unit in units for span in unit.spans.values()),
+            applied=sum(o["applied"] for o in main),
+            duplicate=sum(o["duplicate"] for o in main),
+            held=sum(o["held"] for o in main),
+            dead=sum(o["dead"] for o in main),
+            seconds=time.monotonic() - begun,
+        )
+
+    def _units(self) -> list[_Unit]:
+        """What there is to read, from the stored positions and the log's stable ends."""
+        ends = self._offsets.stable_ends(list(self._identities))
+        with self._connected() as connection:
+            stored = self._stored(connection)
+            if self._rejoin(connection, stored):
+                stored = self._stored(connection)
+        units = []
+        for name, entity_type in self._project.entities.items():
+            topic = self._topics.names.changes(name)
+            until = {partition: end for (of, partition), end in ends.items() if of == topic}
+            together: dict[tuple[tuple[int, int], ...], list[GroupPlan]] = defaultdict(list)
+            for group in self._groups(entity_type, topic, stored):
+                if self._retries[group.view_group].due <= time.monotonic():
+                    together[tuple(stored.vectors[group.view_group].items())].append(group)
+            for vector, groups in together.items():
+                limit = until
+                if all(group.view_group != name for group in groups):
+                    # Alone it reads as far as the main group is, so that both meet there.
+                    main = stored.vectors[name]
+                    limit = {p: min(end, main[p]) for p, end in until.items()}
+                spans = fair_spans(dict(vector), limit, self._config.pipeline.batch_changes_max)
+                if spans:
+                    archived = self._is_archived(topic, spans)
+                    units.append(_Unit(entity_type, topic, tuple(groups), spans, archived))
+        return units
+
+    def _stored(self, connection: psycopg.Connection[Any]) -> _Stored:
+        """Positions and views as the database has them now."""
+        stored = _Stored({row.name: row for row in control.views(connection, self._schema)})
+        for row in control.positions(connection, self._schema):
+            stored.vectors[row.view_group][row.partition] = row.next_offset
+            stored.epochs[row.view_group] = row.epoch
+        return stored
+
+    def _groups(self, entity_type: EntityType, topic: str, stored: _Stored) -> list[GroupPlan]:
+        """The main group of an entity type, then each view that is kept alone."""
+        name, planned_views = entity_type.name, self._views[entity_type.name]
+        group_of = {v.plan.name: stored.views[v.plan.name].view_group for v in planned_views}
+
+        def make(views: Sequence[PlannedView], alone: str | None) -> GroupPlan:
+            view_group = main_group(name) if alone is None else own_group(name, alone)
+            return group_plan(
+                entity_type,
+                views,
+                topic=topic,
+                schema_name=self._schema,
+                fingerprint=planned_fingerprint(entity_type, planned_views),
+                alone=alone,
+                epoch=stored.epochs[view_group],
+                held_max=self._config.pipeline.held_max,
+            )
+
+        together = [v for v in planned_views if group_of[v.plan.name] == main_group(name)]
+        others = [v for v in planned_views if group_of[v.plan.name] != main_group(name)]
+        return [make(together, None), *(make([view], view.plan.name) for view in others)]
+
+    def _rejoin(self, connection: psycopg.Connection[Any], stored: _Stored) -> bool:
+        """Let views that are as far as the main group, and hold nothing back, join it again."""
+        joined = False
+        for row in stored.views.values():
+            if row.view_group == main_group(row.entity) or row.name not in self._project.views:
+                continue
+            if stored.vectors[row.view_group] == stored.vectors[main_group(row.entity)]:
+                joined |= rejoin(connection, self._schema, row.entity, row.name)
+        return joined
+
+    def _is_archived(self, topic: str, spans: Mapping[int, Range]) -> bool:
+        begins = self._offsets.beginnings([topic])
+        return any(span.start < begins[topic, partition] for partition, span in spans.items())
+
+    def _job(self, unit: _Unit) -> DataFrame:
+        """The part of the step's job for one unit: a line of outcome per partition and group."""
+        if unit.archived:
+            parsed = read_archived(self._spark, self._config, unit.entity_type, unit.spans)
+        else:
+            records = read_ranges(self._spark, self._config, {unit.topic: unit.spans})
+            parsed = parse(records, unit.entity_type)
+        plans = [view.plan for view in self._views[unit.entity_type.name]]
+        task = ApplyTask(self._config.views_dsn, unit.groups, dict(unit.spans))
+        return planned(parsed, plans).mapInArrow(task, OUTCOME_DDL)
+
+    def _settle(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> None:
+        """Advance where no record came, and put views that failed aside."""
+        heard = {(o["view_group"], o["partition"]) for o in outcomes}
+        for unit in units:
+            for group in unit.groups:
+                silent = {
+                    partition: span
+                    for partition, span in unit.spans.items()
+                    if (group.view_group, partition) not in heard
+                }
+                if silent:
+                    advance(self._config.views_dsn, group, silent)
+        failed = {o["failed_view"]: o for o in outcomes if o["failed_view"] is not None}
+        for view, outcome in failed.items():
+            self._quarantine(outcome["entity"], view, outcome["failure"])
+        for outcome in outcomes:
+            if outcome["failed_view"] is None and outcome["view_group"] not in failed:
+                self._retries.pop(outcome["view_group"], None)
+
+    def _quarantine(self, entity: str, view: str, reason: str) -> None:
+        """Keep a failing view alone, at its own position; it is tried again with growing pauses."""
+        retry = self._retries[own_group(entity, view)]
+        pause = _QUARANTINE_RETRY_S[min(retry.failures, len(_QUARANTINE_RETRY_S) - 1)]
+        retry.failures, retry.due = retry.failures + 1, time.monotonic() + pause
+        log.error("view %s is quarantined and tried again in %.0f s: %s", view, pause, reason)
+        with self._connected() as connection:
+            quarantine(connection, self._schema, entity, view, reason)
+
+    def _quarantine_blamed(self, units: Sequence[_Unit], error: PipelineError) -> None:
+        """Find the views whose SQL fails on these records, and put them aside.
+
+        The job failed as a whole before anything was told apart; each view is evaluated alone.
+        Nothing found: the caller's error stands.
+        """
+        for unit in units:
+            parsed = parse(
+                read_ranges(self._spark, self._config, {unit.topic: unit.spans}), unit.entity_type
+            )
+            for view in self._views[unit.entity_type.name]:
+                try:
+                    with spark_errors(f"view {view.plan.name}"):
+                        planned(parsed, [view.plan]).write.format("noop").mode("append").save()
+                except PipelineError as blamed:
+                    self._quarantine(unit.entity_type.name, view.plan.name, str(blamed))
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """The driver's own connection, made again after it was lost."""
+        dsn = self._config.views_dsn
+        try:
+            if self._database is None or self._database.closed:
+                self._database = psycopg.connect(dsn, autocommit=True)
+            yield self._database
+        except psycopg.OperationalError as cause:
+            if self._database is not None:
+                self._database.close()
+            raise Unavailable(
+                f"the views' database does not answer ({without_secret(dsn)}): "
+                f"{str(cause).strip().splitlines()[0]}"
+            ) from cause

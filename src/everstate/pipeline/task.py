@@ -1,0 +1,85 @@
+"""What one Spark task does with the planned changes of one partition: apply them to each group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everstate.errors import PositionMoved, ViewFailed
+from everstate.log.positions import Range
+from everstate.views.stores.postgres.apply import apply_range
+from everstate.views.stores.postgres.group import GroupPlan
+
+_TEXT: pa.DataType = pa.string()
+_COUNT: pa.DataType = pa.int64()
+_OUTCOME: Final = pa.schema(
+    {
+        "entity": _TEXT,
+        "view_group": _TEXT,
+        "partition": pa.int32(),
+        "applied": _COUNT,
+        "duplicate": _COUNT,
+        "held": _COUNT,
+        "dead": _COUNT,
+        "failed_view": _TEXT,
+        "failure": _TEXT,
+    }
+)
+OUTCOME_DDL: Final = (
+    "entity string, view_group string, partition int, applied long, duplicate long, held long, "
+    "dead long, failed_view string, failure string"
+)
+
+
+@dataclass(frozen=True)
+class ApplyTask:
+    """Applies one partition's range to every group; pickled to the executors.
+
+    Holds the whole range of its partition in memory, which `pipeline.batch_changes_max` bounds.
+    """
+
+    dsn: str
+    groups: tuple[GroupPlan, ...]
+    spans: Mapping[int, Range]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One line of outcome per partition and group."""
+        filled = [batch for batch in batches if batch.num_rows]
+        if not filled:
+            return
+        changes = pa.Table.from_batches(filled)
+        partitions = pc.unique(changes["partition"]).to_pylist()
+        outcomes = []
+        for partition in partitions:
+            mine = changes
+            if len(partitions) > 1:
+                mine = changes.filter(pc.equal(changes["partition"], partition))
+            outcomes += [self._apply(group, partition, mine) for group in self.groups]
+        yield pa.RecordBatch.from_pylist(outcomes, schema=_OUTCOME)
+
+    def _apply(
+        self, group: GroupPlan, partition: int, changes: pa.Table
+    ) -> dict[str, str | int | None]:
+        outcome: dict[str, str | int | None] = {
+            "entity": group.entity,
+            "view_group": group.view_group,
+            "partition": partition,
+            **dict.fromkeys(("applied", "duplicate", "held", "dead"), 0),
+        }
+        try:
+            done = apply_range(self.dsn, group, partition, self.spans[partition], changes)
+        except PositionMoved:
+            return outcome
+        except ViewFailed as error:
+            return {**outcome, "failed_view": error.view, "failure": str(error)}
+        return {
+            **outcome,
+            "applied": done.applied,
+            "duplicate": done.duplicate,
+            "held": done.held,
+            "dead": done.dead,
+        }
