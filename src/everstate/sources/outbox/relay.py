@@ -19,6 +19,7 @@ from everstate.config import Config
 from everstate.errors import RecordRefused, Unavailable
 from everstate.log.publisher import OncePublisher, Progress
 from everstate.sources.outbox import marks
+from everstate.sources.outbox.collector import collector_paused
 from everstate.sources.outbox.compose import (
     Composer,
     OutboxRow,
@@ -144,7 +145,7 @@ class Relay:
         """
         doing = f"relay {self.name}"
         try:
-            with translated(self._config.store_dsn, doing):
+            with collector_paused(), translated(self._config.store_dsn, doing):
                 database = self._opened()
                 self._retry_blocked(database)
                 while True:

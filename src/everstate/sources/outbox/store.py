@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
 from everstate.config import Config
 from everstate.errors import ChangeTooLarge, NotFound, VersionConflict
+from everstate.sources.outbox.collector import collector_paused
 from everstate.sources.outbox.database import (
     Connection,
     Connections,
@@ -201,15 +202,15 @@ class EntityStore:
         a call are held in memory, and go to the log in one transaction.
         """
         recorded_at = datetime.now(UTC)
-        moment = recorded_at if occurred_at is None else occurred_at
-        rows = prepare(
-            self.entity_type,
-            entities if isinstance(entities, list) else list(entities),
-            provenance=provenance,
-            occurred_at=moment,
-            event=event,
-        )
-        return self.write_rows(list(rows), recorded_at, force=force, connection=connection)
+        with collector_paused():
+            rows = prepare(
+                self.entity_type,
+                entities if isinstance(entities, list) else list(entities),
+                provenance=provenance,
+                occurred_at=recorded_at if occurred_at is None else occurred_at,
+                event=event,
+            )
+            return self.write_rows(list(rows), recorded_at, force=force, connection=connection)
 
     def write_rows(
         self,
