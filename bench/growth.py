@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from bench import data
 from bench.archive import archiving
 from bench.keep import kept
-from bench.report import Reach, Result, result
+from bench.report import Reach, Result, Steps, between, result
 from bench.session import Session
 
 COUNTS = (250_000, 1_000_000, 4_000_000)
-Steps = Sequence[tuple[int, float]]
 
 
 def run(session: Session) -> list[Result]:
@@ -42,7 +41,7 @@ def _rows(
 ) -> list[Result]:
     """Microseconds a change, between the marks of one run over the whole log."""
     measure()  # warm
-    runs = [_between(measure(), marks) for _ in range(session.repeat)]
+    runs = [between(measure(), marks) for _ in range(session.repeat)]
     first = [run[0] for run in runs]
     rows = [
         result(
@@ -65,20 +64,3 @@ def _rows(
             )
         )
     return rows
-
-
-def _between(steps: Steps, marks: Sequence[int]) -> list[float]:
-    """Microseconds a change in each stretch; a step across a mark is split by its changes."""
-    spent = [0.0] * len(marks)
-    done, at = 0, 0
-    for changes, seconds in steps:
-        left = changes
-        while left > 0 and at < len(marks):
-            here = min(left, marks[at] - done)
-            spent[at] += seconds * here / changes
-            done += here
-            left -= here
-            if done == marks[at]:
-                at += 1
-    lengths = [mark - before for mark, before in zip(marks, (0, *marks), strict=False)]
-    return [1e6 * s / n for s, n in zip(spent, lengths, strict=True)]

@@ -14,6 +14,9 @@ from statistics import median
 
 import psutil
 
+Steps = Sequence[tuple[int, float]]
+"""Changes and seconds of each step of a run."""
+
 _PACKAGES = ("pyspark", "confluent-kafka", "psycopg", "pyarrow", "pydantic", "msgspec")
 
 
@@ -148,3 +151,20 @@ def write(results: Sequence[Result], json_path: Path, about: str) -> None:
     rows = [asdict(row) for row in results]
     json_path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
     json_path.with_name("RESULTS.md").write_text(table(results, about), "utf-8")
+
+
+def between(steps: Steps, marks: Sequence[int]) -> list[float]:
+    """Microseconds a change in each stretch; a step across a mark is split by its changes."""
+    spent = [0.0] * len(marks)
+    done, at = 0, 0
+    for changes, seconds in steps:
+        left = changes
+        while left > 0 and at < len(marks):
+            here = min(left, marks[at] - done)
+            spent[at] += seconds * here / changes
+            done += here
+            left -= here
+            if done == marks[at]:
+                at += 1
+    lengths = [mark - before for mark, before in zip(marks, (0, *marks), strict=False)]
+    return [1e6 * s / n for s, n in zip(spent, lengths, strict=True)]

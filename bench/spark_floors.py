@@ -45,18 +45,16 @@ def read_and_parse(spark: SparkSession, bootstrap_servers: str, topic: str, coun
 
 
 def aggregate(spark: SparkSession, archive: str) -> DataFrame:
-    """The bench's view written by hand over the archive: newest version of each key, summed."""
-    from pyspark.sql import functions as F
-
-    newest = (
-        spark.read.format("delta")
-        .load(archive)
-        .groupBy("key")
-        .agg(F.max_by(F.struct("current.country", "current.status", "current.total"), "version"))
-        .toDF("key", "state")
-        .where("state.country IS NOT NULL")
-        .select("state.*")
-    )
-    return newest.groupBy("country", "status").agg(
-        F.count("*").alias("purchases"), F.sum("total").alias("total")
+    """The bench's view by hand: what each change takes from one group and gives to another."""
+    return spark.sql(
+        f"""
+        SELECT state.country, state.status, sum(weight) AS purchases,
+               sum(weight * state.total) AS total
+        FROM (SELECT explode(array(named_struct('weight', -1, 'state', original),
+                                   named_struct('weight', 1, 'state', current))) AS side
+              FROM delta.`{archive}`) LATERAL VIEW inline(array(side)) AS weight, state
+        WHERE state IS NOT NULL
+        GROUP BY state.country, state.status
+        HAVING sum(weight) <> 0
+        """
     )
