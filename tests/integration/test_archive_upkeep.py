@@ -1,0 +1,161 @@
+"""Compaction changes no row, and a topic made again from the archive is the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+from archive_cases import ORDER, Shop, change, open_shop
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from everstate.archive import ArchiveReader, table_path
+from everstate.changes import Kind
+from everstate.cli import cli
+from everstate.errors import ArchiveError, LogError
+from everstate.log.consumer import Consumer
+from everstate.log.record import OutRecord
+from everstate.pipeline.audit import audit
+from everstate.pipeline.compact import compact
+from everstate.pipeline.replay import replay
+
+
+@pytest.fixture
+def shop(stack, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
+        yield shop
+
+
+def digest(shop: Shop, topic: str) -> list[str]:
+    """One hash a partition over partition, order, key, value, headers and timestamp."""
+    digests = []
+    with Consumer(shop.config) as consumer:
+        for (_, partition), end in sorted(shop.offsets.stable_ends([topic]).items()):
+            hashed = hashlib.sha256()
+            for record in consumer.read(topic, partition, 0, end):
+                parts = (record.key, record.value, record.headers, record.timestamp_ms)
+                hashed.update(repr(parts).encode())
+            digests.append(hashed.hexdigest())
+    return digests
+
+
+def contents(shop: Shop) -> list[tuple]:
+    table = DeltaTable(table_path(shop.config, "order")).to_pyarrow_table()
+    columns = ("partition", "offset", "raw_key", "raw_value", "version", "reason")
+    return sorted(tuple(row[name] for name in columns) for row in table.to_pylist())
+
+
+def test_compaction_leaves_rows_and_position_and_the_audit_holds(shop: Shop) -> None:
+    for version in (1, 2, 3):
+        shop.write_orders(keys=12, versions=1, first=version)
+        shop.archiver().step()
+    before, position = contents(shop), ArchiveReader(shop.config, "order").position()
+    done = compact(shop.spark, shop.config, "order")
+    assert done.clustered
+    assert done.files_before > done.files_after == 1
+    assert contents(shop) == before
+    assert ArchiveReader(shop.config, "order").position() == position
+    shop.write_orders(keys=12, versions=1, first=4)
+    assert shop.archiver().catch_up() == 12
+    again = compact(shop.spark, shop.config, "order")
+    assert not again.clustered
+    report = audit(shop.spark, shop.config, "order", against_log=True)
+    assert report.problems == []
+    assert (report.rows, report.compared_with_log) == (48, 48)
+    with pytest.raises(ArchiveError, match="none yet"):
+        compact(shop.spark, shop.config, "nothing")
+
+
+def test_appends_go_on_beside_a_compaction(shop: Shop) -> None:
+    shop.write_orders(keys=12, versions=1)
+    shop.archiver().step()
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def compact_until_stopped() -> None:
+        try:
+            while not stop.is_set():
+                compact(shop.spark, shop.config, "order", cluster=True)
+        except BaseException as error:
+            failures.append(error)
+
+    beside = threading.Thread(target=compact_until_stopped)
+    beside.start()
+    archiver = shop.archiver()
+    try:
+        for version in range(2, 6):
+            shop.write_orders(keys=12, versions=1, first=version)
+            archiver.step()
+    finally:
+        stop.set()
+        beside.join(120)
+    assert failures == []
+    report = audit(shop.spark, shop.config, "order")
+    assert report.problems == []
+    assert report.rows == 60
+
+
+def test_replay_is_byte_identical_with_tombstones_headers_and_null_keys(shop: Shop) -> None:
+    good = shop.record(change("a", 1))
+    shop.write_orders(keys=20, versions=2)
+    shop.transact([shop.record(change("z", 1))], commit=False)
+    shop.write(
+        [
+            shop.record(change("o3", 3, Kind.DELETED), timestamp_ms=1_357_000_000_123),
+            OutRecord(topic=shop.topic, key=b"o3", value=None),
+            OutRecord(topic=shop.topic, key=None, value=b"\xff\x00", headers=[("h", None)]),
+            OutRecord(topic=shop.topic, key=b"", value=b"", headers=[("h", b"1"), ("h", b"\xfe")]),
+            OutRecord(topic=shop.topic, key=b"q", value=good.value, partition=2),
+        ]
+    )
+    shop.archiver().catch_up()
+    target = f"{shop.topic}.again"
+    done = replay(shop.spark, shop.config, "order", target)
+    try:
+        assert (done.records, done.partitions) == (45, 3)
+        assert digest(shop, target) == digest(shop, shop.topic)
+        with pytest.raises(LogError, match="is not empty"):
+            replay(shop.spark, shop.config, "order", target)
+    finally:
+        shop.topics.delete([target])
+    shop.topics.create(f"{target}.small", 2, {})
+    with pytest.raises(LogError, match="has 2 partitions"):
+        replay(shop.spark, shop.config, "order", f"{target}.small")
+    shop.topics.delete([f"{target}.small"])
+
+
+def test_the_verbs_tell_what_they_did_as_tables_and_as_json(shop: Shop, tmp_path: Path) -> None:
+    shop.write_orders(keys=12, versions=2)
+    shop.archiver().step()
+    assert ORDER.name == "order"
+    config = shop.config
+    (tmp_path / "everstate.toml").write_text(
+        f'[log]\nbootstrap_servers = "{config.bootstrap_servers}"\nprefix = "{config.log.prefix}"\n'
+        f'[store]\ndsn = "{config.store_dsn}"\n[archive]\npath = "{config.archive_path}"\n'
+    )
+
+    def verb(*words: str, code: int = 0) -> str:
+        result = CliRunner().invoke(cli, ["-C", str(tmp_path), "archive", *words])
+        assert result.exit_code == code, result.output
+        return result.stdout
+
+    (report,) = orjson.loads(verb("verify", "order", "--json"))
+    assert (report["holds"], report["rows"], report["keys"]) == (True, 24, 12)
+    assert "markers" in verb("verify", "order")
+    files = orjson.loads(verb("files", "order", "--json"))
+    assert sum(file["rows"] for file in files["files"]) == 24
+    assert files["position"]["1"]
+    assert "part-" in verb("files", "order")
+    (done,) = orjson.loads(verb("compact", "order", "--json"))
+    assert (done["files_after"], done["clustered"]) == (1, True)
+    target = f"{shop.topic}.verb"
+    assert orjson.loads(verb("replay", "order", "--to", target, "--json"))["records"] == 24
+    assert digest(shop, target) == digest(shop, shop.topic)
+    shop.topics.delete([target])
+    DeltaTable(table_path(config, "order")).delete("partition = 0 AND offset = 0")
+    verb("verify", "order", code=8)
