@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
 
 
 @pytest.fixture
-def shop(stack, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
     with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
         yield shop
 

@@ -6,13 +6,14 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from archive_cases import ORDER, Shop, change, open_shop
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
+from archive_cases import ORDER, Shop, change, open_shop
 from everstate.archive import ArchiveLog, Ledger, app_id, table_path
 from everstate.errors import ArchiveError
 from everstate.log.positions import Range
@@ -23,7 +24,7 @@ from everstate.pipeline.source import read_ranges
 
 
 @pytest.fixture
-def shop(stack, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
     with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
         yield shop
 
@@ -121,6 +122,7 @@ def planted(shop: Shop, *, writer: str) -> None:
     assert last.note is not None
     ends = last.note.positions[1]
     spans = {shop.topic: {partition: Range(0, end) for partition, end in ends.items()}}
+    assert last.user_metadata is not None
     text = last.user_metadata.replace(
         f'"epoch":{last.note.epoch}', f'"epoch":{last.note.epoch + 1}'
     )

@@ -6,14 +6,15 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
-from archive_cases import ORDER, Shop, change, open_shop
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from archive_cases import ORDER, Shop, change, open_shop
 from everstate.archive import ArchiveReader, table_path
 from everstate.changes import Kind
 from everstate.cli import cli
@@ -26,7 +27,7 @@ from everstate.pipeline.replay import replay
 
 
 @pytest.fixture
-def shop(stack, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
     with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
         yield shop
 
@@ -44,7 +45,7 @@ def digest(shop: Shop, topic: str) -> list[str]:
     return digests
 
 
-def contents(shop: Shop) -> list[tuple]:
+def contents(shop: Shop) -> list[tuple[Any, ...]]:
     table = DeltaTable(table_path(shop.config, "order")).to_pyarrow_table()
     columns = ("partition", "offset", "raw_key", "raw_value", "version", "reason")
     return sorted(tuple(row[name] for name in columns) for row in table.to_pylist())

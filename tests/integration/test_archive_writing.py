@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
-from archive_cases import ORDER, Shop, change, open_shop
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from archive_cases import ORDER, Shop, change, open_shop
 from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
 from everstate.changes import Kind
 from everstate.errors import ArchiveError, DataLoss, Fenced, LogIdentityChanged
 from everstate.log.consumer import Consumer
-from everstate.log.record import OutRecord
+from everstate.log.record import OutRecord, Record
 
 
 @pytest.fixture
-def shop(stack, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
     with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
         yield shop
 
 
-def archived(shop: Shop) -> list[dict]:
+def archived(shop: Shop) -> list[dict[str, Any]]:
     rows = DeltaTable(table_path(shop.config, "order")).to_pyarrow_table().to_pylist()
     return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
 
 
-def served(shop: Shop) -> list:
+def served(shop: Shop) -> list[Record]:
     consumer = Consumer(shop.config)
     ends = shop.offsets.stable_ends([shop.topic])
     return [
@@ -85,7 +86,7 @@ def test_c25_two_archivers_the_second_is_fenced_and_writes_nothing(
     slow, quick = shop.archiver(), shop.archiver()
     slow.step()
     shop.write_orders(keys=10, versions=1, first=2)
-    ends = slow._ends
+    ends: Callable[[], dict[int, int]] = slow._ends
 
     def overtaken() -> dict[int, int]:
         """The other one commits after this one has read the position."""
