@@ -118,3 +118,15 @@ def farewell(console: Console, folder: str, course: Course, memory: Memory, seco
         f"everstate -C {folder} down",
     ):
         console.print(f"  [cyan]{escape(command)}[/]", highlight=False)
+
+
+def prove(config: Config, console: Console, folder: str, memory: Memory) -> None:
+    """Prove every view against the lake, and the lake against the log."""
+    # Imported here: Spark takes a second that the questions should not wait for.
+    from everstate.pipeline.audit import audit
+    from everstate.pipeline.session import spark_session
+
+    show.heading(console, "Is the lake complete?", f"everstate -C {folder} archive verify")
+    spark = spark_session(config)
+    report = audit(spark, config, "flight")
+    console.print(report.lines())

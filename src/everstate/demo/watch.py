@@ -83,7 +83,8 @@ class Display:
     def __init__(self, console: Console, course: Course) -> None:
         self._console, self._course = console, course
         self._live: Live | None = None
-        self._told = 0.0
+        self._told_at = 0.0
+        self._told = ""
         if console.is_terminal:
             self._live = Live(console=console, auto_refresh=False, transient=False)
             self._live.start()
@@ -92,7 +93,7 @@ class Display:
         """Draw the newest sample."""
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        elif time.monotonic() - self._told >= _PLAIN_EVERY_S:
+        elif time.monotonic() - self._told_at >= _PLAIN_EVERY_S:
             self.tell()
 
     def close(self) -> None:
@@ -104,17 +105,19 @@ class Display:
             self.tell()
 
     def tell(self) -> None:
-        """One plain line."""
-        self._told = time.monotonic()
+        """One plain line, when it says something new."""
+        self._told_at = time.monotonic()
         if not self._course.samples:
             return
         now, course = self._course.samples[-1], self._course
-        self._console.print(
+        counts = (
             f"{_clock(now.clock)}  of {course.total:,} changes: store {now.written:,}, log "
-            f"{now.published:,}, views {now.applied:,} ({course.rate('applied'):,.0f}/s, "
-            f"{now.lag_seconds:.1f} s behind), archive {now.archived:,}",
-            highlight=False,
+            f"{now.published:,}, views {now.applied:,}, archive {now.archived:,}"
         )
+        if counts != self._told:
+            self._told = counts
+            pace = f"{course.rate('applied'):,.0f}/s, {now.lag_seconds:.1f} s behind"
+            self._console.print(f"{counts} ({pace})", highlight=False)
 
     def _table(self) -> RenderableType:
         now, course = self._course.samples[-1], self._course
