@@ -22,7 +22,7 @@ from everstate.log.record import Record
 
 PIECE_OFFSETS: Final = 1 << 17
 SAMPLES_MAX: Final = 20
-_NEAR_OFFSETS: Final = 1_000
+_NEAR_OFFSETS: Final = 10_000
 
 RESULT_SCHEMA: Final = (
     "generation int, partition int, piece bigint, rows bigint, range_rows array<bigint>, "
@@ -93,11 +93,11 @@ class PieceCheck:
         result.runs = len(runs)
         log_begin = expected[0]["log_begin"] if expected else None
         topic = self.topics[generation]
-        proofs = _Proofs(self.config, topic, partition)
-        proofs.prove(result, runs, log_begin)
-        if self.against_log and log_begin is not None:
-            for start, end in _stretches(starts, ends):
-                _compare(result, rows, proofs.read(max(start, log_begin), end))
+        with _Proofs(self.config, topic, partition) as proofs:
+            proofs.prove(result, runs, log_begin)
+            if self.against_log and log_begin is not None:
+                for start, end in _stretches(starts, ends):
+                    _compare(result, rows, proofs.read(max(start, log_begin), end))
         return pa.Table.from_pylist([vars(result)], schema=_arrow_schema())
 
 
@@ -143,6 +143,14 @@ class _Proofs:
 
     def __init__(self, config: Config, topic: str, partition: int) -> None:
         self._config, self._topic, self._partition = config, topic, partition
+        self._logs: dict[str, Consumer] = {}
+
+    def __enter__(self) -> _Proofs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for log in self._logs.values():
+            log.close()
 
     def prove(self, result: PieceResult, runs: Sequence[Run], log_begin: int | None) -> None:
         """Sort the runs' offsets into lost, aborted, markers, and those nobody can tell now."""
@@ -166,9 +174,11 @@ class _Proofs:
 
     def read(self, start: int, end: int, isolation: str = READ_COMMITTED) -> Iterator[Record]:
         """Records of the live log in ``[start, end)``."""
-        if start < end:
-            with Consumer(self._config, isolation=isolation, client_id="everstate-audit") as log:
-                yield from log.read(self._topic, self._partition, start, end)
+        if isolation not in self._logs:
+            self._logs[isolation] = Consumer(
+                self._config, isolation=isolation, client_id="everstate-audit"
+            )
+        return self._logs[isolation].read(self._topic, self._partition, start, end)
 
     def _served(self, runs: Sequence[Run], isolation: str) -> set[int]:
         """Offsets of the runs at which this isolation serves a record."""
@@ -182,7 +192,7 @@ class _Proofs:
 
 
 def _neighbours(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Runs that lie close are read in one go: a seek costs more than a thousand records."""
+    """Runs that lie close are read in one go: a seek costs as much as some thousand records."""
     near: list[Run] = []
     for run in runs:
         if near and run[0] - near[-1][1] > _NEAR_OFFSETS:

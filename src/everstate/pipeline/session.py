@@ -12,7 +12,7 @@ from typing import Final
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
@@ -75,9 +75,10 @@ def spark_session(config: Config, *, app_name: str = "everstate") -> SparkSessio
     for an option that would break a guarantee, LocalStackError without Java or jars. Cost:
     about 4 s for the first session of a process, nothing for the next.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        pass  # there is none yet
     settings = session_settings(config)
     # The launcher of PySpark reads its Java from the environment, and only from there.
     os.environ["JAVA_HOME"] = str(java_home(config))
