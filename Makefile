@@ -39,8 +39,9 @@ lint: env  ## ruff, mypy --strict, import-linter
 bench: env  ## measure each figure beside its floor; writes bench/results.json
 	$(BIN)/python -m bench $(ARGS)
 
-docs: env  ## write docs/reference/cli.md from the commands' help
-	$(BIN)/python -m typer everstate.cli utils docs --name everstate --output docs/reference/cli.md
+docs: env  ## write the pages that the code holds (docs/reference), and check all pages
+	$(BIN)/python docs/generate.py
+	$(BIN)/pytest -q tests/unit/test_docs_reference.py
 
 lock: env  ## resolve the dependencies again into the two lock files
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes pyproject.toml -o requirements.lock

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, put together by the list below."""
+"""The command line: one file a verb, put together by the list of `verbs.py`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,13 @@ from typing import Annotated, Any
 import typer
 
 import everstate
-from everstate.cli import (
-    archive,
-    demo,
-    doctor,
-    down,
-    explain,
-    get,
-    history,
-    import_,
-    list_,
-    run,
-    status,
-    up,
-    views,
-)
-from everstate.cli.console import GuardedGroup, Session, out
-
-VERBS = (demo, up, down, status, doctor, run, import_, get, list_, history, explain, views, archive)
-"""Every verb, in the order of the help."""
+from everstate.cli.console import Session, out
+from everstate.cli.verbs import VerbGroup
 
 cli = typer.Typer(
     name="everstate",
     help="Every state your entities were ever in: one changelog, a lake, and views with a proof.",
-    cls=GuardedGroup,
+    cls=VerbGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -60,10 +43,6 @@ def options(
 ) -> None:
     """Options of every verb."""
     context.obj = Session(project, debug)
-
-
-for _verb in VERBS:
-    _verb.register(cli)
 
 
 def _on_sigterm(number: int, _frame: FrameType | None) -> Any:

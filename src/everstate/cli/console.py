@@ -16,7 +16,6 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperGroup
 
 from everstate.config import CONFIG_FILE, Config, load
 from everstate.errors import EverstateError, InvalidConfig
@@ -49,20 +48,6 @@ class Session:
     def config(self) -> Config:
         """Settings of the project, read once."""
         return load(self.project)
-
-
-class GuardedGroup(TyperGroup):
-    """Tells an EverstateError as message and advice, and exits with its code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb."""
-        try:
-            return super().invoke(ctx)
-        except EverstateError as error:
-            if ctx.params.get("debug"):
-                raise
-            tell_error(error)
-            raise typer.Exit(error.exit_code) from error
 
 
 def tell_error(error: EverstateError) -> None:

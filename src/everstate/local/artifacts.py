@@ -13,8 +13,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jgo.constants import MAVEN_CENTRAL_URL
-
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.fetch import fetch
@@ -89,9 +87,9 @@ def obtain(
     file cannot be had or is not what the lock says.
     """
     wanted = list(artifacts)
-    base = (config.local.jars_url or MAVEN_CENTRAL_URL).rstrip("/")
     missing = [a for a in wanted if not _is_whole(cached(config, a), a.size)]
     if missing:
+        base = (config.local.jars_url or _public_url()).rstrip("/")
         fetch(
             [(f"{base}/{a.path}", cached(config, a), a.sha256, a.size) for a in missing],
             progress or Silent(),
@@ -102,6 +100,14 @@ def obtain(
 def spark_jars(config: Config, progress: Progress | None = None) -> list[Path]:
     """The jars for ``spark.jars``: Kafka connector and Delta, fetched when not cached."""
     return obtain(config, spark_artifacts(), progress)
+
+
+def _public_url() -> str:
+    """The public Maven repository, of which jgo knows the address (decision 0005)."""
+    # Importing jgo takes longer than starting PostgreSQL, and is needed for downloads only.
+    from jgo.constants import MAVEN_CENTRAL_URL
+
+    return str(MAVEN_CENTRAL_URL)
 
 
 def _is_whole(path: Path, size: int) -> bool:

@@ -148,8 +148,10 @@ class Stack:
 
         At most 30 s each, then they are killed. Ports are remembered for the next start.
         """
+        wanted = [name for name in self._servers if names is None or name in names]
+        if not wanted or not self._config.project.data_dir.exists():
+            return []
         with self._memory.lock():
-            wanted = [name for name in self._servers if names is None or name in names]
             with ThreadPoolExecutor(max(1, len(wanted))) as pool:
                 ran = list(pool.map(self._take_down, wanted))
         return [name for name, did_run in zip(wanted, ran, strict=True) if did_run]

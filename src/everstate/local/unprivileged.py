@@ -33,7 +33,9 @@ def prefix(owned: Path) -> tuple[str, ...]:
         )
     _own(owned, _NOBODY)
     nobody = (f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
-    return ("setpriv", *nobody, f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}")
+    capability = (f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}")
+    # Without this bit access(2), by which PostgreSQL looks for its programs, ignores it.
+    return ("setpriv", *nobody, *capability, "--securebits=+no_setuid_fixup")
 
 
 @cache

@@ -1,0 +1,284 @@
+"""Real servers as child processes: start, stop, crash, leftovers, two projects side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from everstate.config import Config, load
+from everstate.errors import LocalStackError
+from everstate.local import Silent, Stack, connect, supervise, unprivileged
+from everstate.local.processes import free_port, strays
+
+OWN_KAFKA = {"bootstrap_servers": "127.0.0.1:1"}
+"""A configured address: that server is not started, which keeps a test quick."""
+
+
+def postgres_only(folder: Path) -> Config:
+    return load(folder, log=OWN_KAFKA)
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(postgres_only(tmp_path))
+    stack.start()
+    yield stack
+    stack.stop()
+
+
+def ask(stack: Stack, query: str) -> object:
+    with psycopg.connect(stack.connect().store_dsn) as connection:
+        row = connection.execute(query.encode()).fetchone()
+        return row[0] if row else None
+
+
+def test_two_projects_run_side_by_side(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with Stack(load(tmp_path / "one")) as one, Stack(load(tmp_path / "two")) as two:
+        first, second = one.connect(), two.connect()
+        assert first.bootstrap_servers != second.bootstrap_servers
+        assert first.store_dsn != second.store_dsn
+        assert {s.state for s in (*one.status(), *two.status())} == {"running"}
+        one.stop()
+        assert {s.state for s in one.status()} == {"stopped"}
+        assert {s.state for s in two.status()} == {"running"}
+        again = one.start()
+        assert again.bootstrap_servers == first.bootstrap_servers, "ports are remembered"
+        assert again.store_dsn == first.store_dsn
+
+
+def test_data_outlives_a_restart_and_a_kill(postgres: Stack) -> None:
+    with psycopg.connect(postgres.connect().store_dsn) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    postgres.restart("postgres")
+    assert ask(postgres, "SELECT answer FROM kept") == 42
+    postgres.kill("postgres")
+    postgres.start()
+    assert ask(postgres, "SELECT answer FROM kept") == 42
+
+
+def test_postgres_is_set_up_as_the_store_needs_it(postgres: Stack) -> None:
+    settings = {
+        "wal_level": "logical",
+        "max_prepared_transactions": "20",
+        "max_connections": "200",
+        "fsync": "on",
+        "TimeZone": "UTC",
+        "server_encoding": "UTF8",
+        "password_encryption": "scram-sha-256",
+    }
+    assert {name: ask(postgres, f"SHOW {name}") for name in settings} == settings
+
+
+def test_postgres_asks_for_the_password_that_only_the_owner_can_read(
+    postgres: Stack, tmp_path: Path
+) -> None:
+    dsn = postgres.connect().store_dsn
+    wrong = dsn.replace(dsn.split(":")[2].split("@")[0], "guess")
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(wrong)
+    assert (tmp_path / ".everstate" / "postgres" / "password").stat().st_mode & 0o077 == 0
+    assert (tmp_path / ".everstate").stat().st_mode & 0o077 == 0
+
+
+def test_a_crash_is_noticed_and_told_with_the_log(postgres: Stack, tmp_path: Path) -> None:
+    postgres.check()
+    postgres.kill("postgres")
+    assert postgres.gone() == ["postgres"]
+    assert [server.state for server in postgres.status()] == ["crashed"]
+    with pytest.raises(LocalStackError, match="the local postgres is gone") as caught:
+        postgres.check()
+    assert str(tmp_path / ".everstate" / "logs" / "postgres.log") in str(caught.value.advice)
+    assert "database system is ready" in caught.value.message
+    with pytest.raises(LocalStackError, match="postgres crashed") as caught:
+        postgres.connect()
+    assert "everstate up" in str(caught.value.advice)
+
+
+def test_a_supervised_server_is_started_again(postgres: Stack) -> None:
+    stop, told = threading.Event(), list[LocalStackError]()
+    watch = threading.Thread(
+        target=supervise, args=(postgres, stop), kwargs={"tell": told.append, "progress": Silent()}
+    )
+    watch.start()
+    try:
+        postgres.kill("postgres")
+        deadline = time.monotonic() + 30
+        while not (told and not postgres.gone()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        stop.set()
+        watch.join()
+    assert [error.message.splitlines()[0][:30] for error in told] == [
+        "the local postgres crashed. Th"
+    ]
+    assert ask(postgres, "SELECT 1") == 1
+
+
+def test_a_server_that_does_not_start_shows_its_log(postgres: Stack, tmp_path: Path) -> None:
+    postgres.stop()
+    conf = tmp_path / ".everstate" / "postgres" / "data" / "postgresql.conf"
+    conf.write_text(conf.read_text() + "\nno_such_setting = 1\n")
+    with pytest.raises(LocalStackError, match="no_such_setting"):
+        postgres.start()
+    assert [server.state for server in postgres.status()] == ["stopped"]
+
+
+def test_a_port_that_somebody_took_is_replaced(postgres: Stack) -> None:
+    before = postgres.status()[0].address
+    postgres.stop()
+    with socket.socket() as thief:
+        assert before is not None
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", int(before.partition(":")[2])))
+        thief.listen()
+        postgres.start()
+        assert postgres.status()[0].address != before
+        assert ask(postgres, "SELECT 1") == 1
+
+
+def starter(folder: Path) -> subprocess.Popen[str]:
+    """A program that starts the stack, says so, and would stop it in the end."""
+    program = (
+        "import sys, time\n"
+        "from everstate.config import load\n"
+        "from everstate.local import Stack\n"
+        f"with Stack(load(sys.argv[1], log={OWN_KAFKA!r})):\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(120)\n"
+    )
+    return subprocess.Popen(
+        (sys.executable, "-c", program, str(folder)), stdout=subprocess.PIPE, text=True
+    )
+
+
+@contextlib.contextmanager
+def killed_run(folder: Path) -> Iterator[None]:
+    """A run that was killed while its server went on."""
+    with starter(folder) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        program.kill()
+    yield
+
+
+def test_the_leftover_of_a_killed_run_is_taken_over(tmp_path: Path) -> None:
+    stack = Stack(postgres_only(tmp_path))
+    try:
+        with killed_run(tmp_path):
+            left = stack.pid("postgres")
+            stack.start()
+            assert stack.pid("postgres") == left
+            assert ask(stack, "SELECT 1") == 1
+        with stack:
+            pass
+        assert stack.gone() == [], "what was taken over is not stopped on exit"
+    finally:
+        stack.stop()
+
+
+def test_a_leftover_that_nobody_noted_down_is_ended(tmp_path: Path) -> None:
+    stack = Stack(postgres_only(tmp_path))
+    try:
+        with killed_run(tmp_path):
+            left = stack.pid("postgres")
+            (tmp_path / ".everstate" / "stack.json").unlink()
+            stack.start()
+            assert stack.pid("postgres") != left
+            data = tmp_path / ".everstate" / "postgres" / "data"
+            assert [process.pid for process in strays(str(data))] == [stack.pid("postgres")]
+    finally:
+        stack.stop()
+
+
+def test_a_leftover_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstate.local.stack._ADOPT_S_MAX", 1.0)
+    monkeypatch.setattr("everstate.local.stack._STOP_S_MAX", 3.0)
+    monkeypatch.setattr("everstate.local.postgres._PROBE_S", 1)
+    with Stack(postgres_only(tmp_path)) as stack:
+        hanging = stack.pid("postgres")
+        os.kill(hanging, signal.SIGSTOP)
+        assert [server.state for server in stack.status()] == ["not answering"]
+        stack.start()
+        assert stack.pid("postgres") != hanging
+        assert ask(stack, "SELECT 1") == 1
+
+
+def test_a_stack_that_was_killed_midway_through_its_first_start_starts(tmp_path: Path) -> None:
+    half = tmp_path / ".everstate" / "postgres" / "data.new"
+    half.mkdir(parents=True)
+    (half / "half").write_text("of an initdb")
+    with Stack(postgres_only(tmp_path)) as stack:
+        assert ask(stack, "SELECT 1") == 1
+
+
+def test_without_a_stack_the_advice_is_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(LocalStackError, match="does not run") as caught:
+        connect(load(tmp_path))
+    assert "everstate up" in str(caught.value.advice)
+    assert Stack(load(tmp_path)).stop() == []
+
+
+def test_who_has_both_servers_gets_nothing_started(tmp_path: Path) -> None:
+    (tmp_path / "everstate.toml").write_text(
+        '[log]\nbootstrap_servers = "kafka:9092"\n[store]\ndsn = "postgresql://db/shop"\n'
+    )
+    config = load(tmp_path)
+    with Stack(config) as stack:
+        assert stack.names == ()
+        assert stack.status() == []
+        assert stack.connect() == config
+        assert connect(config) == config
+    assert not (tmp_path / ".everstate").exists()
+
+
+@pytest.mark.parametrize("gone", ["", "127.0.0.1:1"])
+def test_the_memory_names_pid_start_and_ports(postgres: Stack, tmp_path: Path, gone: str) -> None:
+    assert gone != postgres.status()[0].address
+    stored = json.loads((tmp_path / ".everstate" / "stack.json").read_text())
+    entry = stored["servers"]["postgres"]
+    assert entry["process"]["pid"] == postgres.pid("postgres")
+    assert abs(entry["process"]["started"] - time.time()) < 120
+    assert postgres.connect().store_dsn.endswith(f"127.0.0.1:{entry['ports']['client']}/everstate")
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_root_starts_postgres_by_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespaces: bool
+) -> None:
+    if os.geteuid() != 0 or (namespaces and not unprivileged.namespaces_work()):
+        assert unprivileged.prefix(tmp_path) == () or not namespaces
+        return
+    monkeypatch.setattr("everstate.local.unprivileged.namespaces_work", lambda: namespaces)
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with Stack(postgres_only(closed)) as stack:
+        assert ask(stack, "SELECT 1") == 1
+    monkeypatch.setattr("everstate.local.unprivileged.namespaces_work", lambda: not namespaces)
+    if namespaces or unprivileged.namespaces_work():
+        with Stack(postgres_only(closed)) as stack:
+            assert ask(stack, "SELECT 1") == 1
+
+
+def test_kafka_answers_again_after_a_kill_on_the_same_port(tmp_path: Path) -> None:
+    own = {"dsn": f"postgresql://127.0.0.1:{free_port(set())}/none"}
+    with Stack(load(tmp_path, store=own)) as stack:
+        before = stack.connect().bootstrap_servers
+        stack.kill("kafka")
+        assert [server.state for server in stack.status()] == ["crashed"]
+        stack.start()
+        assert stack.connect().bootstrap_servers == before
+        assert [server.state for server in stack.status()] == ["running"]

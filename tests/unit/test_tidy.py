@@ -1,0 +1,155 @@
+"""The form of the code: short functions and files, one reader of the environment, no addresses."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import jgo.constants
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "everstate"
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 600
+FORBIDDEN_NAMES = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
+MAY_READ_ENVIRONMENT = ("config.py", "local")
+"""The settings; and the stack, which hands the environment on to its servers."""
+REGISTRIES = (
+    "py" + "pi.org",
+    "files.python" + "hosted.org",
+    "maven" + ".org",
+    "maven.apache" + ".org",
+    "registry." + "npm",
+    "docker" + ".io",
+    urlsplit(jgo.constants.MAVEN_CENTRAL_URL).hostname or "",
+)
+MACHINE_PATHS = re.compile(r"(?<![\w.<$])/(?:home|root|Users|work)/[a-z]")
+
+
+@cache
+def project_files() -> tuple[Path, ...]:
+    """Files that git knows or would add."""
+    listed = subprocess.run(
+        ("git", "ls-files", "--cached", "--others", "--exclude-standard"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    return tuple(ROOT / name for name in listed if (ROOT / name).is_file())
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Python files of the project, in all folders or in those."""
+    wanted = [ROOT / folder for folder in folders] or [ROOT]
+    return [
+        path
+        for path in project_files()
+        if path.suffix == ".py" and any(path.is_relative_to(folder) for folder in wanted)
+    ]
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def where(path: Path, line: int | None = None) -> str:
+    place = str(path.relative_to(ROOT))
+    return place if line is None else f"{place}:{line}"
+
+
+def test_functions_are_short() -> None:
+    long = []
+    for path in python_files():
+        for function in functions(path):
+            lines = (function.end_lineno or function.lineno) - function.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                long.append(f"{where(path, function.lineno)} {function.name}: {lines} lines")
+    assert long == []
+
+
+def test_files_are_short() -> None:
+    lengths = {where(path): len(path.read_text("utf-8").splitlines()) for path in python_files()}
+    assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    assert [where(path) for path in python_files() if path.name in FORBIDDEN_NAMES] == []
+
+
+def handed_on(tree: ast.Module) -> set[int]:
+    """Uses of the environment that read no setting: set for a child, or given to it whole."""
+    uses: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            uses.add(id(node.value))
+        elif isinstance(node, ast.keyword) and node.arg == "env":
+            uses.update(id(part) for part in ast.walk(node.value))
+    return uses
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    readers = []
+    for path in python_files("src"):
+        if path.relative_to(PACKAGE).parts[0] in MAY_READ_ENVIRONMENT:
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        allowed = handed_on(tree)
+        for node in ast.walk(tree):
+            reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+            if reads and id(node) not in allowed:
+                readers.append(where(path, node.lineno))
+    assert readers == []
+
+
+def test_library_code_catches_no_bare_exception() -> None:
+    bare = []
+    for path in python_files("src"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                bare.append(where(path, node.lineno))
+    assert bare == []
+
+
+def test_every_room_has_a_readme() -> None:
+    rooms = {path.relative_to(PACKAGE).parts[0] for path in python_files("src")}
+    folders = [PACKAGE / room for room in sorted(rooms) if (PACKAGE / room).is_dir()]
+    assert [room.name for room in folders if not (room / "README.md").is_file()] == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [path.name for path in python_files("tests") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_test_is_skipped_for_good() -> None:
+    marks = re.compile(r"@pytest\.mark\.skip\b|pytest\.xfail\(|@pytest\.mark\.xfail")
+    marked = [where(p) for p in python_files("tests") if marks.search(p.read_text("utf-8"))]
+    assert [name for name in marked if not name.endswith("test_tidy.py")] == []
+
+
+@pytest.mark.parametrize("mark", ["TO" + "DO", "FIX" + "ME", "X" + "XX"])
+def test_nothing_is_left_for_later(mark: str) -> None:
+    found = re.compile(rf"\b{mark}\b")
+    assert [where(p) for p in python_files() if found.search(p.read_text("utf-8"))] == []
+
+
+def test_no_registry_and_no_path_of_a_machine_is_written_down() -> None:
+    found = []
+    for path in project_files():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{where(path)}: {name}" for name in REGISTRIES if name and name in text]
+        if path.suffix in (".py", ".toml", ".lock", ".json", ".yaml", ".yml", ""):
+            found += [f"{where(path)}: {hit}" for hit in MACHINE_PATHS.findall(text)]
+    assert found == []
