@@ -116,7 +116,7 @@ def test_C3_killed_at_random_moments_under_load_it_neither_loses_nor_doubles(
 
     def write(writer: int) -> int:
         rng, turn = random.Random(writer), 0
-        while not stop.is_set():
+        while not stop.wait(0.02):
             turn += 1
             orders = [
                 Order(order_id=f"o-{rng.randrange(200)}", note=f"{writer}/{turn}/{number}")

@@ -37,6 +37,7 @@ from everstate.sources.outbox.pending import (
     runs,
     sendable,
 )
+from everstate.sources.outbox.schema import install
 
 LOGGER = logging.getLogger("everstate.sources.outbox")
 
@@ -87,7 +88,8 @@ class Relay:
         self.name = "main"
         self._config = config
         self._retry_s = retry_blocked_s
-        self._composer = Composer(config, entity_types)
+        self._entity_types = tuple(entity_types)
+        self._composer = Composer(config, self._entity_types)
         self._publisher = OncePublisher(config, f"relay-{self.name}")
         self._database: Connection | None = None
         self._is_open = False
@@ -189,6 +191,7 @@ class Relay:
     def _opened(self) -> Connection:
         database = self._connected()
         if not self._is_open:
+            install(database, self._entity_types)
             progress = self._publisher.open(_OPEN_S)
             store_id, batch = marks.newest_batch(database, self.name)
             self._store_id, self._batch = str(store_id), batch

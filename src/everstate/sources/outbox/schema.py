@@ -54,7 +54,15 @@ def install(connection: psycopg.Connection[Any], entity_types: Iterable[EntityTy
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_INSTALL_LOCK])
         # The notices "already exists, skipping" say nothing to anybody.
         connection.execute("SET LOCAL client_min_messages = warning")
-        connection.execute(script)
+        if not _is_installed(connection):
+            connection.execute(script)
         for entity_type in entity_types:
             statement = _ENTITY_TABLE.format(table=table_of(entity_type.name))
             connection.execute(statement)
+
+
+def _is_installed(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the script ran: CREATE INDEX IF NOT EXISTS would wait for every open writer."""
+    query = "SELECT to_regclass('everstate_store.relay_blocked') IS NOT NULL"
+    found = connection.execute(query).fetchone()
+    return found is not None and bool(found[0])

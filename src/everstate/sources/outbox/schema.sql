@@ -1,4 +1,4 @@
--- The store's schema. Everything here is idempotent; it runs under one advisory lock.
+-- The store's schema. It runs under one advisory lock, until its last table is there.
 CREATE SCHEMA IF NOT EXISTS everstate_store;
 
 -- Which store this is: a relay's memory in the log must never be applied to another one.

@@ -149,8 +149,9 @@ class EntityStore:
 
         ``expected_version`` 0: it must not exist; n: it must be at n; ``None``: whatever is
         there. ``occurred_at`` ``None``: now. Raises VersionConflict, InvalidChange,
-        MissingProvenance, ChangeTooLarge (all before anything is committed), and Unavailable; if
-        that came from the commit, repeating the call is safe, since an equal state is no change.
+        MissingProvenance, ChangeTooLarge (all before anything is committed), and Unavailable. If
+        that came from the commit, the write may be there: repeating the call is safe, since an
+        equal state is no change; give the expected version when others write the entity too.
         """
         recorded_at = datetime.now(UTC)
         moment = occurred_at or recorded_at
@@ -198,8 +199,9 @@ class EntityStore:
 
         A key may come several times: each state is a version. Provenance, time and event are one
         for all, or a sequence with one for each. No expected versions here. Raises as ``put``
-        does, and nothing was written then. Cost: about 20 µs each in calls of 5,000; all rows of
-        a call are held in memory, and go to the log in one transaction.
+        does, and nothing was written then; a call that ended in Unavailable may be repeated, but
+        writes again what has several states of one key. Cost: about 40 µs each in calls of 5,000;
+        all rows of a call are held in memory, and go to the log in one transaction.
         """
         recorded_at = datetime.now(UTC)
         with collector_paused():
