@@ -425,9 +425,10 @@ def _unreadable(changes: pa.Table, poison: Mapping[int, str]) -> list[tuple[int,
 
 
 def _going(changes: pa.Table, verdict: Verdict) -> pa.Table:
-    """Changes that apply, versions of a key in order: held ones come after those that freed them.
+    """Changes that apply, versions of a key in order.
 
-    A change that was let go may stand behind a later offset, so keys with one are put in order.
+    A change that was let go may stand behind a later offset or come from the store, so rows are
+    put in the order of versions when anything is out of the ordinary.
     """
     if verdict.apply.all() and not verdict.released:
         return changes
@@ -435,9 +436,8 @@ def _going(changes: pa.Table, verdict: Verdict) -> pa.Table:
     if verdict.released:
         released = [row.cast(changes.schema) for row in verdict.released]
         going = pa.concat_tables([going, *released])
-    versions = pa.table({"version": going["version"], "row": pa.array(range(going.num_rows))})
-    order = versions.sort_by([("version", "ascending")])["row"]
-    return going.take(order)
+    order = np.argsort(going["version"].to_numpy(), kind="stable")
+    return going.take(pa.array(order))
 
 
 def _reason(cause: Exception) -> str:
