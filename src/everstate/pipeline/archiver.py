@@ -24,7 +24,7 @@ from everstate.archive import (
 from everstate.archive.layout import TABLE_PROPERTIES
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import DataLoss, EverstateError, Fenced
+from everstate.errors import ArchiveError, DataLoss, EverstateError, Fenced
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicIdentity, Topics
 from everstate.pipeline.parse import parse, parsed_schema
@@ -35,6 +35,7 @@ LOGGER = logging.getLogger("everstate.archive")
 
 _LEDGER_EVERY: Final = 50
 _RETRY_S_MIN: Final = 0.5
+_RETENTION_TIMES_MAX: Final = 8
 _POOL: Final = "archive"
 
 
@@ -119,7 +120,7 @@ class Archiver:
             ),
         )
         if (note.epoch + 1) % _LEDGER_EVERY == 0:
-            self._ledger.sync(self._log)
+            self._fill_ledger()
         return ArchivedBatch(
             entity=self._entity,
             epoch=note.epoch + 1,
@@ -226,6 +227,13 @@ class Archiver:
         assert written.epoch == note.epoch, "one writer appends one epoch at a time"
         return commit
 
+    def _fill_ledger(self) -> None:
+        """Take new commits over; what fails now is taken over by a later call."""
+        try:
+            self._ledger.sync(self._log)
+        except ArchiveError as error:
+            LOGGER.warning("ledger of %s: %s", self._entity, error)
+
     def _ends(self) -> dict[int, int]:
         return {p: end for (_, p), end in self._offsets.stable_ends([self._topic]).items()}
 
@@ -250,12 +258,15 @@ class Archiver:
         half = int(time.time() * 1000) - retention_ms // 2
         young = self._offsets.at_time([self._topic], half)
         if any(position.get(partition, 0) < offset for (_, partition), offset in young.items()):
+            configured = self._config.log.changes_retention_hours * 3_600_000
+            longer = min(2 * retention_ms, int(_RETENTION_TIMES_MAX * configured))
             LOGGER.warning(
                 "archive of %s lags more than half the retention of %s; its retention.ms goes "
                 "from %d to %d, so that nothing unread is deleted",
                 self._entity,
                 self._topic,
                 retention_ms,
-                2 * retention_ms,
+                max(longer, retention_ms),
             )
-            self._topics.set_config(self._topic, {"retention.ms": str(2 * retention_ms)})
+            if longer > retention_ms:
+                self._topics.set_config(self._topic, {"retention.ms": str(longer)})

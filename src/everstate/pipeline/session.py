@@ -119,7 +119,7 @@ def spark_errors(doing: str) -> Iterator[None]:
     """Turn an error of Spark in the block into one of ours; ``doing`` begins the sentence."""
     try:
         yield
-    except (PySparkException, Py4JError) as cause:
+    except (PySparkException, Py4JError, ConnectionError) as cause:
         raise translate(cause, doing) from cause
 
 
@@ -139,7 +139,7 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
     (
         r"KAFKA_DATA_LOSS|data may have been lost|OffsetOutOfRangeException"
         r"|Cannot fetch offset|could not be fetched|has been deleted|INCONSISTENT_OFFSETS"
-        r"|UnknownTopicIdException|KafkaIllegalStateException",
+        r"|UnknownTopic\w+Exception|KafkaIllegalStateException",
         DataLoss,
         "the log no longer holds what was to be read",
     ),
@@ -147,7 +147,7 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
     (
         r"org\.apache\.kafka\.common\.errors\.\w*(Timeout|Disconnect|Network|Coordinator)\w*"
         r"|No resolvable bootstrap|Failed to (create|construct) (new )?(Kafka|Admin)"
-        r"|UNABLE_TO_FETCH|Timeout of \d+ms expired",
+        r"|UNABLE_TO_FETCH|Timeout of \d+ms expired|Cannot fetch record",
         Unavailable,
         "Kafka does not answer",
     ),
@@ -157,8 +157,9 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
 
 def translate(cause: BaseException, doing: str) -> EverstateError:
     """Our error for one of Spark's; the first line of its reason is kept."""
-    if isinstance(cause, Py4JNetworkError):
-        return Unavailable(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
+    if isinstance(cause, Py4JNetworkError | ConnectionError):
+        # Not retryable: a session does not come back, its process has to start again.
+        return PipelineError(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
     text = str(cause)
     for pattern, error, meaning in _SIGNS:
         if re.search(pattern, text):

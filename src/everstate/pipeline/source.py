@@ -69,6 +69,8 @@ def read_ranges(spark: SparkSession, config: Config, ranges: Ranges) -> DataFram
         .option("endingOffsets", _offsets(wanted, "end"))
         .option("includeHeaders", "true")
         .option("kafka.group.id", f"{config.log.prefix}-spark")
+        # A broker that comes back within this time is waited for inside the task.
+        .option("kafkaConsumer.pollTimeoutMs", "30000")
         # A fetch at the end of the log waits this long; the default of 500 ms was most of a batch.
         .option("kafka.fetch.max.wait.ms", "5")
         .load()
