@@ -9,6 +9,7 @@ text. Unknown fields are ignored here and kept in the raw value.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -156,17 +157,24 @@ def parse(records: DataFrame, entity_type: EntityType) -> DataFrame:
     ``invalid:<field>``, and all typed columns are null. Never fails on a record. Cost: the JSON is
     parsed once, whatever is filtered or selected later.
     """
+    application = records.sparkSession.sparkContext.applicationId
+    for columns in _selections(entity_type, application):
+        records = records.select(*columns)
+    return records
+
+
+@lru_cache(maxsize=64)
+def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column], ...]:
+    """The selections that make up `parse`, one after the other.
+
+    Built once for each Spark application: they are some hundred calls into the JVM, which would
+    be most of a small batch.
+    """
     # A filter on a parsed column would be pushed below the parsing, which would then be done
     # twice; Spark never moves or repeats an expression that it holds for nondeterministic.
     text = F.when(F.spark_partition_id() >= 0, F.col("value").cast("string"))
-    read = records.select(
-        "*", F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
-    )
-    judged = read.select(
-        "*",
-        _moment("occurredAt").alias("occurred"),
-        _moment("recordedAt").alias("recorded"),
-    ).select("*", _reason(entity_type).alias("reason"))
+    read = F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
+    times = [_moment("occurredAt").alias("occurred"), _moment("recordedAt").alias("recorded")]
     typed: dict[str, Column] = {
         "key": F.col("v.key"),
         "recorded_at": F.col("recorded"),
@@ -196,7 +204,13 @@ def parse(records: DataFrame, entity_type: EntityType) -> DataFrame:
             columns.append(F.when(readable, typed[name]).alias(name))
         else:
             columns.append(given.get(name, F.col(name)).alias(name))
-    return judged.select(*columns)
+    every = F.col("*")
+    return (
+        [every, read],
+        [every, *times],
+        [every, _reason(entity_type).alias("reason")],
+        columns,
+    )
 
 
 def _moment(field: str) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,6 +37,13 @@ def planned(parsed: DataFrame, plans: Sequence[ViewPlan]) -> DataFrame:
     Null where the view has no part in that image. Key and headers as bytes travel only with
     unreadable records, which are rare.
     """
+    application = parsed.sparkSession.sparkContext.applicationId
+    return parsed.select(*_selection(tuple(plans), application))
+
+
+@lru_cache(maxsize=64)
+def _selection(plans: tuple[ViewPlan, ...], _application: str) -> list[Column]:
+    """The columns of `planned`, built once for each Spark application."""
     columns: list[Column] = [F.col(name) for name in _KEPT]
     unreadable = F.col("reason").isNotNull()
     columns += [F.when(unreadable, F.col(name)).alias(name) for name in _DEAD_ONLY]
@@ -43,7 +51,7 @@ def planned(parsed: DataFrame, plans: Sequence[ViewPlan]) -> DataFrame:
         if isinstance(plan, LinearPlan):
             columns.append(F.expr(plan.columns("original")).alias(f"v{number}_o"))
         columns.append(F.expr(plan.columns("current")).alias(f"v{number}_c"))
-    return parsed.select(*columns)
+    return columns
 
 
 def column_types(
@@ -53,4 +61,4 @@ def column_types(
     with spark_errors(f"view {plan.name}"):
         empty = spark.createDataFrame([], parsed_schema(entity_type))
         made = empty.select(F.expr(plan.columns("current")).alias("row")).select("row.*")
-        return {field.name: to_arrow_type(field.dataType) for field in made.schema}
+        return {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in made.schema}
