@@ -34,7 +34,7 @@ data_dir = "data"
 trigger_s = 5
 """
 _POLL_S = 0.25
-_STALL_S = 180.0
+_STALL_S = 300.0
 _STOP_S = 90.0
 _TAIL_LINES = 15
 
