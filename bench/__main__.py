@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in names:
         if name not in BENCHES:
             parser.error(f"no bench {name!r}; there are {', '.join(BENCHES)}")
+    # Ended by a signal, the servers are stopped too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(stderr=True)
     results: list[Result] = []
     whole = names == BENCHES and not chosen.quick

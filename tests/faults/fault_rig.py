@@ -92,6 +92,14 @@ class Rig:
             except psutil.NoSuchProcess:
                 continue
 
+    def orphan(self, name: str) -> list[psutil.Process]:
+        """SIGKILL one process and nothing else: what it started is to end by itself."""
+        process = self.processes.pop(name)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        return family
+
     def kill_jvm(self, name: str = "pipeline") -> None:
         """SIGKILL the JVM alone, and wait until the process that drove it ends by itself."""
         process = self.processes.pop(name)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from fault_app import ENTITY, app
 from fault_harness import problems
@@ -58,9 +59,8 @@ def wait(seconds_max: float) -> None:
 
 def prove(rig: Rig, spark: SparkSession) -> None:
     """Nothing lost, nothing doubled: by the checker, by law 6 and by law 5."""
-    from everstate.pipeline.verify import verify_views
-
     from everstate.pipeline.audit import audit
+    from everstate.pipeline.verify import verify_views
 
     rig.settle()
     found = problems(rig.config, rig.acknowledged())
@@ -93,12 +93,18 @@ def test_a_server_is_killed(loaded: Rig, spark: SparkSession, server: str) -> No
 
 
 def test_the_spark_application_is_killed(loaded: Rig, spark: SparkSession) -> None:
+    """By turns its driver alone (old tasks may still run beside the new ones), its JVM, all."""
     for turn in range(KILLS):
         wait(3.0)
-        if turn % 2:
+        orphans = []
+        if turn % 3 == 0:
+            orphans = loaded.orphan("pipeline")
+        elif turn % 3 == 1:
             loaded.kill_jvm()
         else:
             loaded.kill("pipeline")
         loaded.start("pipeline")
         loaded.progress()
+        _, alive = psutil.wait_procs(orphans, timeout=60)
+        assert alive == []
     prove(loaded, spark)
