@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.cli.console import (
+    AppOption,
+    JsonOption,
+    config_of,
+    err,
+    load_app,
+    print_json,
+    table,
+)
+from everstate.errors import VerificationFailed
 from everstate.local import connect
 from everstate.serving import Reader
 from everstate.serving.words import value_text
+
+if TYPE_CHECKING:
+    from everstate.pipeline.verify import ViewReport
 
 views = typer.Typer(no_args_is_help=True, help="How the views stand, and the proof of them.")
 
@@ -64,6 +77,69 @@ def show(
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
     table(columns, [[_cell(cell) for cell in row] for row in rows])
+
+
+@views.command("verify")
+def verify(
+    context: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="Views; none: all.")] = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove views: the kept rows against the same SQL, run in batch over the archive."""
+    # Imported here: Spark takes a second that no other verb should pay.
+    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.verify import failing, verify_views
+
+    config = connect(config_of(context))
+    project = load_app(app, config)
+    with err.status("starting Spark") as status:
+        spark = spark_session(config, app_name="everstate views verify")
+        try:
+            status.update("verifying")
+            reports = verify_views(
+                spark,
+                config,
+                project,
+                names or None,
+                on_report=lambda report: status.update(f"verified {report.name}"),
+            )
+        finally:
+            spark.stop()
+    if json:
+        print_json(reports)
+    else:
+        print_reports(reports)
+    if bad := failing(reports):
+        raise VerificationFailed(
+            f"{len(bad)} of {len(reports)} views differ from the batch result.",
+            advice="The differing rows are above; `everstate explain` tells where each came from.",
+        )
+
+
+def print_reports(reports: Sequence[ViewReport]) -> None:
+    """Print proofs as a table, and the rows that differ below it."""
+    table(
+        ("view", "rows", "batch rows", "hash", "seconds", "proof"),
+        [
+            (
+                report.name,
+                report.kept_rows,
+                report.expected_rows,
+                report.kept_hash,
+                report.seconds,
+                "holds" if report.holds else f"{report.different_rows:,} rows differ",
+            )
+            for report in reports
+        ],
+    )
+    for report in reports:
+        if report.differences:
+            table(
+                ("what", "key", "kept", "batch"),
+                [(d.what, d.key, d.kept, d.expected) for d in report.differences],
+                title=f"{report.name}: rows that differ",
+            )
 
 
 def _cell(cell: object) -> object:

@@ -23,9 +23,13 @@ from psycopg.types.json import set_json_loads
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from everstate.changes.codec import decode_wire
+
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)
 _FETCH_ROWS = 10_000
+RAW = "raw_value"
+"""A column of this name is compared by the current state of the message that it holds."""
 DIFFERENCES_MAX = 100
 """Most differing rows that one bucket reports; all are counted."""
 
@@ -137,12 +141,19 @@ def _compare_task(
         names = batch.schema.names[:-1]
         for row in batch.to_pylist():
             mine = waiting.setdefault(row["__bucket"], {})
-            values = [row[name] for name in names]
+            values = [_value(name, row[name]) for name in names]
             if any(value is not None for value in values):
                 mine[row_text(values[:key_columns])] = row_text(values)
     outcomes = [_compare_bucket(rows, kept, n, key_columns, buckets) for n, rows in waiting.items()]
     if outcomes:
         yield pa.RecordBatch.from_pylist(outcomes, schema=OUTCOME)
+
+
+def _value(column: str, value: Any) -> Any:
+    """A value of an expected row; a raw message stands for the state inside it."""
+    if column == RAW and value is not None:
+        return orjson.loads(decode_wire(value).current_entity_state)
+    return value
 
 
 def _compare_bucket(

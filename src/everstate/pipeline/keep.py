@@ -146,6 +146,10 @@ class Keeper:
                 partitions = range(self._topics.partitions(topic))
                 begin = dict.fromkeys(partitions, 0)
                 control.init_positions(connection, self._schema, main_group(name), name, begin)
+                for kept in ("latest", "history"):
+                    own = f"{name}_{kept}"
+                    row = control.ViewRow(own, name, 1, main_group(name), {"keeps": kept}, kept)
+                    control.register_view(connection, self._schema, row)
                 for view in self._views[name]:
                     self._open_view(connection, entity_type, view, begin)
 
