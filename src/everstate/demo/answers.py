@@ -13,6 +13,7 @@ from everstate.demo import show
 from everstate.demo.flights import app
 from everstate.demo.play import BLIZZARD, NEW_YORK
 from everstate.demo.watch import Course, Memory
+from everstate.errors import VerificationFailed
 from everstate.serving import Entity, Reader
 
 _ORIGIN = "JFK"
@@ -120,13 +121,39 @@ def farewell(console: Console, folder: str, course: Course, memory: Memory, seco
         console.print(f"  [cyan]{escape(command)}[/]", highlight=False)
 
 
-def prove(config: Config, console: Console, folder: str, memory: Memory) -> None:
-    """Prove every view against the lake, and the lake against the log."""
+def prove(config: Config, console: Console, folder: str) -> None:
+    """Prove every view against the lake, and the lake against the log.
+
+    Raises VerificationFailed, after all proofs were shown, when one does not hold.
+    """
     # Imported here: Spark takes a second that the questions should not wait for.
     from everstate.pipeline.audit import audit
     from everstate.pipeline.session import spark_session
+    from everstate.pipeline.verify import failing, verify_views
 
-    show.heading(console, "Is the lake complete?", f"everstate -C {folder} archive verify")
-    spark = spark_session(config)
-    report = audit(spark, config, "flight")
-    console.print(report.lines())
+    show.heading(
+        console,
+        "Are the views right? The SQL of each, run in batch over the lake at the view's position",
+        f"everstate -C {folder} views verify",
+    )
+    with console.status("starting Spark"):
+        spark = spark_session(config, app_name="everstate demo proofs")
+    try:
+        with console.status("comparing row by row"):
+            reports = verify_views(
+                spark, config, app, on_report=lambda report: console.print(show.proof(report))
+            )
+        show.heading(
+            console,
+            "Is the lake complete? Every offset of the log, every version of every flight",
+            f"everstate -C {folder} archive verify",
+        )
+        with console.status("reading the lake"):
+            found = audit(spark, config, "flight")
+        console.print(show.audit(found))
+    finally:
+        spark.stop()
+    failed = [report.name for report in failing(reports)]
+    failed += [] if found.holds else ["the archive"]
+    if failed:
+        raise VerificationFailed(f"not proved: {', '.join(failed)}.")

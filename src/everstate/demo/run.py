@@ -79,7 +79,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
             answers.ask(running, console, _shown(options.folder))
             if options.stay:
                 _wait_for_interrupt(console)
-        answers.prove(running, console, _shown(options.folder), memory)
+        answers.prove(running, console, _shown(options.folder))
         answers.farewell(console, _shown(options.folder), course, memory, time.monotonic() - began)
     finally:
         stack.stop()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -26,7 +26,12 @@ from everstate.serving.words import (
     provenance_text,
 )
 
+if TYPE_CHECKING:
+    from everstate.pipeline.audit import AuditReport
+    from everstate.pipeline.verify import ViewReport
+
 _BOARD_WIDTH = 38
+_DIFFERENCES_SHOWN = 5
 _COLUMNS_MAX = 3
 
 
@@ -136,6 +141,35 @@ def delays(rows: Sequence[tuple[Any, ...]]) -> RenderableType:
             f"[{colour}]{bar}[/]",
         )
     return grid
+
+
+def proof(report: ViewReport) -> RenderableType:
+    """One view's proof on a line, and the first rows that differ."""
+    line = Text()
+    line.append("✓ " if report.holds else "✗ ", "bold green" if report.holds else "bold red")
+    line.append(f"{report.name:<22}", "bold")
+    line.append("holds         " if report.holds else "DOES NOT HOLD ")
+    line.append(f"{report.kept_rows:>9,} rows kept, {report.expected_rows:>9,} in batch, ")
+    line.append(f"hash {report.kept_hash[:8]} and {report.expected_hash[:8]}, ")
+    line.append(f"{report.seconds:.1f} s")
+    for found in report.differences[:_DIFFERENCES_SHOWN]:
+        line.append(f"\n  {found.what} {found.key}: {found.expected} / {found.kept}", "red")
+    return line
+
+
+def audit(report: AuditReport) -> RenderableType:
+    """The lake's proof on a line, and what is wrong."""
+    line = Text()
+    line.append("✓ " if report.holds else "✗ ", "bold green" if report.holds else "bold red")
+    line.append(f"{'archive of flight':<22}", "bold")
+    line.append("holds         " if report.holds else "DOES NOT HOLD ")
+    line.append(f"{report.rows:>9,} records of {report.keys:,} flights, ")
+    if report.holds:
+        line.append("no offset missing and none twice, versions dense, states chained, ")
+    line.append(f"{report.seconds:.1f} s")
+    for problem in report.problems[:_DIFFERENCES_SHOWN]:
+        line.append(f"\n  {problem.rule} {problem.where}: {problem.message}", "red")
+    return line
 
 
 def heading(console: Console, text: str, command: str | None = None) -> None:
