@@ -277,3 +277,7 @@ class HeldOverflow(EverstateError):
             f"and pipeline.held_max is {limit:,}.",
             advice="Look for the lost versions (everstate archive verify), or raise the limit.",
         )
+
+
+class ViewStoreError(EverstateError):
+    """The tables that all views of an entity type need cannot be written; nothing was changed."""

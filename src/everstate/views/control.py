@@ -261,8 +261,9 @@ def unpublished_dead(connection: Connection, schema_name: str, limit: int) -> li
     ).format(sql.Identifier(schema_name, "dead"))
     found = []
     for row in connection.execute(query, (limit,)):
-        *head, names, values, batch = row
-        found.append(DeadChange(*head, tuple(zip(names, values, strict=True)), batch))
+        place, names, values, batch = row[:9], row[9], row[10], row[11]
+        headers = tuple(zip(names, values, strict=True))
+        found.append(DeadChange(*(*place, headers, batch)))
     return found
 
 

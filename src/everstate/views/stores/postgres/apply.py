@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from everstate.errors import PositionMoved, Unavailable, ViewFailed
+from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
 from everstate.views.stores.postgres import writes
-from everstate.views.stores.postgres.gate import NO_VERSION, GateRow, Keys, Verdict, judge
+from everstate.views.stores.postgres.gate import NO_VERSION, GateRow, Ints, Keys, Verdict, judge
 from everstate.views.stores.postgres.group import (
     GroupPlan,
     LinearTable,
@@ -250,6 +250,8 @@ class Applier:
             try:
                 prepare_stage(self.session, stage_name(table), columns)
             except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+                if table == group.gate_table:
+                    raise ViewStoreError(f"{table}: {_reason(cause)}") from cause
                 raise ViewFailed(view, _reason(cause)) from cause
 
     def _apply(self, changes: pa.Table, poison: Mapping[int, str], below: int) -> Applied:
@@ -298,7 +300,7 @@ class Applier:
         held = read_held(self.session, self.group, self.partition, mine) if mine else {}
         return judge(keys, gates, held, self._ids)
 
-    def _gates(self, keys: Keys, first: np.ndarray) -> dict[str, GateRow]:  # type: ignore[type-arg]
+    def _gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
         """Gate rows of the keys whose first version does not follow, or whose time runs back."""
         stage = sql.Identifier("pg_temp", GATE_STAGE)
         columns = {
@@ -371,6 +373,8 @@ class Applier:
         reason, culprit = _reason(cause), None
         if isinstance(cause, (*_DATA, pa.ArrowException)):
             culprit = self._culprit(write, batch)
+        if culprit is None and write.core:
+            raise ViewStoreError(f"{write.view} cannot be written: {reason}") from cause
         if culprit is None:
             raise ViewFailed(write.view, reason) from cause
         offset, key = culprit
@@ -427,10 +431,9 @@ def _unreadable(changes: pa.Table, poison: Mapping[int, str]) -> list[tuple[int,
 def _going(changes: pa.Table, verdict: Verdict) -> pa.Table:
     """Changes that apply, versions of a key in order.
 
-    A change that was let go may stand behind a later offset or come from the store, so rows are
-    put in the order of versions when anything is out of the ordinary.
+    A change that was let go may stand before the one that freed it, or come from the store.
     """
-    if verdict.apply.all() and not verdict.released:
+    if verdict.ordinary:
         return changes
     going = changes.filter(pa.array(verdict.apply))
     if verdict.released:

@@ -123,6 +123,8 @@ class Verdict:
     """What becomes of a partition's changes; rows count in the given changes."""
 
     apply: Bools
+    ordinary: bool = True
+    """Whether all changes apply as they stand, so that nothing has to be put in order."""
     released: list[pa.Table] = field(default_factory=list)
     released_versions: list[tuple[str, int]] = field(default_factory=list)
     hold: list[int] = field(default_factory=list)
@@ -148,7 +150,8 @@ def judge(
     step a change for the keys in ``gates``.
     """
     verdict = Verdict(apply=np.ones(keys.changes.num_rows, dtype=np.bool_))
-    if not gates:
+    verdict.ordinary = not gates
+    if verdict.ordinary:
         return verdict
     change_ids = keys.changes["id"]
     old: list[tuple[str, int, int, str]] = []
@@ -180,7 +183,9 @@ def _judge_key(
 ) -> list[tuple[str, int, int, str]]:
     """Walk over one key's changes; gives back those whose id must be looked up."""
     newest = gate.version
-    seen = {gate.version: gate.change_id} if gate.change_id is not None else {}
+    seen: dict[int, str] = {}
+    if gate.change_id is not None:
+        seen[gate.version] = gate.change_id
     # Versions held from this very batch: their rows are here, not in the store.
     here: dict[int, tuple[int, str]] = {}
     old: list[tuple[str, int, int, str]] = []
@@ -215,7 +220,7 @@ def _release(
     newest: int,
     waiting: dict[int, HeldRow],
     here: dict[int, tuple[int, str]],
-    seen: dict[int, str | None],
+    seen: dict[int, str],
     verdict: Verdict,
 ) -> int:
     """Let changes go whose gap has filled, in order; returns the newest version applied."""

@@ -96,8 +96,12 @@ def bury(
         return
     values = []
     for row, reason in reasons:
-        record = changes.slice(row, 1).select(["offset", "raw_key", "raw_value", "raw_headers"])
-        fields = record.to_pylist()[0]
+        record = changes.slice(row, 1)
+        fields = record.select(["offset", "key", "raw_key", "raw_value", "raw_headers"])
+        fields = fields.to_pylist()[0]
+        if fields["raw_key"] is None and fields["key"] is not None:
+            # The pipeline leaves the key's bytes out where the key could be read.
+            fields["raw_key"] = fields["key"].encode()
         headers = fields["raw_headers"] or []
         values.append(
             (

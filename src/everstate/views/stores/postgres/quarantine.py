@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from everstate.errors import UnknownView
+from everstate.errors import UnknownView, ViewStoreError
 from everstate.views import control
 from everstate.views.stores.postgres.group import (
     GATE_COLUMNS,
@@ -132,10 +132,12 @@ def _make_gate(connection: Connection, schema_name: str, view: str) -> None:
 
 
 def _locked_view(connection: Connection, schema_name: str, view: str) -> str:
-    query = sql.SQL("SELECT view_group FROM {} WHERE name = %s FOR UPDATE")
+    query = sql.SQL("SELECT view_group, entity FROM {} WHERE name = %s FOR UPDATE")
     row = connection.execute(query.format(sql.Identifier(schema_name, "view")), (view,)).fetchone()
     if row is None:
         raise UnknownView(view)
+    if view in (f"{row[1]}_latest", f"{row[1]}_history"):
+        raise ViewStoreError(f"{view} belongs to every view of {row[1]} and is never kept alone.")
     return str(row[0])
 
 

@@ -50,7 +50,7 @@ def install_entity(connection: Connection, schema_name: str, entity_type: Entity
             sql.Identifier(f"{entity}_history__v1_as_of"), history
         )
     )
-    typed = [
+    typed: list[sql.Composable] = [
         sql.SQL("{} AS {}").format(_field(column), sql.Identifier(column.name))
         for column in entity_type.arrow_schema
     ]
@@ -73,7 +73,7 @@ def _field(column: pa.Field) -> sql.Composed:
         return sql.SQL("(state -> {})").format(sql.Literal(column.name))
     return sql.SQL("(state ->> {})::{}").format(
         sql.Literal(column.name),
-        sql.SQL(kind or "text"),  # type: ignore[arg-type]
+        sql.SQL(kind or "text"),
     )
 
 
@@ -120,7 +120,7 @@ def _column(plan: ViewPlan, name: str, shown: str, types: Types) -> sql.Composed
         )
     if kind == "text":
         kind = 'text COLLATE "C"'
-    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))  # type: ignore[arg-type]
+    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))
 
 
 def _install_linear(
@@ -178,7 +178,7 @@ def linear_reader(schema_name: str, plan: LinearPlan, version: int = 1) -> sql.C
     """Query of what readers see of a linear view."""
     outputs = [
         sql.SQL("{} AS {}").format(
-            sql.SQL(output.postgres_sql),  # type: ignore[arg-type]
+            sql.SQL(output.postgres_sql),
             sql.Identifier(output.name),
         )
         for output in plan.outputs
@@ -206,7 +206,7 @@ def _install_row(
             table, columns_ddl(("key", "version")), sql.SQL(", ").join(columns)
         )
     )
-    shown = [
+    shown: list[sql.Composable] = [
         sql.SQL("{} AS {}").format(sql.Identifier(c.name), sql.Identifier(c.output or c.name))
         for c in plan.row
     ]

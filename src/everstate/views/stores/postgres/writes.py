@@ -96,7 +96,7 @@ def prepare_stage(session: Session, name: str, columns: sql.Composed) -> None:
 def like(group: GroupPlan, table: str, *more: str) -> sql.Composed:
     """Columns of a staging table: those of the table, and some more."""
     parts = [sql.SQL("LIKE {}").format(sql.Identifier(group.schema_name, table))]
-    parts += [sql.SQL(column).format() for column in more]  # type: ignore[arg-type]
+    parts += [sql.SQL(column).format() for column in more]
     return sql.SQL(", ").join(parts)
 
 
