@@ -10,12 +10,10 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
+from everstate.archive.upkeep import delete_unneeded
 from everstate.config import Config
 from everstate.errors import ArchiveError
 from everstate.pipeline.session import spark_errors
-
-VACUUM_KEEPS_HOURS: Final = 168
-"""Files that compaction replaced stay so long: longer than the longest rebuild (C26)."""
 
 _NOTE: Final = "everstate_compaction"
 
@@ -30,6 +28,8 @@ class Compaction:
     bytes: int
     clustered: bool
     """Whether all files were written anew, ordered by key."""
+    files_deleted: int
+    """Files of older versions that nobody needs any more, deleted after seven days."""
     seconds: float
 
 
@@ -66,14 +66,13 @@ def compact(
         "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
             {_NOTE: {"clustered_bytes": before.bytes if cluster else None}}
         ),
-        "spark.databricks.delta.vacuum.parallelDelete.enabled": "true",
     }
     for name, value in settings.items():
         session.conf.set(name, str(value))
     table = f"delta.`{table_path(config, entity)}`"
     with spark_errors(f"compacting the archive of {entity}"):
         session.sql(f"OPTIMIZE {table}" + (" ZORDER BY (key)" if cluster else ""))
-        session.sql(f"VACUUM {table} RETAIN {VACUUM_KEEPS_HOURS} HOURS")
+    deleted = delete_unneeded(config, entity)
     after = reader.counts()
     return Compaction(
         entity=entity,
@@ -81,6 +80,7 @@ def compact(
         files_after=after.files,
         bytes=after.bytes,
         clustered=cluster,
+        files_deleted=deleted,
         seconds=time.monotonic() - began,
     )
 
