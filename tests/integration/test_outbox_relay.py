@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from prometheus_client import REGISTRY
 
 from everstate.changes import DomainEvent
 from everstate.config import Config
@@ -308,6 +309,36 @@ def test_C3_a_log_that_lost_its_tail_is_refilled_with_the_same_changes(
     assert relay.refill(datetime.now(UTC) - timedelta(hours=1)) == 30
     assert drain(relay) == 30
     assert problems_of(config) == []
+
+
+def test_a_relay_that_starts_before_any_writer_finds_an_empty_store(config: Config) -> None:
+    with Relay(config, [ORDER]) as relay:
+        assert relay.step() == 0
+    assert status_of(config) == OutboxStatus(batch=0, oldest_unpublished_s=None, blocked=())
+
+
+def test_installing_again_does_not_wait_for_a_transaction_that_writes(
+    config: Config, store: EntityStore
+) -> None:
+    with store.transaction() as connection:
+        put(store, "o-1", connection=connection)
+        store.install()
+
+
+def test_the_age_of_the_oldest_unpublished_change_is_told(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    put(store, "o-1")
+    time.sleep(0.05)
+    age_s = status_of(config).oldest_unpublished_s
+    assert age_s is not None
+    assert 0.05 <= age_s < 60
+    relay._report()
+    gauge = "everstate_outbox_oldest_unpublished_seconds"
+    assert (REGISTRY.get_sample_value(gauge) or 0.0) >= age_s
+    drain(relay)
+    relay._report()
+    assert REGISTRY.get_sample_value(gauge) == 0
 
 
 def test_run_moves_what_comes_and_ends_when_told(config: Config, store: EntityStore) -> None:
