@@ -291,14 +291,15 @@ class Keeper:
 
     def _job(self, unit: _Unit) -> DataFrame:
         """The part of the step's job for one unit: a line of outcome per partition and group."""
-        if unit.archived:
-            parsed = read_archived(self._spark, self._config, unit.entity_type, unit.spans)
-        else:
-            records = read_ranges(self._spark, self._config, {unit.topic: unit.spans})
-            parsed = parse(records, unit.entity_type)
         plans = [view.plan for view in self._views[unit.entity_type.name]]
         task = ApplyTask(self._config.views_dsn, unit.groups, dict(unit.spans))
-        return planned(parsed, plans).mapInArrow(task, OUTCOME_DDL)
+        return planned(self._parsed(unit), plans).mapInArrow(task, OUTCOME_DDL)
+
+    def _parsed(self, unit: _Unit) -> DataFrame:
+        if unit.archived:
+            return read_archived(self._spark, self._config, unit.entity_type, unit.spans)
+        records = read_ranges(self._spark, self._config, {unit.topic: unit.spans})
+        return parse(records, unit.entity_type)
 
     def _settle(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> None:
         """Advance where no record came, and put views that failed aside."""
@@ -335,9 +336,7 @@ class Keeper:
         Nothing found: the caller's error stands.
         """
         for unit in units:
-            parsed = parse(
-                read_ranges(self._spark, self._config, {unit.topic: unit.spans}), unit.entity_type
-            )
+            parsed = self._parsed(unit)
             for view in self._views[unit.entity_type.name]:
                 try:
                     with spark_errors(f"view {view.plan.name}"):
