@@ -152,7 +152,7 @@ def _compare_task(
 def _value(column: str, value: Any) -> Any:
     """A value of an expected row; a raw message stands for the state inside it."""
     if column == RAW and value is not None:
-        return orjson.loads(decode_wire(value).current_entity_state)
+        return orjson.loads(bytes(decode_wire(value).current_entity_state))
     return value
 
 
