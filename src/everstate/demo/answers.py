@@ -113,7 +113,7 @@ def farewell(console: Console, folder: str, course: Course, memory: Memory, seco
     console.print("\nEverything is stopped; the data stays. Try:", highlight=False)
     for command in (
         f"everstate -C {folder} up",
-        f"everstate -C {folder} get flight UA-1545-EWR-2013-02-08 --at 2013-02-08T12:00-05:00",
+        f"everstate -C {folder} get flight B6-917-JFK-2013-02-08 --at 2013-02-08T12:00-05:00",
         f"everstate -C {folder} list flight -w status=diverted --fields dest,sched_arr,status",
         f"everstate -C {folder} views list",
         f"everstate -C {folder} down",

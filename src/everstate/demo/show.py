@@ -177,7 +177,8 @@ def heading(console: Console, text: str, command: str | None = None) -> None:
     console.print()
     console.rule(f"[bold]{text}[/]", align="left", style="dim")
     if command is not None:
-        console.print(f"[dim]$[/] [cyan]{escape(command)}[/]", highlight=False)
+        # Never broken into lines, so that it can be copied.
+        console.print(f"[dim]$[/] [cyan]{escape(command)}[/]", highlight=False, soft_wrap=True)
 
 
 def airport_name(code: str) -> str:
