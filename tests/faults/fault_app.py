@@ -90,4 +90,4 @@ def one_write(store: EntityStore, rng: random.Random, acknowledged: TextIO) -> N
 if __name__ == "__main__":
     folder, path, seed = sys.argv[1:]
     with open(path, "a", encoding="utf-8") as lines:
-        write(connect(load(folder)), lines, int(seed), 0.02)
+        write(connect(load(folder)), lines, int(seed), 0.04)

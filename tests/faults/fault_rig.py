@@ -24,7 +24,7 @@ from everstate.log.topics import TopicNames, Topics
 
 HERE = Path(__file__).parent
 WRITERS = 2
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 _POLL_S = 0.2
 _TOML = """
 [project]

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.kafka,
     pytest.mark.postgres,
     pytest.mark.spark,
-    pytest.mark.timeout(300 + 120 * KILLS),
+    pytest.mark.timeout(600 + 120 * KILLS),
 ]
 
 
