@@ -122,9 +122,14 @@ def install(connection: Connection, schema_name: str) -> None:
     """Make the schema and the control tables; idempotent, and safe for two at once."""
     schema = sql.Identifier(schema_name)
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+        lock_installing(connection)
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
         connection.execute(sql.SQL(_DDL).format(s=schema))
+
+
+def lock_installing(connection: Connection) -> None:
+    """Wait until nobody else makes tables; the lock goes with the transaction."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
 
 
 def register_view(connection: Connection, schema_name: str, row: ViewRow) -> ViewRow:

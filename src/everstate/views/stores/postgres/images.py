@@ -61,7 +61,7 @@ def cut(raw_values: Sequence[bytes]) -> Images:
         source = bytes(parts.provenance)
         provenance.append(source)
         transaction.append(_text(_block(source).transaction) if b"transaction" in source else None)
-        event.append(_text(parts.event))
+        event.append(None if parts.event is _NULL else _text(parts.event))
         state.append(_text(parts.current_entity_state))
     return Images(_texts(provenance), _texts(transaction), _texts(event), _texts(state))
 

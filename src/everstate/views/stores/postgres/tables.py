@@ -11,6 +11,7 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidView
+from everstate.views import control
 from everstate.views.outputs import refuse_sum_type
 from everstate.views.plan import LinearPlan, RowPlan, ViewPlan
 from everstate.views.stores.postgres.group import (
@@ -31,6 +32,12 @@ def install_entity(connection: Connection, schema_name: str, entity_type: Entity
     Readers see `<entity>` (live entities in typed columns), `<entity>_latest` and
     `<entity>_history`.
     """
+    with connection.transaction():
+        control.lock_installing(connection)
+        _install_entity(connection, schema_name, entity_type)
+
+
+def _install_entity(connection: Connection, schema_name: str, entity_type: EntityType) -> None:
     entity = entity_type.name
     latest = sql.Identifier(schema_name, physical(f"{entity}_latest"))
     history = sql.Identifier(schema_name, physical(f"{entity}_history"))
@@ -104,6 +111,7 @@ def install(
     InvalidView when a type cannot be stored, or a sum would be over floats (C16).
     """
     with connection.transaction():
+        control.lock_installing(connection)
         if isinstance(plan, LinearPlan):
             _install_linear(connection, schema_name, plan, column_types, version)
         else:
