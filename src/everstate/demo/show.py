@@ -149,8 +149,11 @@ def proof(report: ViewReport) -> RenderableType:
     line.append("✓ " if report.holds else "✗ ", "bold green" if report.holds else "bold red")
     line.append(f"{report.name:<22}", "bold")
     line.append("holds         " if report.holds else "DOES NOT HOLD ")
-    line.append(f"{report.kept_rows:>9,} rows kept, {report.expected_rows:>9,} in batch, ")
-    line.append(f"hash {report.kept_hash[:8]} and {report.expected_hash[:8]}, ")
+    if report.holds:
+        line.append(f"{report.kept_rows:>9,} rows on both sides, hash {report.kept_hash[:12]}, ")
+    else:
+        line.append(f"{report.kept_rows:,} rows kept, {report.expected_rows:,} in batch, ")
+        line.append(f"{report.different_rows:,} differ, ")
     line.append(f"{report.seconds:.1f} s")
     for found in report.differences[:_DIFFERENCES_SHOWN]:
         line.append(f"\n  {found.what} {found.key}: {found.expected} / {found.kept}", "red")
@@ -165,7 +168,7 @@ def audit(report: AuditReport) -> RenderableType:
     line.append("holds         " if report.holds else "DOES NOT HOLD ")
     line.append(f"{report.rows:>9,} records of {report.keys:,} flights, ")
     if report.holds:
-        line.append("no offset missing and none twice, versions dense, states chained, ")
+        line.append("offsets and versions without holes, states chained, ")
     line.append(f"{report.seconds:.1f} s")
     for problem in report.problems[:_DIFFERENCES_SHOWN]:
         line.append(f"\n  {problem.rule} {problem.where}: {problem.message}", "red")
