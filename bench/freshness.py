@@ -145,7 +145,10 @@ def _pipeline(config: Config) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(60)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _measure(config: Config, table: str, before: int, seconds: int) -> tuple[float, float]:
