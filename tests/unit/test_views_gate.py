@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from everstate.testing.view_contract import START, Logged, history, planned, state_of
 from everstate.views.stores.postgres.gate import CONFLICT, GateRow, HeldRow, Keys, judge
+from everstate.views.stores.postgres.group import LinearTable
 from everstate.views.stores.postgres.held import packed, unpacked
-from everstate.views.stores.postgres.writes import Batch, LinearTable, linear_deltas
+from everstate.views.stores.postgres.writes import Batch, linear_deltas
 
 STORY = history("a", [state_of("a", quantity=n) for n in range(6)])
 
