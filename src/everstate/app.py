@@ -28,6 +28,7 @@ class App:
         self.name = name
         self._entities: dict[str, EntityType] = {}
         self._plans: dict[str, ViewPlan] = {}
+        self._without_history: set[str] = set()
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -39,10 +40,18 @@ class App:
         """Compiled SQL views by name, in the order in which they were declared."""
         return MappingProxyType(self._plans)
 
-    def entity(self, name: str, *, key: str, schema_version: int = 1) -> Callable[[M], M]:
+    def keeps_history(self, entity: str) -> bool:
+        """Whether every version of an entity type's entities is kept in the store."""
+        return entity not in self._without_history
+
+    def entity(
+        self, name: str, *, key: str, schema_version: int = 1, history: bool = True
+    ) -> Callable[[M], M]:
         """Register a pydantic model as the entity type ``name``; used as a decorator.
 
-        ``key`` names the field or property that identifies an entity. Raises InvalidEntityType
+        ``key`` names the field or property that identifies an entity. ``history=False`` keeps
+        only the newest version of each in the store, which costs a third as much; older ones are
+        in the archive, and duplicates of them cannot be told from conflicts (C6). Raises InvalidEntityType
         when the name is taken (an entity type has one source of truth) or a field has no column
         type.
         """
@@ -54,6 +63,8 @@ class App:
                     advice="An entity type has exactly one model and one source of truth.",
                 )
             self._entities[name] = EntityType(name, model, key, schema_version)
+            if not history:
+                self._without_history.add(name)
             return model
 
         return register

@@ -35,6 +35,9 @@ class Hotel:
     )
     views: dict[str, ViewPlan] = field(default_factory=dict)
 
+    def keeps_history(self, entity: str) -> bool:
+        return entity in self.entities
+
 
 PROVENANCE = json.dumps({"apiVersion": "v1", "serviceName": "desk", "identifier": "clerk"})
 

@@ -12,6 +12,7 @@ import psycopg
 
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
+from everstate.log.consumer import Consumer
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
@@ -42,11 +43,13 @@ class DeadLetterSender:
         self._config, self._schema = config, config.views.schema_name
         self._names = TopicNames(config.log.prefix)
         self._publisher = OncePublisher(config, "dead-letters")
+        self._consumer = Consumer(config, client_id="everstate-dead-letters")
         self._opened = False
 
     def close(self) -> None:
-        """Give up the connection to the log."""
+        """Give up the connections to the log."""
         self._publisher.close()
+        self._consumer.close()
 
     def run(self, stop: threading.Event) -> None:
         """Send what is recorded until ``stop`` is set; trouble that may pass is waited out."""
@@ -96,9 +99,14 @@ class DeadLetterSender:
             (_PARTITION, str(row.partition).encode()),
             (_OFFSET, str(row.offset).encode()),
         ]
-        return OutRecord(
-            self._names.dead(row.entity), row.raw_key, row.raw_value, [*row.headers, *place]
-        )
+        key, value, headers = row.raw_key, row.raw_value, row.headers
+        if not headers:
+            # Only unreadable records bring their headers along; a conflict is read again.
+            for original in self._consumer.read(
+                row.topic, row.partition, row.offset, row.offset + 1
+            ):
+                key, value, headers = original.key, original.value, original.headers
+        return OutRecord(self._names.dead(row.entity), key, value, [*headers, *place])
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:

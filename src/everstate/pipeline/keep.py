@@ -34,7 +34,7 @@ from everstate.pipeline.source import fair_spans, read_ranges
 from everstate.pipeline.task import OUTCOME_DDL, ApplyTask
 from everstate.telemetry import without_secret
 from everstate.views import control
-from everstate.views.project import Project
+from everstate.views.project import Project, kept_always
 from everstate.views.stores.postgres.apply import advance
 from everstate.views.stores.postgres.group import (
     GroupPlan,
@@ -146,7 +146,7 @@ class Keeper:
                 partitions = range(self._topics.partitions(topic))
                 begin = dict.fromkeys(partitions, 0)
                 control.init_positions(connection, self._schema, main_group(name), name, begin)
-                for kept in ("latest", "history"):
+                for kept in kept_always(self._project, name):
                     own = f"{name}_{kept}"
                     row = control.ViewRow(own, name, 1, main_group(name), {"keeps": kept}, kept)
                     control.register_view(connection, self._schema, row)
@@ -267,6 +267,7 @@ class Keeper:
                 schema_name=self._schema,
                 fingerprint=planned_fingerprint(entity_type, planned_views),
                 alone=alone,
+                history=self._project.keeps_history(name),
                 epoch=stored.epochs[view_group],
                 held_max=self._config.pipeline.held_max,
             )

@@ -24,7 +24,7 @@ from everstate.pipeline.session import spark_errors
 from everstate.telemetry import without_secret
 from everstate.views import control
 from everstate.views.plan import LinearPlan, ViewPlan
-from everstate.views.project import Project
+from everstate.views.project import Project, kept_always
 from everstate.views.stores.postgres.group import main_group, physical
 from everstate.views.stores.postgres.tables import kept_rows, summed
 
@@ -103,7 +103,9 @@ def verify_views(
 def _wanted(project: Project, names: Iterable[str] | None) -> dict[str, str]:
     """View name → entity, in the order of declaration."""
     known = {
-        f"{entity}_{kept}": entity for entity in project.entities for kept in ("latest", "history")
+        f"{entity}_{kept}": entity
+        for entity in project.entities
+        for kept in kept_always(project, entity)
     }
     known |= {name: plan.entity for name, plan in project.views.items()}
     if names is None:

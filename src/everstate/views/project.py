@@ -23,3 +23,11 @@ class Project(Protocol):
     @property
     def views(self) -> Mapping[str, ViewPlan]:
         """Compiled SQL views by name."""
+
+    def keeps_history(self, entity: str) -> bool:
+        """Whether every version of an entity type's entities is kept in the store."""
+
+
+def kept_always(project: Project, entity: str) -> tuple[str, ...]:
+    """What is kept of an entity type without a view's declaration."""
+    return ("latest", "history") if project.keeps_history(entity) else ("latest",)
