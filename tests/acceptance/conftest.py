@@ -24,7 +24,7 @@ import pytest
 
 _FENCE = re.compile(r"^```(\S*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXIT = re.compile(r"\s+# exit (\d+)$")
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 _RUNNING_S = 180.0
 
 

@@ -42,4 +42,5 @@ def explain(
             }
         )
         return
-    table(("", ""), explanation_lines(found))
+    first, *rest = explanation_lines(found)
+    table(first, rest)

@@ -9,7 +9,7 @@ import typer
 
 from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
 from everstate.local import connect
-from everstate.serving import Reader, Version
+from everstate.serving import ABSENT, Reader, Version
 from everstate.serving.words import (
     difference_record,
     difference_text,
@@ -48,7 +48,11 @@ def history(
             moment_text(version.occurred_at),
             happening_text(version),
             provenance_text(version.provenance),
-            "\n".join(difference_text(found) for found in version.differences)
+            "\n".join(
+                difference_text(found)
+                for found in version.differences
+                if found.after is not None or found.before is not ABSENT
+            )
             if diff
             else len(version.differences),
         )

@@ -26,7 +26,9 @@ def value_text(value: Any) -> str:
 
 
 def difference_text(difference: Difference) -> str:
-    """One difference: `status: scheduled → departed`."""
+    """One difference: `status: scheduled → departed`; of a new field only its value."""
+    if difference.before is ABSENT:
+        return f"{difference.path}: {value_text(difference.after)}"
     before, after = value_text(difference.before), value_text(difference.after)
     return f"{difference.path}: {before} → {after}"
 
