@@ -35,7 +35,7 @@ _PAUSE_S = 0.002
 
 _TOML = """
 [project]
-app = "bench.project:app"
+app = "bench.project:lean"
 [log]
 bootstrap_servers = "{servers}"
 prefix = "{prefix}"

@@ -26,7 +26,7 @@ _WARM = 200
 def run(session: Session) -> list[Result]:
     count = session.size(COUNT)
     config = session.fresh(session.filled(count))
-    kept(session, config, count)
+    kept(session, config, count, app)
     rng = random.Random(1)
     indexes = [rng.randrange(count) for _ in range(LOOKUPS)]
     keys = [data.key_of(data.place(index).number) for index in indexes]

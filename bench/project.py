@@ -1,4 +1,4 @@
-"""The app that the benches run: purchases, and one linear view of them."""
+"""The apps that the benches run: purchases, and one linear view of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ VIEW_SQL = (
     f"FROM {ENTITY} GROUP BY country, status"
 )
 
-app = App("bench")
-app.entity(ENTITY, key="id", schema_version=1)(Purchase)
-app.view(VIEW, sql=VIEW_SQL)
+
+def _app(history: bool) -> App:
+    made = App("bench")
+    made.entity(ENTITY, key="id", schema_version=1, history=history)(Purchase)
+    made.view(VIEW, sql=VIEW_SQL)
+    return made
+
+
+app = _app(history=True)
+"""As projects are by default: latest, history and the view."""
+
+lean = _app(history=False)
+"""Latest and the view: what the floors keep too."""
