@@ -25,7 +25,7 @@ import pytest
 _FENCE = re.compile(r"^```(\S*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXIT = re.compile(r"\s+# exit (\d+)$")
 _PATIENCE_S = 300.0
-_RUNNING_S = 180.0
+_RUNNING_S = 420.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Reader:
     def stop(self) -> None:
         """End what the page left running."""
         for process in self.running:
-            os.killpg(process.pid, signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
         for process in self.running:
             process.wait(90)
 
