@@ -292,9 +292,12 @@ class Keeper:
 
     def _job(self, unit: _Unit) -> DataFrame:
         """The part of the step's job for one unit: a line of outcome per partition and group."""
-        plans = [view.plan for view in self._views[unit.entity_type.name]]
+        # Only views of this unit: one that is put aside must not fail the others' job.
+        kept = {table.view for group in unit.groups for table in group.rows}
+        kept |= {table.view for group in unit.groups for table in group.linears}
+        views = [v for v in self._views[unit.entity_type.name] if v.plan.name in kept]
         task = ApplyTask(self._config.views_dsn, unit.groups, dict(unit.spans))
-        return planned(self._parsed(unit), plans).mapInArrow(task, OUTCOME_DDL)
+        return planned(self._parsed(unit), views).mapInArrow(task, OUTCOME_DDL)
 
     def _parsed(self, unit: _Unit) -> DataFrame:
         if unit.archived:
@@ -341,7 +344,7 @@ class Keeper:
             for view in self._views[unit.entity_type.name]:
                 try:
                     with spark_errors(f"view {view.plan.name}"):
-                        planned(parsed, [view.plan]).write.format("noop").mode("append").save()
+                        planned(parsed, [view]).write.format("noop").mode("append").save()
                 except PipelineError as blamed:
                     self._quarantine(unit.entity_type.name, view.plan.name, str(blamed))
 

@@ -14,6 +14,7 @@ from everstate.changes import EntityType
 from everstate.pipeline.parse import parsed_schema
 from everstate.pipeline.session import spark_errors
 from everstate.views.plan import LinearPlan, ViewPlan
+from everstate.views.stores.postgres.group import PlannedView
 
 _KEPT = (
     "partition",
@@ -31,26 +32,26 @@ _KEPT = (
 _DEAD_ONLY = ("raw_key", "raw_headers")
 
 
-def planned(parsed: DataFrame, plans: Sequence[ViewPlan]) -> DataFrame:
+def planned(parsed: DataFrame, views: Sequence[PlannedView]) -> DataFrame:
     """Parsed records with a struct per view and image: ``v<i>_o`` of the before, ``v<i>_c`` after.
 
     Null where the view has no part in that image. Key and headers as bytes travel only with
     unreadable records, which are rare.
     """
     application = parsed.sparkSession.sparkContext.applicationId
-    return parsed.select(*_selection(tuple(plans), application))
+    return parsed.select(*_selection(tuple(views), application))
 
 
 @lru_cache(maxsize=64)
-def _selection(plans: tuple[ViewPlan, ...], _application: str) -> list[Column]:
+def _selection(views: tuple[PlannedView, ...], _application: str) -> list[Column]:
     """The columns of `planned`, built once for each Spark application."""
     columns: list[Column] = [F.col(name) for name in _KEPT]
     unreadable = F.col("reason").isNotNull()
     columns += [F.when(unreadable, F.col(name)).alias(name) for name in _DEAD_ONLY]
-    for number, plan in enumerate(plans):
-        if isinstance(plan, LinearPlan):
-            columns.append(F.expr(plan.columns("original")).alias(f"v{number}_o"))
-        columns.append(F.expr(plan.columns("current")).alias(f"v{number}_c"))
+    for view in views:
+        if isinstance(view.plan, LinearPlan):
+            columns.append(F.expr(view.plan.columns("original")).alias(f"v{view.index}_o"))
+        columns.append(F.expr(view.plan.columns("current")).alias(f"v{view.index}_c"))
     return columns
 
 

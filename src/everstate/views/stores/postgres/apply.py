@@ -437,7 +437,8 @@ def _going(changes: pa.Table, verdict: Verdict) -> pa.Table:
         return changes
     going = changes.filter(pa.array(verdict.apply))
     if verdict.released:
-        released = [row.cast(changes.schema) for row in verdict.released]
+        names = changes.column_names
+        released = [row.select(names).cast(changes.schema) for row in verdict.released]
         going = pa.concat_tables([going, *released])
     order = np.argsort(going["version"].to_numpy(), kind="stable")
     return going.take(pa.array(order))

@@ -1,0 +1,316 @@
+"""The keeper and its proof, on a real log, a real database and Spark."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pydantic import BaseModel, Field
+from pyspark.sql import SparkSession
+
+from everstate.app import App
+from everstate.changes import Change, ChangeCodec, Kind, Provenance, new_change_id
+from everstate.config import Config, load
+from everstate.errors import PipelineError
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord, Record
+from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.archiver import Archiver
+from everstate.pipeline.dead import DeadLetterSender
+from everstate.pipeline.keep import Keeper
+from everstate.pipeline.verify import ViewReport, verify_views
+
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+WHO = Provenance(api_version="v1", service_name="test", identifier="t")
+
+
+class Order(BaseModel):
+    order_id: str
+    country: str | None
+    amount: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
+    parts: int = 1
+
+
+def orders_app(*more: tuple[str, str]) -> App:
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view(
+        "by_country",
+        sql="SELECT country, count(*) AS orders, sum(amount) AS amount, avg(amount) AS mean "
+        "FROM ordr GROUP BY country",
+    )
+    app.view("large", sql="SELECT country, amount FROM ordr WHERE amount >= 100")
+    for name, text in more:
+        app.view(name, sql=text)
+    return app
+
+
+@dataclass
+class World:
+    """One test's log, database and archive."""
+
+    config: Config
+    spark: SparkSession
+    app: App = field(default_factory=orders_app)
+
+    def __post_init__(self) -> None:
+        self.codec = ChangeCodec(self.app.entity_type("ordr"))
+        self.topic = TopicNames(self.config.log.prefix).changes("ordr")
+        self.states: dict[str, tuple[int, Order | None]] = {}
+        with Topics(self.config) as topics:
+            topics.ensure(["ordr"])
+
+    def keeper(self) -> Keeper:
+        keeper = Keeper(self.spark, self.config, self.app)
+        keeper.prepare()
+        return keeper
+
+    def change(self, key: str, order: Order | None) -> OutRecord:
+        version, before = self.states.get(key, (0, None))
+        kind = Kind.CREATED if before is None else Kind.UPDATED
+        self.states[key] = (version + 1, order)
+        made: Change[Any] = Change(
+            id=new_change_id(),
+            entity="ordr",
+            schema_version=1,
+            key=key,
+            version=version + 1,
+            kind=Kind.DELETED if order is None else kind,
+            occurred_at=NOW,
+            recorded_at=NOW,
+            provenance=WHO,
+            current=order,
+            original=before,
+        )
+        encoded, value, headers = self.codec.encode(made)
+        return OutRecord(self.topic, encoded, value, headers)
+
+    def put(self, key: str, country: str | None, amount: str, parts: int = 1) -> OutRecord:
+        order = Order(order_id=key, country=country, amount=Decimal(amount), parts=parts)
+        return self.change(key, order)
+
+    def send(self, *records: OutRecord) -> None:
+        with Producer(self.config) as producer:
+            producer.send_many(records)
+            producer.flush(30)
+
+    def archive(self) -> None:
+        with Offsets(self.config) as offsets, Topics(self.config) as topics:
+            entity_type = self.app.entity_type("ordr")
+            Archiver(
+                self.spark, self.config, entity_type, offsets=offsets, topics=topics
+            ).catch_up()
+
+    def verify(self) -> dict[str, ViewReport]:
+        self.archive()
+        return {r.name: r for r in verify_views(self.spark, self.config, self.app)}
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.config.views_dsn) as connection:
+            schema = sql.SQL("SET search_path TO {}").format(
+                sql.Identifier(self.config.views.schema_name)
+            )
+            connection.execute(schema)
+            return connection.execute(sql.SQL(query)).fetchall()
+
+
+@pytest.fixture
+def world(
+    stack_config: Config,
+    stack: Any,
+    topic_prefix: str,
+    database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> World:
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
+        store={"dsn": database},
+        archive={"trigger_s": 1},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    return World(config, spark)
+
+
+def drain(keeper: Keeper) -> tuple[int, int, int, int]:
+    total = [0, 0, 0, 0]
+    while (batch := keeper.step()) is not None:
+        for place, count in enumerate((batch.applied, batch.duplicate, batch.held, batch.dead)):
+            total[place] += count
+    return total[0], total[1], total[2], total[3]
+
+
+BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
+
+
+def test_views_follow_creates_updates_group_changes_deletes_and_duplicates(world: World) -> None:
+    keeper = world.keeper()
+    records = [world.put(f"o-{n}", "NL" if n % 2 else None, "10.50") for n in range(40)]
+    records += [world.put(f"o-{n}", "BE", "100.00") for n in range(10)]
+    records += [world.change("o-39", None), world.put("o-39", "NL", "1.00")]
+    world.send(*records)
+    assert drain(keeper) == (52, 0, 0, 0)
+    once = world.rows(BY_COUNTRY)
+    assert once == [
+        ("BE", 10, Decimal("1000.00")),
+        ("NL", 15, Decimal("148.00")),
+        (None, 15, Decimal("157.50")),
+    ]
+    assert world.rows(
+        "SELECT count(*), min(version), max(version) FROM ordr_latest WHERE key = 'o-39'"
+    ) == [(1, 3, 3)]
+    assert len(world.rows("SELECT * FROM large")) == 10
+    world.send(*records[:30])  # law 2: written twice, applied once
+    assert drain(keeper) == (0, 30, 0, 0)
+    assert world.rows(BY_COUNTRY) == once
+    reports = world.verify()
+    assert [r.name for r in reports.values() if not r.holds] == []
+    assert reports["ordr_history"].kept_rows == 52
+    keeper.close()
+
+
+def test_c19_unreadable_records_and_conflicts_are_dead_once_and_byte_exact(world: World) -> None:
+    keeper = world.keeper()
+    good = world.put("o-1", "NL", "10.00")
+    clash = OutRecord(
+        world.topic, good.key, (good.value or b"").replace(b'"NL"', b'"DE"'), good.headers
+    )
+    fresh_id = (clash.value or b"").replace(
+        (good.value or b"")[7:43], str(new_change_id()).encode()
+    )
+    conflict = OutRecord(world.topic, good.key, fresh_id, [*good.headers, ("x", b"\x00\xff")])
+    malformed = OutRecord(world.topic, b"o-2", b"{not json", [("trace", b"\x01")])
+    tombstone = OutRecord(world.topic, b"o-3", None, [])
+    no_key = OutRecord(world.topic, None, good.value, [], partition=0)
+    world.send(good, conflict, malformed, tombstone, no_key)
+    assert drain(keeper) == (1, 0, 0, 4)
+    keeper.close()
+    sender = DeadLetterSender(world.config)
+    while sender.step():
+        pass
+    assert sender.step() == 0
+    sender.close()
+    with Consumer(world.config) as consumer:
+        letters: list[Record] = list(
+            consumer.read_topic(TopicNames(world.config.log.prefix).dead("ordr"))
+        )
+    by_reason = {
+        (dict(letter.headers)["everstate_reason"] or b"").decode(): letter for letter in letters
+    }
+    assert len(letters) == 4
+    assert {"malformed", "tombstone", "no_key"} < by_reason.keys()
+    assert by_reason["malformed"].value == b"{not json"
+    assert by_reason["malformed"].headers[0] == ("trace", b"\x01")
+    (clashed,) = [letter for letter in letters if letter.value == fresh_id]
+    assert ("x", b"\x00\xff") in clashed.headers
+    assert [r.name for r in world.verify().values() if not r.holds] == []
+
+
+def test_c14_a_gap_holds_later_versions_and_is_released_in_order(world: World) -> None:
+    keeper = world.keeper()
+    first, lost, third = (world.put("o-1", "NL", a) for a in ("1.00", "2.00", "3.00"))
+    world.send(first, third)
+    assert drain(keeper) == (1, 0, 1, 0)
+    assert world.rows(BY_COUNTRY) == [("NL", 1, Decimal("1.00"))]
+    assert [r.name for r in world.verify().values() if not r.holds] == []
+    world.send(lost)
+    assert drain(keeper)[0] == 2
+    assert world.rows(BY_COUNTRY) == [("NL", 1, Decimal("3.00"))]
+    assert [r.name for r in world.verify().values() if not r.holds] == []
+    keeper.close()
+
+
+def test_c15_a_new_view_catches_up_alone_from_the_archive_or_the_log_and_joins(
+    world: World,
+) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=n) for n in range(30)])
+    drain(keeper)
+    keeper.close()
+    world.archive()
+    world.app = orders_app(("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr"))
+    keeper = world.keeper()
+    assert world.rows("SELECT view_group, status FROM view WHERE name = 'parts'") == [
+        ("ordr/parts", "building")
+    ]
+    drain(keeper)
+    assert keeper.step() is None
+    assert world.rows("SELECT view_group, status FROM view WHERE name = 'parts'") == [
+        ("ordr", "live")
+    ]
+    assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(30)), 30)]
+    assert [r.name for r in world.verify().values() if not r.holds] == []
+    keeper.close()
+
+
+def test_c13_a_view_whose_sql_fails_is_put_aside_alone(world: World) -> None:
+    world.app = orders_app(
+        (
+            "share",
+            "SELECT country, sum(CAST(60 DIV parts AS BIGINT)) AS share FROM ordr GROUP BY country",
+        )
+    )
+    keeper = world.keeper()
+    world.send(world.put("o-1", "NL", "5.00", parts=2))
+    drain(keeper)
+    world.send(world.put("o-2", "NL", "5.00", parts=0))
+    with pytest.raises(PipelineError, match=r"DIVIDE_BY_ZERO|zero"):
+        keeper.step()
+    ((group, status, reason),) = world.rows(
+        "SELECT view_group, status, reason FROM view WHERE name = 'share'"
+    )
+    assert (group, status) == ("ordr/share", "quarantined")
+    assert "zero" in reason.lower()
+    drain(keeper)
+    assert world.rows(BY_COUNTRY) == [("NL", 2, Decimal("10.00"))]
+    keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("view", "defect"),
+    [
+        ("by_country", "UPDATE by_country__v1 SET n = n + 1"),
+        ("ordr_latest", "UPDATE ordr_latest__v1 SET state = state || '{\"parts\": 7}'"),
+        ("ordr_latest", "DELETE FROM ordr_latest__v1 WHERE key = 'o-3'"),
+        (
+            "ordr_history",
+            "UPDATE ordr_history__v1 SET version = 9 WHERE key = 'o-3'",
+        ),
+        ("large", "UPDATE large__v1 SET c1 = c1 + 0.01"),
+    ],
+)
+def test_verify_sees_a_planted_defect(world: World, view: str, defect: str) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "150.00") for n in range(5)])
+    drain(keeper)
+    keeper.close()
+    with psycopg.connect(world.config.views_dsn) as connection:
+        connection.execute("SET search_path TO everstate_views")
+        connection.execute(defect)
+    report = world.verify()[view]
+    assert not report.holds
+    assert report.differences
+
+
+def test_c11_two_keepers_apply_every_change_once(world: World) -> None:
+    keepers = [world.keeper(), world.keeper()]
+    world.send(*[world.put(f"o-{n}", "NL", "1.00") for n in range(200)])
+    threads = [threading.Thread(target=drain, args=(keeper,)) for keeper in keepers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert world.rows(BY_COUNTRY) == [("NL", 200, Decimal("200.00"))]
+    assert world.rows("SELECT sum(applied) FROM counters") == [(200,)]
+    for keeper in keepers:
+        keeper.close()
