@@ -51,9 +51,10 @@ class App:
 
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
-        in the archive, and duplicates of them cannot be told from conflicts (C6). Raises InvalidEntityType
-        when the name is taken (an entity type has one source of truth) or a field has no column
-        type.
+        in the archive, and duplicates of them cannot be told from conflicts (C6).
+
+        Raises InvalidEntityType when the name is taken (an entity type has one source of truth)
+        or a field has no column type.
         """
 
         def register(model: M) -> M:
