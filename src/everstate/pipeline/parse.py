@@ -9,7 +9,8 @@ text. Unknown fields are ignored here and kept in the raw value.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_
 from typing import Any, Final
 
 import pyarrow as pa
@@ -262,10 +263,61 @@ def _reason(entity_type: EntityType) -> Column:
         path = F.col(f"v.provenance.{field}")
         rules.append((path.isNull() | (path == ""), f"missing:provenance.{field}"))
     rules += _transaction_rules() + _state_rules(entity_type)
-    reason = F.when(rules[0][0], rules[0][1])
-    for broken, why in rules[1:]:
+    # Nearly every record is readable: one plain condition says so. What it leaves over, or
+    # cannot tell, goes through the rules, so it may be too strict and never too lenient.
+    reason = F.when(_plainly_readable(entity_type), F.lit(None).cast("string"))
+    for broken, why in rules:
         reason = reason.when(broken, why)
     return reason
+
+
+def _plainly_readable(entity_type: EntityType) -> Column:
+    """Whether a record breaks none of the rules; null where that cannot be told simply."""
+    value, key = F.col("value").cast("string"), F.col("key").cast("string")
+    kind, current, original = F.col("v.kind"), F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+    block = F.col("v.provenance.transaction")
+    has = F.when(current.isNotNull(), 2).otherwise(0) + F.when(original.isNotNull(), 1).otherwise(0)
+    created, event = Kind.CREATED.value, Kind.EVENT.value
+    conditions = [
+        value.startswith("{"),
+        value.endswith("}"),
+        F.col(f"v.{_CORRUPT}").isNull(),
+        F.is_valid_utf8(value) & F.is_valid_utf8(key),
+        ~F.contains(value, F.lit("\\u0000")) & ~F.contains(key, F.lit("\0")),
+        F.col("v.entity") == entity_type.name,
+        (F.col("v.key") == key) & (key != ""),
+        F.col("v.id").rlike(_UUID),
+        F.col("occurred").isNotNull() & F.col("recorded").isNotNull(),
+        (F.col("v.version") >= 1) & (F.col("v.schemaVersion") >= 1),
+        (kind.isin(created, event) & (has == 2))
+        | ((kind == Kind.UPDATED.value) & (has == 3))
+        | ((kind == Kind.DELETED.value) & (has == 1)),
+        block.isNull()
+        | (block["id"].isNotNull() & block["index"].isNotNull() & block["count"].isNotNull()),
+    ]
+    conditions += [F.col(f"v.provenance.{field}") != "" for field in _REQUIRED_PROVENANCE]
+    fields = tuple(entity_type.arrow_schema)
+    for state in (current, original):
+        held = _fields_hold(state, fields)
+        if held is not None:
+            conditions.append(state.isNull() | held)
+    return reduce(and_, conditions)
+
+
+def _fields_hold(state: Column, fields: tuple[pa.Field[Any], ...]) -> Column | None:
+    """Whether each field keeps its type's promise; ``None`` when no field promises anything."""
+    conditions = []
+    for field in fields:
+        column = state[field.name]
+        if not field.nullable:
+            conditions.append(column.isNotNull())
+        if pa.types.is_floating(field.type):
+            conditions.append(column.isNull() | (F.abs(column) < float("inf")))
+        if pa.types.is_struct(field.type):
+            nested = _fields_hold(column, tuple(field.type))
+            if nested is not None:
+                conditions.append(column.isNull() | nested)
+    return reduce(and_, conditions) if conditions else None
 
 
 def _transaction_rules() -> list[tuple[Column, Column | str]]:

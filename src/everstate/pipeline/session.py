@@ -52,6 +52,11 @@ _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.worker.reuse": "true",
     "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Each of these is different in every row: a dictionary of them is built and thrown away.
+    "spark.hadoop.parquet.enable.dictionary#raw_value": "false",
+    "spark.hadoop.parquet.enable.dictionary#id": "false",
+    "spark.hadoop.parquet.enable.dictionary#offset": "false",
     "spark.sql.codegen.cache.maxEntries": "1000",
     # Snapshots of an archive's log are small; fifty partitions of them are fifty tasks.
     "spark.databricks.delta.snapshotPartitions": "1",
