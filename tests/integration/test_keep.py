@@ -305,12 +305,15 @@ def test_verify_sees_a_planted_defect(world: World, view: str, defect: str) -> N
 def test_c11_two_keepers_apply_every_change_once(world: World) -> None:
     keepers = [world.keeper(), world.keeper()]
     world.send(*[world.put(f"o-{n}", "NL", "1.00") for n in range(200)])
-    threads = [threading.Thread(target=drain, args=(keeper,)) for keeper in keepers]
+
+    def race(keeper: Keeper) -> None:
+        drain(keeper)
+        keeper.close()
+
+    threads = [threading.Thread(target=race, args=(keeper,)) for keeper in keepers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert world.rows(BY_COUNTRY) == [("NL", 200, Decimal("200.00"))]
     assert world.rows("SELECT sum(applied) FROM counters") == [(200,)]
-    for keeper in keepers:
-        keeper.close()

@@ -45,6 +45,7 @@ from everstate.views.stores.postgres.group import (
     planned_fingerprint,
 )
 from everstate.views.stores.postgres.quarantine import quarantine, rejoin, start_alone
+from everstate.views.stores.postgres.session import close as close_session
 from everstate.views.stores.postgres.tables import install, install_entity
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,14 @@ class KeptBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Groups of one entity type at equal positions: they share one read and one parse."""
+    """One read: a view group and the ranges after its position."""
 
     entity_type: EntityType
     topic: str
-    groups: tuple[GroupPlan, ...]
+    group: GroupPlan
     spans: Mapping[int, Range]
+    alone: bool
+    """Whether it is a view's own group."""
     archived: bool
     """Whether the log no longer holds the start of a span, so that the archive is read."""
 
@@ -116,11 +119,12 @@ class Keeper:
             for name in project.entities
         }
         self._identities: dict[str, TopicIdentity] = {}
-        self._retries: dict[str, _Retry] = defaultdict(_Retry)
+        self._retries: dict[str, _Retry] = {}
         self._database: psycopg.Connection[Any] | None = None
 
     def close(self) -> None:
-        """Give up the connections; the Spark session is the caller's."""
+        """Give up the connections of this thread; the Spark session is the caller's."""
+        close_session(self._config.views_dsn)
         if self._database is not None:
             self._database.close()
         self._offsets.close()
@@ -176,24 +180,28 @@ class Keeper:
     def run(self, stop: threading.Event) -> None:
         """Step until ``stop`` is set; what may pass by itself is told and tried again."""
         pause, poll_s = _RETRY_S_MIN, self._config.pipeline.poll_ms / 1000
-        while not stop.is_set():
-            try:
-                if self.step() is None:
-                    stop.wait(poll_s)
-                pause = _RETRY_S_MIN
-            except EverstateError as error:
-                if not error.retryable and not isinstance(error, PipelineError):
-                    raise
-                log.warning("the keeper waits %.1f s: %s", pause, error)
-                stop.wait(pause)
-                pause = min(2 * pause, self._config.pipeline.retry_s_max)
+        try:
+            while not stop.is_set():
+                try:
+                    if self.step() is None:
+                        stop.wait(poll_s)
+                    pause = _RETRY_S_MIN
+                except EverstateError as error:
+                    if not error.retryable and not isinstance(error, PipelineError):
+                        raise
+                    log.warning("the keeper waits %.1f s: %s", pause, error)
+                    stop.wait(pause)
+                    pause = min(2 * pause, self._config.pipeline.retry_s_max)
+        finally:
+            close_session(self._config.views_dsn)
 
     def step(self) -> KeptBatch | None:
         """Apply what came since the positions; ``None`` when there is nothing to do.
 
-        One Spark job, at most ``pipeline.batch_changes_max`` records an entity type. After every
-        error each group is at its position or past the whole range, never between. Raises
-        DataLoss, LogIdentityChanged, Unavailable, PipelineError.
+        One Spark job, and one more for each view that is kept alone; at most
+        ``pipeline.batch_changes_max`` records an entity type in each. After every error each group
+        is at its position or past the whole range, never between. Raises DataLoss,
+        LogIdentityChanged, Unavailable, PipelineError.
         """
         begun = time.monotonic()
         self._topics.check_identity(self._identities)
@@ -201,13 +209,10 @@ class Keeper:
         if not units:
             return None
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        try:
-            with spark_errors("keeping views"):
-                outcomes = reduce(DataFrame.unionAll, map(self._job, units)).collect()
-        except PipelineError as error:
-            self._quarantine_blamed(units, error)
-            raise
-        self._settle(units, outcomes)
+        outcomes = self._keep_together([unit for unit in units if not unit.alone])
+        for unit in units:
+            if unit.alone:
+                outcomes += self._keep_alone(unit)
         main = [o for o in outcomes if o["view_group"] == o["entity"]]
         return KeptBatch(
             changes=sum(len(span) for unit in units for span in unit.spans.values()),
@@ -217,6 +222,33 @@ class Keeper:
             dead=sum(o["dead"] for o in main),
             seconds=time.monotonic() - begun,
         )
+
+    def _keep_together(self, units: Sequence[_Unit]) -> list[Any]:
+        """Apply the main groups' ranges in one job; lines of outcome."""
+        if not units:
+            return []
+        try:
+            outcomes = self._run(units)
+        except PipelineError:
+            self._quarantine_blamed(units)
+            raise
+        self._settle(units, outcomes)
+        return outcomes
+
+    def _keep_alone(self, unit: _Unit) -> list[Any]:
+        """Apply the range of views that are kept alone; their trouble is theirs only."""
+        try:
+            outcomes = self._run([unit])
+        except PipelineError as error:
+            view = unit.group.view_group.rpartition("/")[2]
+            self._quarantine(unit.group.entity, view, str(error))
+            return []
+        self._settle([unit], outcomes)
+        return outcomes
+
+    def _run(self, units: Sequence[_Unit]) -> list[Any]:
+        with spark_errors("keeping views"):
+            return list(reduce(DataFrame.unionAll, map(self._job, units)).collect())
 
     def _units(self) -> list[_Unit]:
         """What there is to read, from the stored positions and the log's stable ends."""
@@ -229,20 +261,20 @@ class Keeper:
         for name, entity_type in self._project.entities.items():
             topic = self._topics.names.changes(name)
             until = {partition: end for (of, partition), end in ends.items() if of == topic}
-            together: dict[tuple[tuple[int, int], ...], list[GroupPlan]] = defaultdict(list)
             for group in self._groups(entity_type, topic, stored):
-                if self._retries[group.view_group].due <= time.monotonic():
-                    together[tuple(stored.vectors[group.view_group].items())].append(group)
-            for vector, groups in together.items():
-                limit = until
-                if all(group.view_group != name for group in groups):
-                    # Alone it reads as far as the main group is, so that both meet there.
-                    main = stored.vectors[name]
+                retry = self._retries.get(group.view_group)
+                if retry is not None and retry.due > time.monotonic():
+                    continue
+                limit, alone = until, group.view_group != main_group(name)
+                if alone:
+                    # It reads as far as the main group is, so that both meet there.
+                    main = stored.vectors[main_group(name)]
                     limit = {p: min(end, main[p]) for p, end in until.items()}
-                spans = fair_spans(dict(vector), limit, self._config.pipeline.batch_changes_max)
+                vector = stored.vectors[group.view_group]
+                spans = fair_spans(vector, limit, self._config.pipeline.batch_changes_max)
                 if spans:
                     archived = self._is_archived(topic, spans)
-                    units.append(_Unit(entity_type, topic, tuple(groups), spans, archived))
+                    units.append(_Unit(entity_type, topic, group, spans, alone, archived))
         return units
 
     def _stored(self, connection: psycopg.Connection[Any]) -> _Stored:
@@ -282,6 +314,8 @@ class Keeper:
         for row in stored.views.values():
             if row.view_group == main_group(row.entity) or row.name not in self._project.views:
                 continue
+            if row.view_group in self._retries:
+                continue  # it has to take the change that it failed on first
             if stored.vectors[row.view_group] == stored.vectors[main_group(row.entity)]:
                 joined |= rejoin(connection, self._schema, row.entity, row.name)
         return joined
@@ -293,10 +327,9 @@ class Keeper:
     def _job(self, unit: _Unit) -> DataFrame:
         """The part of the step's job for one unit: a line of outcome per partition and group."""
         # Only views of this unit: one that is put aside must not fail the others' job.
-        kept = {table.view for group in unit.groups for table in group.rows}
-        kept |= {table.view for group in unit.groups for table in group.linears}
+        kept = {t.view for t in unit.group.rows} | {t.view for t in unit.group.linears}
         views = [v for v in self._views[unit.entity_type.name] if v.plan.name in kept]
-        task = ApplyTask(self._config.views_dsn, unit.groups, dict(unit.spans))
+        task = ApplyTask(self._config.views_dsn, unit.group, dict(unit.spans))
         return planned(self._parsed(unit), views).mapInArrow(task, OUTCOME_DDL)
 
     def _parsed(self, unit: _Unit) -> DataFrame:
@@ -309,14 +342,12 @@ class Keeper:
         """Advance where no record came, and put views that failed aside."""
         heard = {(o["view_group"], o["partition"]) for o in outcomes}
         for unit in units:
-            for group in unit.groups:
-                silent = {
-                    partition: span
-                    for partition, span in unit.spans.items()
-                    if (group.view_group, partition) not in heard
-                }
-                if silent:
-                    advance(self._config.views_dsn, group, silent)
+            silent = {
+                partition: span
+                for partition, span in unit.spans.items()
+                if (unit.group.view_group, partition) not in heard
+            }
+            advance(self._config.views_dsn, unit.group, silent)
         failed = {o["failed_view"]: o for o in outcomes if o["failed_view"] is not None}
         for view, outcome in failed.items():
             self._quarantine(outcome["entity"], view, outcome["failure"])
@@ -326,14 +357,14 @@ class Keeper:
 
     def _quarantine(self, entity: str, view: str, reason: str) -> None:
         """Keep a failing view alone, at its own position; it is tried again with growing pauses."""
-        retry = self._retries[own_group(entity, view)]
+        retry = self._retries.setdefault(own_group(entity, view), _Retry())
         pause = _QUARANTINE_RETRY_S[min(retry.failures, len(_QUARANTINE_RETRY_S) - 1)]
         retry.failures, retry.due = retry.failures + 1, time.monotonic() + pause
         log.error("view %s is quarantined and tried again in %.0f s: %s", view, pause, reason)
         with self._connected() as connection:
             quarantine(connection, self._schema, entity, view, reason)
 
-    def _quarantine_blamed(self, units: Sequence[_Unit], error: PipelineError) -> None:
+    def _quarantine_blamed(self, units: Sequence[_Unit]) -> None:
         """Find the views whose SQL fails on these records, and put them aside.
 
         The job failed as a whole before anything was told apart; each view is evaluated alone.

@@ -1,4 +1,4 @@
-"""What one Spark task does with the planned changes of one partition: apply them to each group."""
+"""What one Spark task does with the planned changes of one partition: apply them to its group."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ OUTCOME_DDL: Final = (
 
 @dataclass(frozen=True)
 class ApplyTask:
-    """Applies one partition's range to every group; pickled to the executors.
+    """Applies one partition's range to a view group; pickled to the executors.
 
     Holds the whole range of its partition in memory, which `pipeline.batch_changes_max` bounds.
     """
 
     dsn: str
-    groups: tuple[GroupPlan, ...]
+    group: GroupPlan
     spans: Mapping[int, Range]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One line of outcome per partition and group."""
+        """One line of outcome per partition."""
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
             return
@@ -58,12 +58,11 @@ class ApplyTask:
             mine = changes
             if len(partitions) > 1:
                 mine = changes.filter(pc.equal(changes["partition"], partition))
-            outcomes += [self._apply(group, partition, mine) for group in self.groups]
+            outcomes.append(self._apply(partition, mine))
         yield pa.RecordBatch.from_pylist(outcomes, schema=_OUTCOME)
 
-    def _apply(
-        self, group: GroupPlan, partition: int, changes: pa.Table
-    ) -> dict[str, str | int | None]:
+    def _apply(self, partition: int, changes: pa.Table) -> dict[str, str | int | None]:
+        group = self.group
         outcome: dict[str, str | int | None] = {
             "entity": group.entity,
             "view_group": group.view_group,
