@@ -25,7 +25,7 @@ from everstate.telemetry import without_secret
 from everstate.views import control
 from everstate.views.plan import LinearPlan, ViewPlan
 from everstate.views.project import Project, kept_always
-from everstate.views.stores.postgres.group import main_group, physical
+from everstate.views.stores.postgres.group import LATEST_COLUMNS, main_group, physical
 from everstate.views.stores.postgres.tables import kept_rows, summed
 
 log = logging.getLogger(__name__)
@@ -34,19 +34,8 @@ _ROWS_PER_BUCKET: Final = 200_000
 _WAIT_POLL_S: Final = 0.5
 _WAIT_SPARE_S: Final = 60.0
 
-_LATEST: Final = (
-    "key",
-    "version",
-    "change_id",
-    "kind",
-    "as_of",
-    "occurred_at",
-    "recorded_at",
-    "generation",
-    "partition",
-    "offset",
-    "state",
-)
+# Provenance is not compared: the batch side has it typed, and it comes from the same message.
+_LATEST: Final = tuple(name for name in LATEST_COLUMNS if name != "provenance")
 
 
 @dataclass(frozen=True, slots=True)
