@@ -59,7 +59,10 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) 
 
 
 def is_alive(process: ProcessId) -> bool:
-    """True while exactly that process runs (a zombie does not)."""
+    """True while exactly that process runs (a zombie does not).
+
+    A killed process whose first thread is a zombie while others still leave holds its ports.
+    """
     child = _children.get(process.pid)
     if child is not None and child.poll() is not None:
         del _children[process.pid]
@@ -67,7 +70,8 @@ def is_alive(process: ProcessId) -> bool:
     try:
         found = psutil.Process(process.pid)
         same = abs(found.create_time() - process.started) < _START_TOLERANCE_S
-        return same and found.status() != psutil.STATUS_ZOMBIE
+        gone = found.status() == psutil.STATUS_ZOMBIE and found.num_threads() <= 1
+        return same and not gone
     except psutil.NoSuchProcess:
         return False
 
