@@ -29,7 +29,8 @@ BEFORE = 100_000
 """Changes that are kept before the clock runs: the lane is warm, the tables are not empty."""
 SECONDS = 30
 SECONDS_QUICK = 8
-WARM_SECONDS = 5
+WARM_SECONDS = 45
+"""Before what is measured, at the same rate: Java compiles what runs often within that time."""
 PATIENCE_S = 180.0
 _PAUSE_S = 0.002
 
@@ -212,15 +213,15 @@ class _Sender:
 
 def _until_kept(connection: psycopg.Connection, table: str, count: int) -> None:
     """Wait until the changes that came before are all in the table."""
-    wanted = sum(data.place(index).step == 0 for index in range(count))
-    last = data.place(count - 1).step + 1
-    query = f"SELECT count(*), max(version) FROM {table}".encode()
+    # Versions are dense: their sum is the number of changes.
+    query = f"SELECT coalesce(sum(version), 0) FROM {table}".encode()
     deadline = time.monotonic() + PATIENCE_S
-    found: object = None
-    while found != (wanted, last):
+    found = 0
+    while found != count:
         assert time.monotonic() < deadline, f"kept within {PATIENCE_S:.0f} s: {found}"
         time.sleep(0.5)
         try:
-            found = connection.execute(query).fetchone()
+            row = connection.execute(query).fetchone()
+            found = row[0] if row is not None else 0
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             continue

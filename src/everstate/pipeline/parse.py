@@ -35,6 +35,7 @@ from everstate.changes import EntityType, Kind
 _CORRUPT: Final = "_everstate_unreadable"
 _CURRENT, _ORIGINAL = "currentEntityState", "originalEntityState"
 _UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
+_LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
 
@@ -181,7 +182,7 @@ def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column
         "recorded_at": F.col("recorded"),
         "version": F.col("v.version"),
         # The first lower() of a JVM builds ICU's case tables, which takes a core ten seconds.
-        "id": F.when(F.col("v.id").rlike("[A-F]"), F.lower(F.col("v.id"))).otherwise(F.col("v.id")),
+        "id": F.when(F.col("plain"), F.col("v.id")).otherwise(F.lower(F.col("v.id"))),
         "kind": F.col("v.kind"),
         "occurred_at": F.col("occurred"),
         "current": F.col(f"v.{_CURRENT}"),
@@ -210,6 +211,9 @@ def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column
     return (
         [every, read],
         [every, *times],
+        # Nearly every record is readable, and one plain condition says so. What that leaves over,
+        # or cannot tell, goes through the rules: it may be too strict, never too lenient.
+        [every, F.coalesce(_plainly_readable(entity_type), F.lit(False)).alias("plain")],
         [every, _reason(entity_type).alias("reason")],
         columns,
     )
@@ -219,55 +223,63 @@ def _moment(field: str) -> Column:
     """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339)."""
     text = F.col(f"v.{field}")
     zone = text.endswith("Z") | text.endswith("z") | F.substring(text, -6, 1).isin("+", "-")
-    shaped = (F.length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
+    shaped = (F.octet_length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
     return F.when(shaped, F.expr(f"try_cast(v.{field} AS timestamp)"))
 
 
 def _reason(entity_type: EntityType) -> Column:
-    """Why a record cannot be read: the first rule it breaks, from the outside in."""
-    name = entity_type.name
-    v = F.col("v")
-    value = F.col("value").cast("string")
+    """Why a record cannot be read; null when it can.
+
+    The rules stand in a lambda, which Spark interprets: as generated code they would be written
+    anew for every task, which was a third of a small batch.
+    """
+    record = F.array(F.struct("key", "value", "v", "occurred", "recorded"))
+    judged = F.transform(record, lambda judged: _broken_rule(entity_type, judged))
+    return F.when(F.col("plain"), F.lit(None).cast("string")).otherwise(F.get(judged, 0))
+
+
+def _broken_rule(entity_type: EntityType, record: Column) -> Column:
+    """The first rule that a record breaks, from the outside in."""
+    name, v = entity_type.name, record["v"]
+    key, value = record["key"].cast("string"), record["value"].cast("string")
     # Spark's parser stops after the first value and takes the first of an array; the tests by
     # first and last byte cost nothing, the trimmed ones are for what is neither.
     one_object = (value.startswith("{") | value.rlike(r"^\s*\{")) & (
         value.endswith("}") | value.rlike(r"\}\s*$")
     )
     rules: list[tuple[Column, Column | str]] = [
-        (F.col("key").isNull(), "no_key"),
-        (F.col("value").isNull(), "tombstone"),
-        (~F.is_valid_utf8(F.col("key").cast("string")) | ~F.is_valid_utf8(value), "malformed"),
+        (key.isNull(), "no_key"),
+        (value.isNull(), "tombstone"),
+        (~F.is_valid_utf8(key) | ~F.is_valid_utf8(value), "malformed"),
         (
-            F.contains(value, F.lit("\\u0000")) & value.rlike(_NUL)
-            | F.contains(F.col("key").cast("string"), F.lit("\0")),
+            F.contains(value, F.lit("\\u0000")) & value.rlike(_NUL) | F.contains(key, F.lit("\0")),
             "nul_character",
         ),
         (v.isNull() | ~one_object, "malformed"),
-        (F.col(f"v.{_CORRUPT}").isNotNull(), _wrong_type(entity_type)),
-        (F.col("v.entity").isNull(), "missing:entity"),
-        (F.col("v.entity") != name, "unknown_entity"),
+        (v[_CORRUPT].isNotNull(), _wrong_type(entity_type, value, v)),
+        (v["entity"].isNull(), "missing:entity"),
+        (v["entity"] != name, "unknown_entity"),
     ]
     for field in ("id", "schemaVersion", "key", "version", "kind", "occurredAt", "recordedAt"):
-        rules.append((F.col(f"v.{field}").isNull(), f"missing:{field}"))
+        rules.append((v[field].isNull(), f"missing:{field}"))
     rules += [
-        (F.col("v.key") == "", "missing:key"),
-        (F.col("v.key") != F.col("key").cast("string"), "key_mismatch"),
-        (~F.col("v.id").rlike(_UUID), "wrong_type:id"),
-        (F.col("occurred").isNull(), "wrong_type:occurredAt"),
-        (F.col("recorded").isNull(), "wrong_type:recordedAt"),
-        (F.col("v.version") < 1, "invalid:version"),
-        (F.col("v.schemaVersion") < 1, "invalid:schemaVersion"),
-        (~F.col("v.kind").isin(*(kind.value for kind in Kind)), "invalid:kind"),
-        (F.col("v.provenance").isNull(), "missing:provenance"),
+        (v["key"] == "", "missing:key"),
+        (v["key"] != key, "key_mismatch"),
+        (~v["id"].rlike(_UUID), "wrong_type:id"),
+        (record["occurred"].isNull(), "wrong_type:occurredAt"),
+        (record["recorded"].isNull(), "wrong_type:recordedAt"),
+        (v["version"] < 1, "invalid:version"),
+        (v["schemaVersion"] < 1, "invalid:schemaVersion"),
+        (~v["kind"].isin(*(kind.value for kind in Kind)), "invalid:kind"),
+        (v["provenance"].isNull(), "missing:provenance"),
     ]
     for field in _REQUIRED_PROVENANCE:
-        path = F.col(f"v.provenance.{field}")
+        path = v["provenance"][field]
         rules.append((path.isNull() | (path == ""), f"missing:provenance.{field}"))
-    rules += _transaction_rules() + _state_rules(entity_type)
-    # Nearly every record is readable: one plain condition says so. What it leaves over, or
-    # cannot tell, goes through the rules, so it may be too strict and never too lenient.
-    reason = F.when(_plainly_readable(entity_type), F.lit(None).cast("string"))
-    for broken, why in rules:
+    rules += _transaction_rules(v) + _state_rules(entity_type, v)
+    (broken, why), *others = rules
+    reason = F.when(broken, why)
+    for broken, why in others:
         reason = reason.when(broken, why)
     return reason
 
@@ -287,7 +299,7 @@ def _plainly_readable(entity_type: EntityType) -> Column:
         ~F.contains(value, F.lit("\\u0000")) & ~F.contains(key, F.lit("\0")),
         F.col("v.entity") == entity_type.name,
         (F.col("v.key") == key) & (key != ""),
-        F.col("v.id").rlike(_UUID),
+        F.col("v.id").rlike(_LOWER_UUID),
         F.col("occurred").isNotNull() & F.col("recorded").isNotNull(),
         (F.col("v.version") >= 1) & (F.col("v.schemaVersion") >= 1),
         (kind.isin(created, event) & (has == 2))
@@ -321,16 +333,16 @@ def _fields_hold(state: Column, fields: tuple[pa.Field[Any], ...]) -> Column | N
     return reduce(and_, conditions) if conditions else None
 
 
-def _transaction_rules() -> list[tuple[Column, Column | str]]:
-    block = F.col("v.provenance.transaction")
+def _transaction_rules(v: Column) -> list[tuple[Column, Column | str]]:
+    block = v["provenance"]["transaction"]
     return [
         (block.isNotNull() & block[field].isNull(), f"missing:provenance.transaction.{field}")
         for field in ("id", "index", "count")
     ]
 
 
-def _state_rules(entity_type: EntityType) -> list[tuple[Column, Column | str]]:
-    kind, current, original = F.col("v.kind"), F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+def _state_rules(entity_type: EntityType, v: Column) -> list[tuple[Column, Column | str]]:
+    kind, current, original = v["kind"], v[_CURRENT], v[_ORIGINAL]
     deleted = kind == Kind.DELETED.value
     has_original = kind.isin(Kind.UPDATED.value, Kind.DELETED.value)
     rules: list[tuple[Column, Column | str]] = [
@@ -342,7 +354,7 @@ def _state_rules(entity_type: EntityType) -> list[tuple[Column, Column | str]]:
     # A message of an older schema may lack fields that came later. An original may be of an
     # older schema than its message says; it is the chain's business that it was current once.
     first = entity_type.schema_version == 1
-    as_new = F.lit(True) if first else F.col("v.schemaVersion") >= entity_type.schema_version
+    as_new = F.lit(True) if first else v["schemaVersion"] >= entity_type.schema_version
     sides = [(_CURRENT, current, as_new)]
     if first:
         sides.append((_ORIGINAL, original, F.lit(True)))
@@ -371,12 +383,11 @@ def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -
     return faults
 
 
-def _wrong_type(entity_type: EntityType) -> Column:
+def _wrong_type(entity_type: EntityType, text: Column, v: Column) -> Column:
     """Name the field that made the parser give up; ``malformed`` when it is no JSON at all."""
-    text = F.col("value").cast("string")
     envelope = [field for field in envelope_schema(entity_type) if field.name != _CORRUPT]
     told = _fields_told(text, [field.name for field in envelope])
-    blamed = _blame(text, F.col("v"), StructType(envelope), ())
+    blamed = _blame(text, v, StructType(envelope), ())
     return F.when(F.get(told, 0).isNull(), "malformed").otherwise(
         F.coalesce(*blamed, F.lit("wrong_type:state"))
     )

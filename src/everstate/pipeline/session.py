@@ -57,11 +57,18 @@ _DEFAULTS: Final = {
     "spark.hadoop.parquet.enable.dictionary#raw_value": "false",
     "spark.hadoop.parquet.enable.dictionary#id": "false",
     "spark.hadoop.parquet.enable.dictionary#offset": "false",
+    # Below this one Spark asks every vector for its size after every row: a fifth of a batch.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.codegen.cache.maxEntries": "1000",
     # Snapshots of an archive's log are small; fifty partitions of them are fifty tasks.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.cleaner.referenceTracking.cleanCheckpoints": "true",
 }
+
+# Arrow checks bounds at every value by default; Spark's writers ask for room before they write.
+_JAVA_OPTIONS: Final = (
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+)
 
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -111,8 +118,10 @@ def session_settings(config: Config) -> dict[str, str]:
         **(_LOCAL if local else {}),
         "spark.driver.memory": config.pipeline.driver_memory,
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -XX:+UseParallelGC"
+            f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -XX:+UseParallelGC "
+            + _JAVA_OPTIONS
         ),
+        "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
         "spark.jars": ",".join(str(path) for path in spark_jars(config)),
         **options,
         **_FIXED,
