@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ from everstate.archive.layout import TABLE_PROPERTIES
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import ArchiveError, DataLoss, EverstateError, Fenced
-from everstate.log.positions import Offsets, Range
+from everstate.log.positions import Offsets
 from everstate.log.topics import TopicIdentity, Topics
 from everstate.pipeline.parse import parse, parsed_schema
 from everstate.pipeline.session import spark_errors
@@ -37,7 +37,6 @@ _LEDGER_EVERY: Final = 50
 _RETRY_S_MIN: Final = 0.5
 _RETENTION_TIMES_MAX: Final = 8
 _POOL: Final = "archive"
-_SMALL_BATCH: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class Archiver:
         )
         moved = {**position, **{partition: span.end for partition, span in spans.items()}}
         commit = self._append(
-            parse(self._records(spans), self._entity_type),
+            parse(read_ranges(self._spark, self._config, {self._topic: spans}), self._entity_type),
             CommitNote(
                 entity=self._entity,
                 epoch=note.epoch + 1,
@@ -197,16 +196,6 @@ class Archiver:
             topics={self._generation: (identity.cluster_id, identity.topic_id)},
         )
         return self._append(empty, note)
-
-    def _records(self, spans: Mapping[int, Range]) -> DataFrame:
-        """The records of a batch; a small one in half of the task slots: the rest is the keeper's.
-
-        A task that runs is never put aside, so fair pools alone would let views wait for it.
-        """
-        records = read_ranges(self._spark, self._config, {self._topic: spans})
-        if sum(map(len, spans.values())) > _SMALL_BATCH:
-            return records
-        return records.coalesce(max(1, self._spark.sparkContext.defaultParallelism // 2))
 
     def _append(self, rows: DataFrame, note: CommitNote) -> Commit:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
