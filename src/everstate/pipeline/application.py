@@ -15,6 +15,7 @@ from everstate.log.topics import Topics
 from everstate.pipeline.archiver import ArchivedBatch, Archiver
 from everstate.pipeline.compact import compact
 from everstate.pipeline.dead import DeadLetterSender
+from everstate.pipeline.hanging import HangingTransactions
 from everstate.pipeline.keep import Keeper
 from everstate.pipeline.session import spark_session
 from everstate.views.project import Project
@@ -28,9 +29,9 @@ _COMPACT_POLL_S: Final = 5.0
 class PipelineApplication:
     """Keeps the views and the archive of a project until it is told to stop.
 
-    The keeper, the archive of each entity type, the scheduled compaction and the dead letters
-    each have a thread, and share one Spark session. When one ends with an error that does not
-    pass, all end, and :meth:`run` raises it.
+    The keeper, the archive of each entity type, the scheduled compaction, the dead letters and the
+    alarm for open transactions each have a thread, and share one Spark session. When one ends with
+    an error that does not pass, all end, and :meth:`run` raises it.
     """
 
     def __init__(self, config: Config, project: Project) -> None:
@@ -44,10 +45,12 @@ class PipelineApplication:
         offsets, topics = Offsets(self._config), Topics(self._config)
         try:
             self._prepare(keeper, stop)
+            changelogs = [topics.names.changes(name) for name in self._project.entities]
             parts: dict[str, Callable[[threading.Event], None]] = {
                 "keeper": keeper.run,
                 "dead-letters": sender.run,
                 "compaction": self._compact_on_schedule,
+                "transactions": HangingTransactions(offsets, changelogs).run,
             }
             for name, entity_type in self._project.entities.items():
                 archiver = Archiver(
