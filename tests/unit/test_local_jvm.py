@@ -1,4 +1,4 @@
-"""Which Java is used, and the wrapper for runtimes that Spark's flag would stop."""
+"""Which Java is used, and the wrapper that drops Spark's module flag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from everstate.local import java_home
 from everstate.local.jvm import find_jvm
 
 _FAKE = """#!/bin/sh
-case "$*" in *jdk.incubator.vector*) exit {module} ;; esac
 case "$*" in
   *-XshowSettings*)
     printf '    java.home = %s\\n' "{home}" >&2
@@ -23,13 +22,11 @@ esac
 """
 
 
-def fake_java(home: Path, major: str, *, module: int = 0) -> Path:
+def fake_java(home: Path, major: str) -> Path:
     """A program that answers as a Java of that version would."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
-    text = _FAKE.format(home=home, major=major, module=module)
-    if module == 0:
-        text = text.replace('case "$*" in *jdk.incubator.vector*) exit 0 ;; esac\n', "")
+    text = _FAKE.format(home=home, major=major)
     java.write_text(text)
     java.chmod(0o755)
     return home
@@ -101,18 +98,10 @@ def test_when_nothing_works_the_error_says_what_to_install(
     assert "JAVA_HOME" in str(caught.value.advice)
 
 
-@pytest.mark.usefixtures("nothing_found")
-def test_a_whole_java_is_used_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Config
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "a", "17")))
-    assert java_home(config) == tmp_path / "a"
-
-
 def test_the_wrapper_drops_only_that_flag(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Config
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "a folder's", "17", module=1)))
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "a folder's", "17")))
     java = java_home(config) / "bin" / "java"
     arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "--add-modules=other"]
     told = subprocess.run((java, *arguments), capture_output=True, text=True, check=True)
