@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from confluent_kafka import KafkaError
 from everstate.config import Config, load
 from everstate.errors import Fenced, InvalidConfig, LogError, Unavailable
 from everstate.log.client import (
+    LOGGER,
     READ_COMMITTED,
     changelog_bytes_max,
     client_settings,
@@ -125,3 +127,20 @@ def test_c5_a_transaction_that_hangs_is_timed_until_the_stable_end_moves() -> No
     assert watch.observe({a: 5, b: 2}, {a: 20, b: 2}, 160.0) == {a: 60.0}
     assert watch.observe({a: 12, b: 2}, {a: 20, b: 3}, 170.0) == {a: 0.0, b: 0.0}
     assert watch.observe({a: 20, b: 3}, {a: 20, b: 3}, 180.0) == {}
+
+
+def test_what_librdkafka_repeats_is_said_once_in_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("everstate.log.client.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("everstate.log.client._last_said", {})
+
+    def said(message: str) -> bool:
+        return bool(LOGGER.filter(logging.LogRecord("x", 30, "", 1, message, None, None)))
+
+    away = "FAIL [everstate-producer] connect failed: Connection refused"
+    assert not said("CONFWARN [everstate-producer] gapless is experimental")
+    assert [said(away), said(away), said("SESSTMOUT [x]")] == [True, False, True]
+    now[0] = 110.5
+    assert said(away)

@@ -9,14 +9,36 @@ topic takes four times, because a dead letter is the record and its reason.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Final
 
 from everstate.config import Config
 from everstate.errors import InvalidConfig
 
 LOGGER = logging.getLogger("everstate.log")
-# librdkafka warns at every start that a setting of ours (gapless, C4) is marked experimental.
-LOGGER.addFilter(lambda record: not record.getMessage().startswith("CONFWARN"))
+
+_SAY_AGAIN_S: Final = 10.0
+_last_said: dict[str, float] = {}
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """Drop what librdkafka repeats: while a broker is away it tells each attempt to connect.
+
+    CONFWARN comes at every start: a setting of ours (gapless, C4) is marked experimental.
+    """
+    kind = record.getMessage().partition(" ")[0]
+    if kind == "CONFWARN":
+        return False
+    if kind not in ("FAIL", "GETPID"):
+        return True
+    now = time.monotonic()
+    if now - _last_said.get(kind, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+        return False
+    _last_said[kind] = now
+    return True
+
+
+LOGGER.addFilter(_worth_saying)
 
 READ_COMMITTED: Final = "read_committed"
 """Isolation of every reader of ours (C5); Java clients and Spark default to the other one."""
