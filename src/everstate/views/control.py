@@ -50,9 +50,6 @@ CREATE TABLE IF NOT EXISTS {s}.dead (
     found_at timestamptz NOT NULL DEFAULT now(), batch bigint, published_at timestamptz,
     UNIQUE (topic, partition, "offset"));
 CREATE INDEX IF NOT EXISTS dead_unpublished ON {s}.dead (id) WHERE published_at IS NULL;
-CREATE TABLE IF NOT EXISTS {s}.gap_accepted (
-    entity text NOT NULL, key text COLLATE "C" NOT NULL, version bigint NOT NULL,
-    accepted_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (entity, key, version));
 """
 # Number of the advisory lock that keeps two installers apart: "everview" in ASCII.
 _INSTALL_LOCK: Final = 0x6576657276696577

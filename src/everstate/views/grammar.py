@@ -26,9 +26,7 @@ VIEW_NAME: Final = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 COLUMN_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names without telling."""
 
-RESERVED: Final = frozenset(
-    {"position", "view", "topic_identity", "counters", "held", "dead", "gap_accepted"}
-)
+RESERVED: Final = frozenset({"position", "view", "topic_identity", "counters", "held", "dead"})
 
 _CLAUSES: Final[dict[str, tuple[str, str]]] = {
     "with_": (
