@@ -15,7 +15,7 @@ class EverstateError(Exception):
     """Anything everstate refuses, or cannot do, that a caller may want to handle."""
 
     retryable: ClassVar[bool] = False
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
     http_status: ClassVar[int] = 500
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
@@ -197,13 +197,24 @@ class Fenced(EverstateError):
 class LogIdentityChanged(EverstateError):
     """The topic is not the one the stored positions belong to (C8); nothing was read."""
 
-    exit_code = 7
+    exit_code = 9
 
 
 class DataLoss(EverstateError):
     """The log no longer holds offsets that were not yet read; nothing was skipped."""
 
-    exit_code = 7
+    exit_code = 9
+
+
+class RoleEnded(EverstateError):
+    """A role of `everstate run` ended for a reason that starting it again does not mend.
+
+    ``code`` is the role's exit code, and that of `everstate run`.
+    """
+
+    def __init__(self, role: str, code: int, said: str, log: str) -> None:
+        self.role, self.code, self.exit_code = role, code, code
+        super().__init__(f"{role} ended: {said}", advice=f"Its log is {log}.")
 
 
 class PositionMoved(EverstateError):
