@@ -154,7 +154,7 @@ def _storable(value: Any) -> bool:
     """Whether a typed column can hold every number of a value."""
     kind = value.__class__
     if kind is int:
-        return _INT64_MIN <= value <= _INT64_MAX
+        return bool(_INT64_MIN <= value <= _INT64_MAX)
     if kind is str:
         return True
     if kind is Decimal:
