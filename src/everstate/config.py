@@ -198,7 +198,11 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
         first = cause.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise InvalidConfig(field, first.get("input"), first["msg"]) from cause
-    project = config.project
+    project, archive, local = config.project, config.archive, config.local
     if not project.data_dir.is_absolute():
         project = project.model_copy(update={"data_dir": folder / project.data_dir})
-    return config.model_copy(update={"project": project})
+    if archive.path is not None and "://" not in archive.path:
+        archive = archive.model_copy(update={"path": str(folder / archive.path)})
+    if local.cache_dir is not None:
+        local = local.model_copy(update={"cache_dir": folder / local.cache_dir.expanduser()})
+    return config.model_copy(update={"project": project, "archive": archive, "local": local})

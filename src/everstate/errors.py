@@ -154,10 +154,23 @@ class ImportFailed(EverstateError):
 
     exit_code = 2
 
-    def __init__(self, path: str, row: int | None, reason: str, committed: int = 0) -> None:
+    def __init__(
+        self,
+        path: str,
+        row: int | None,
+        reason: str,
+        committed: int = 0,
+        next_row: int | None = None,
+    ) -> None:
         self.path, self.row, self.reason, self.committed = path, row, reason, committed
+        self.next_row = next_row
         where = f"{path}, row {row}" if row is not None else path
-        super().__init__(f"{where}: {reason} ({committed:,} rows before it were committed)")
+        super().__init__(
+            f"{where}: {reason} ({committed:,} rows before it were committed).",
+            advice=None
+            if next_row is None
+            else f"Mend the row, and import the file again with --from-row {next_row}.",
+        )
 
 
 class Unavailable(EverstateError):
