@@ -181,17 +181,22 @@ class PostgresStore:
 
         doing = f"{self.entity_type.name}: writing"
         written = retried(attempt, doing, in_callers_transaction=False)
-        self._forget_old()
+        self._forget_sometimes()
         return written
 
-    def _forget_old(self) -> None:
-        """Now and then, delete answers that are kept long enough; one thread does it."""
+    def forget_old(self) -> int:
+        """Delete answers that were kept long enough, at most 10,000; says how many."""
+        with self._store.transaction() as connection:
+            return connection.execute(_FORGET, [self._keep_s, _FORGET_ROWS]).rowcount
+
+    def _forget_sometimes(self) -> None:
+        """Every ten minutes, in whichever thread comes first."""
         if time.monotonic() < self._forget_at or not self._forgetting.acquire(blocking=False):
             return
         try:
             self._forget_at = time.monotonic() + _FORGET_EVERY_S
-            with suppress(Unavailable), self._store.transaction() as connection:
-                connection.execute(_FORGET, [self._keep_s, _FORGET_ROWS])
+            with suppress(Unavailable):
+                self.forget_old()
         finally:
             self._forgetting.release()
 
