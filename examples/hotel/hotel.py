@@ -1,4 +1,4 @@
-"""A hotel: guests, their sessions and orders, and what they do; one view."""
+"""A hotel: guests, their sessions and orders, and what they do; two views."""
 
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -63,4 +63,8 @@ class Event(BaseModel):
     page: Text | None = None
 
 
+app.view(
+    "nights_by_city",
+    sql="SELECT city, count(*) AS guests, sum(nights) AS nights FROM guest GROUP BY city",
+)
 app.view("events_by_type", sql="SELECT type, count(*) AS times FROM event GROUP BY type")
