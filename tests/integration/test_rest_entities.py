@@ -269,6 +269,7 @@ def test_a_list_is_paged_and_filtered(api: TestClient) -> None:
         ("PATCH", "/v1/guest/g0", {}, '{"guest_id": "g9"}', 422, "invalid-body"),
         ("PATCH", "/v1/guest/g0", {}, '{"name": null}', 422, "invalid-body"),
         ("PATCH", "/v1/guest/g0", {}, "3", 422, "invalid-body"),
+        ("PATCH", "/v1/guest/g0", {}, '{"name":' * 900 + "1" + "}" * 900, 422, "invalid-body"),
         ("GET", "/v1/guest/none", {}, "", 404, "not-found"),
         ("GET", "/v1/guest/", {}, "", 404, None),
         ("GET", "/v1/guest/a%00b", {}, "", 422, "invalid-change"),

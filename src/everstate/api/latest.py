@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 
 from everstate.app import App
 from everstate.config import Config
@@ -11,30 +11,33 @@ from everstate.serving import Reader
 
 
 class Latest:
-    """Reads the view `latest`; each thread has a connection of its own."""
+    """Reads the view `latest`; as many connections as there were questions at once."""
 
     def __init__(self, config: Config, app: App) -> None:
         self._config, self._app = config, app
-        self._own = threading.local()
-        self._readers: list[Reader] = []
+        self._idle: queue.LifoQueue[Reader] = queue.LifoQueue()
 
     def find(self, entity: str, key: str) -> bytes:
         """State of an entity as JSON; raises NotFound when the views do not have it (yet)."""
-        reader: Reader | None = getattr(self._own, "reader", None)
-        if reader is None:
-            reader = self._own.reader = Reader(self._config, self._app)
-            self._readers.append(reader)
         if "\x00" in key:
             raise NotFound(f"{entity} {key!r} was never seen.")
+        entity_type = self._app.entity_type(entity)
+        reader = self._reader()
         try:
-            entity_type = self._app.entity_type(entity)
             return entity_type.encode(entity_type.validate(reader.get(entity, key).state))
         except NotFound as error:
-            raise NotFound(
-                error.message, advice="The views follow the log by a moment while they are kept."
-            ) from error
+            advice = "The views follow the log by a moment, while `everstate run` keeps them."
+            raise NotFound(error.message, advice=advice) from error
+        finally:
+            self._idle.put(reader)
 
     def close(self) -> None:
-        """Give up the connections."""
-        for reader in self._readers:
-            reader.close()
+        """Give up the connections; no question may be open."""
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
+
+    def _reader(self) -> Reader:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            return Reader(self._config, self._app)

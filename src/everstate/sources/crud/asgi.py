@@ -30,10 +30,10 @@ class Desk:
 
     async def read(self, request: Request) -> Incoming:
         """The request with its whole body; raises Unauthenticated and RequestTooLarge."""
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in request.scope["headers"]
-        }
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in request.scope["headers"]:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         caller = self.callers.caller(headers)
         check_length(headers, self._limit)
         body = bytearray()

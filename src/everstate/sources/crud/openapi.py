@@ -24,7 +24,7 @@ _WITH_VALUE: Final = ("add", "replace", "test")
 _WITH_FROM: Final = ("move", "copy")
 
 _WHAT: Final = {
-    200: "The entity.",
+    200: "What was asked for.",
     201: "The entity was made.",
     204: "The entity was deleted.",
     304: "The reader has this version.",

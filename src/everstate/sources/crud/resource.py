@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -16,6 +16,7 @@ from everstate.errors import (
     AlreadyExists,
     EverstateError,
     IdempotencyKeyReused,
+    InvalidBody,
     InvalidQuery,
     NotFound,
     PreconditionFailed,
@@ -112,11 +113,7 @@ class Resource:
             if found is None:
                 raise self._missing(key)
             document = read_json(self.entity_type.encode(found.entity))
-            if kind == MERGE_PATCH:
-                patched = merge(document, patch)
-            else:
-                patched = apply_json_patch(self.name, document, patch)
-            model = read_entity(self.entity_type, msgspec.json.encode(patched))
+            model = read_entity(self.entity_type, self._patched(kind, document, patch))
             check_key(self.entity_type, key, model)
             return self._put(incoming, key, model, found.version, remember)
 
@@ -164,6 +161,14 @@ class Resource:
         ]
         body = msgspec.json.encode({"items": items, "next": page.cursor}).decode()
         return Answer(200, {}, body)
+
+    def _patched(self, kind: str, document: Any, patch: Any) -> bytes:
+        try:
+            if kind == MERGE_PATCH:
+                return msgspec.json.encode(merge(document, patch))
+            return msgspec.json.encode(apply_json_patch(self.name, document, patch))
+        except RecursionError as cause:
+            raise InvalidBody(self.name, (("patch", "is nested too deeply"),)) from cause
 
     def _limit(self, given: str | None) -> int:
         if given is None:
