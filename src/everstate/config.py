@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -102,6 +102,36 @@ class PipelineConfig(Section):
     retry_s_max: float = Field(default=10, gt=0)
 
 
+class TokenConfig(Section):
+    """`[api.tokens.NAME]`: a caller, and the provenance of what it writes."""
+
+    token: SecretStr = Field(min_length=16)
+    service: str = Field(min_length=1)
+    identifier: str = Field(min_length=1)
+
+
+class ApiConfig(Section):
+    """`[api]`: the HTTP API of `everstate serve`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0 takes a free one."""
+    tokens: dict[str, TokenConfig] = Field(default_factory=dict)
+    """Callers: a table ``[api.tokens.NAME]`` each, with ``token``, ``service`` and ``identifier``.
+    Without any the API is in local mode: it listens to this machine only, and headers say who
+    calls."""
+    threads: int = Field(default=16, ge=1, le=1000)
+    """Requests that are worked on at once; each may hold a connection of the store."""
+    page_max: int = Field(default=500, ge=1, le=10_000)
+    """Most entities of one page of a list."""
+    scan_rows_max: int = Field(default=10_000, ge=1)
+    """Most rows that one page of a filtered list looks at."""
+    idempotency_keep_hours: float = Field(default=24, gt=0)
+    """How long answers are kept by their Idempotency-Key."""
+    event_timeout_s: float = Field(default=10, gt=0)
+    """How long a POST of an event waits for the log before it answers 503."""
+
+
 class LocalConfig(Section):
     """`[local]`: the local stack."""
 
@@ -130,6 +160,7 @@ class Config(BaseSettings):
     views: ViewsConfig = ViewsConfig()
     archive: ArchiveConfig = ArchiveConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    api: ApiConfig = ApiConfig()
     local: LocalConfig = LocalConfig()
 
     @classmethod
@@ -197,6 +228,9 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
     except ValidationError as cause:
         first = cause.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
+        # What was set may be a secret, or hold one.
+        if field.startswith("api.tokens"):
+            raise InvalidConfig(field, "…", first["msg"]) from None
         raise InvalidConfig(field, first.get("input"), first["msg"]) from cause
     project, archive, local = config.project, config.archive, config.local
     if not project.data_dir.is_absolute():

@@ -48,7 +48,7 @@ def import_entities(
     A row that is no entity ends the import and is told; up to 5,000 rows are one transaction.
     """
     project = config_of(context)
-    entity_type = load_app(app, project).entity_type(entity)
+    entity_type = load_app(app, project).check_source(entity, "store")
     provenance = Provenance(
         api_version=api_version, service_name=service, identifier=identifier or file.name
     )

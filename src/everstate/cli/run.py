@@ -69,7 +69,7 @@ def run_relay(config: Config, app: App, stop: threading.Event) -> None:
     # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
     with Topics(config) as topics:
         topics.ensure(app.entities)
-    with Relay(config, app.entities.values()) as relay:
+    with Relay(config, app.entities_from("store")) as relay:
         relay.run(stop)
 
 

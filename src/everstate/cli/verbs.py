@@ -48,6 +48,11 @@ VERBS = (
         "run",
         "Move changes from the store to the log, archive them, and keep the views, until stopped.",
     ),
+    Verb(
+        "serve",
+        "serve",
+        "Serve the entity types over REST, until stopped; OpenAPI is at /openapi.json.",
+    ),
     Verb("import", "import_", "Put every row of FILE into the store; equal states are no changes."),
     Verb(
         "get",

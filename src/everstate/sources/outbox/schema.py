@@ -14,7 +14,15 @@ from everstate.errors import InvalidEntityType
 
 SCHEMA: Final = "everstate_store"
 RESERVED: Final = frozenset(
-    {"identity", "outbox", "outbox_pending", "outbox_published", "relay", "relay_blocked"}
+    {
+        "answered",
+        "identity",
+        "outbox",
+        "outbox_pending",
+        "outbox_published",
+        "relay",
+        "relay_blocked",
+    }
 )
 _INSTALL_LOCK: Final = 0x65766572_73746F72  # "everstor"
 
