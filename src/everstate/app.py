@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView
+from everstate.changes.drift import Truth
+from everstate.config import Config
+from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView, WrongSource
+from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
 
 M = TypeVar("M", bound=type[BaseModel])
+
+Source: TypeAlias = Literal["store", "cassandra", "log", "commands", "capture"]
+"""Where an entity type's versions are assigned: PostgreSQL with its outbox, Cassandra, the log
+itself (events: immutable facts), a command handler, or the capture of a foreign database."""
 
 
 class App:
@@ -29,6 +36,7 @@ class App:
         self._entities: dict[str, EntityType] = {}
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
+        self._sources: dict[str, Source] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -45,25 +53,40 @@ class App:
         return entity not in self._without_history
 
     def entity(
-        self, name: str, *, key: str, schema_version: int = 1, history: bool = True
+        self,
+        name: str,
+        *,
+        key: str,
+        schema_version: int = 1,
+        history: bool = True,
+        source: Source = "store",
     ) -> Callable[[M], M]:
         """Register a pydantic model as the entity type ``name``; used as a decorator.
 
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
-        in the archive, and duplicates of them cannot be told from conflicts (C6).
+        in the archive, and duplicates of them cannot be told from conflicts (C6). ``source`` is
+        its source of truth; with ``"log"`` its entities are events: immutable facts, never
+        changed, each with the key that its writer gave it.
 
-        Raises InvalidEntityType when the name is taken (an entity type has one source of truth)
-        or a field has no column type.
+        Raises InvalidEntityType when the name is taken (an entity type has one source of truth),
+        there is no such source, or a field has no column type.
         """
+        if source not in get_args(Source):
+            raise InvalidEntityType(
+                f"{name}: there is no source of truth {source!r}",
+                advice=f"Use one of {', '.join(get_args(Source))}.",
+            )
 
         def register(model: M) -> M:
             if name in self._entities:
                 raise InvalidEntityType(
-                    f"entity type {name!r} is registered already",
+                    f"entity type {name!r} is registered already, "
+                    f"and its source of truth is {self._sources[name]!r}",
                     advice="An entity type has exactly one model and one source of truth.",
                 )
             self._entities[name] = EntityType(name, model, key, schema_version)
+            self._sources[name] = source
             if not history:
                 self._without_history.add(name)
             return model
@@ -98,3 +121,37 @@ class App:
         if name not in self._plans:
             raise UnknownView(name, tuple(self._plans))
         return self._plans[name]
+
+    def source_of(self, name: str) -> Source:
+        """Source of truth of an entity type; raises UnknownEntity."""
+        return self._sources[self.entity_type(name).name]
+
+    def entities_from(self, source: Source) -> tuple[EntityType, ...]:
+        """Entity types that have this source of truth."""
+        return tuple(e for name, e in self._entities.items() if self._sources[name] == source)
+
+    def check_source(self, name: str, source: Source) -> EntityType:
+        """The entity type, when ``source`` is its source of truth; called before it is written.
+
+        Raises WrongSource for another one, and UnknownEntity.
+        """
+        declared = self.source_of(name)
+        if declared != source:
+            raise WrongSource(name, declared, source)
+        return self._entities[name]
+
+    def truths(self, config: Config) -> dict[str, Truth]:
+        """Entity types whose source of truth can be compared with the log, each with it.
+
+        Opens no connection; raises InvalidConfig while the store has no address.
+        """
+        found: dict[str, Truth] = {}
+        for each in self.entities_from("store"):
+            found[each.name] = PostgresTruth.of(config, each.name, each.schema_version)
+        if in_cassandra := self.entities_from("cassandra"):
+            # Imported here: the driver is an extra.
+            from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
+
+            for each in in_cassandra:
+                found[each.name] = CassandraTruth(config, each.name, each.schema_version)
+        return found

@@ -168,6 +168,10 @@ class Unavailable(EverstateError):
     http_status = 503
 
 
+class SourceError(EverstateError):
+    """A source of truth refused a request for a reason that waiting does not mend."""
+
+
 class DeliveryFailed(EverstateError):
     """Kafka did not take a record; carries its key and the broker's reason."""
 
@@ -281,3 +285,17 @@ class HeldOverflow(EverstateError):
 
 class ViewStoreError(EverstateError):
     """The tables that all views of an entity type need cannot be written; nothing was changed."""
+
+
+class WrongSource(EverstateError):
+    """An entity type is written only through its one source of truth; nothing was written."""
+
+    exit_code = 2
+    http_status = 409
+
+    def __init__(self, entity: str, declared: str, asked: str) -> None:
+        self.entity, self.declared, self.asked = entity, declared, asked
+        super().__init__(
+            f"the source of truth of {entity} is {declared!r}; this would write it as {asked!r}.",
+            advice="Write it through its source of truth, or migrate it to another one.",
+        )
