@@ -13,14 +13,14 @@ from typing import Final
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import Artifact, cached, cassandra_artifacts
-from everstate.local.jvm import find_jvm, java_home
+from everstate.local.jvm import Jvm, find_jvm, java_home
 from everstate.local.server import Launch, Ports
 
 _PROBE_S: Final = 2.0
 _JAVA_MAJOR: Final = 17
 _PROTOCOL_VERSION, _OPTIONS, _SUPPORTED = 0x05, 0x05, 0x06
 
-# JSON is YAML; every path and number below is filled in as JSON.
+# JSON is YAML: paths are filled in as JSON.
 _SETTINGS: Final = """\
 cluster_name: everstate
 num_tokens: 1
@@ -96,6 +96,23 @@ _OPENS: Final = (
 )
 
 
+def cassandra_java() -> Jvm:
+    """The Java found, when it is the one that Cassandra 5 runs on.
+
+    It installs Java's security manager at its start, which is off from 18 on and gone in 24.
+    Raises LocalStackError naming what was found.
+    """
+    jvm = find_jvm()
+    if jvm.major != _JAVA_MAJOR:
+        raise LocalStackError(
+            f"Cassandra 5 needs Java {_JAVA_MAJOR}; found was {jvm.version} from {jvm.source} "
+            f"({jvm.home}).",
+            advice=f"Point JAVA_HOME to a Java {_JAVA_MAJOR}, or set cassandra.contact_points to "
+            "a cluster of your own.",
+        )
+    return jvm
+
+
 class CassandraServer:
     """One node on 127.0.0.1, without passwords; keyspaces are made by the store."""
 
@@ -112,7 +129,7 @@ class CassandraServer:
 
     def prepare(self, ports: Ports) -> Launch:
         """Write its settings; raises LocalStackError when the Java found is not 17."""
-        self._check_java()
+        cassandra_java()
         self._folder.mkdir(parents=True, exist_ok=True)
         places = {
             name: json.dumps(str(self._folder / name))
@@ -130,17 +147,6 @@ class CassandraServer:
             "org.apache.cassandra.service.CassandraDaemon",
         )
         return Launch(argv, env, self._folder)
-
-    def _check_java(self) -> None:
-        """Cassandra 5 refuses to be installed without Java's security manager, gone after 17."""
-        jvm = find_jvm()
-        if jvm.major != _JAVA_MAJOR:
-            raise LocalStackError(
-                f"Cassandra 5 needs Java {_JAVA_MAJOR}; found was {jvm.version} from "
-                f"{jvm.source} ({jvm.home}).",
-                advice=f"Point JAVA_HOME to a Java {_JAVA_MAJOR}, or set cassandra.contact_points "
-                "to a cluster of your own.",
-            )
 
     def _java_options(self, logging: Path, ports: Ports) -> tuple[str, ...]:
         heap = self._config.cassandra.heap_mb

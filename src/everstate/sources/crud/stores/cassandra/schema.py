@@ -118,13 +118,14 @@ class IndexStatements:
             " again_from) VALUES (?, ?, ?, ?, ?, ?)"
         )
         self.announced = (
-            f"SELECT attempt, entity, key, version, again_from FROM {keyspace}.unpublished"
-            " WHERE bucket = ?"
+            "SELECT attempt, entity, key, version, again_from, WRITETIME(key) AS written_at"
+            f" FROM {keyspace}.unpublished WHERE bucket = ?"
         )
         self.buckets = f"SELECT DISTINCT bucket FROM {keyspace}.unpublished"
         self.forget_bucket = (
             f"DELETE FROM {keyspace}.unpublished USING TIMESTAMP ? WHERE bucket = ?"
         )
+        self.forget = f"DELETE FROM {keyspace}.unpublished WHERE bucket = ? AND attempt = ?"
         self.published = f"SELECT version FROM {keyspace}.published WHERE entity = ? AND key = ?"
         self.set_published = (
             f"INSERT INTO {keyspace}.published (entity, key, version) VALUES (?, ?, ?)"

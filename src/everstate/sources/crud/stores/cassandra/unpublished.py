@@ -47,6 +47,8 @@ class _Bucket:
 
     open: dict[UUID, Announcement] = field(default_factory=dict)
     settled: set[UUID] = field(default_factory=set)
+    late: set[UUID] = field(default_factory=set)
+    """Those that deleting the bucket spares, because they were written after its time."""
     looked_at: float = 0.0
 
 
@@ -72,6 +74,8 @@ class Unpublished:
             known = self._buckets[bucket]
             known.looked_at = now
             for row in rows:
+                if row.written_at > _deleted_until(bucket):
+                    known.late.add(row.attempt)
                 if row.attempt not in known.settled:
                     known.open[row.attempt] = Announcement(
                         bucket, row.attempt, row.entity, row.key, row.version, row.again_from
@@ -95,11 +99,13 @@ class Unpublished:
         """Delete a bucket whose announcements are all settled.
 
         The timestamp spares what a writer inserts later under this bucket (it was halted between
-        reading its clock and writing): that is found by the next look for buckets.
+        reading its clock and writing): that is found by the next look for buckets, and deleted
+        one by one.
         """
         if known.settled:
-            until = int(((bucket + 1) * BUCKET_S + _GRACE_S) * 1_000_000)
-            self._database.execute(self._sql.forget_bucket, [until, bucket])
+            self._database.execute(self._sql.forget_bucket, [_deleted_until(bucket), bucket])
+            late = known.late & known.settled
+            self._database.execute_many(self._sql.forget, ([bucket, each] for each in late))
         del self._buckets[bucket]
 
     def _discover(self) -> None:
@@ -109,3 +115,8 @@ class Unpublished:
         for row in self._database.execute(self._sql.buckets):
             self._buckets.setdefault(row.bucket, _Bucket())
         self._discovered_at = now
+
+
+def _deleted_until(bucket: int) -> int:
+    """Timestamp of a bucket's deletion, in microseconds."""
+    return int(((bucket + 1) * BUCKET_S + _GRACE_S) * 1_000_000)
