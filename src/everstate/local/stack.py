@@ -35,7 +35,7 @@ from everstate.local.server import Ports, Server
 
 State = Literal["running", "not answering", "crashed", "stopped"]
 
-_READY_S_MAX = 90.0
+_READY_S_MAX = 180.0
 _ADOPT_S_MAX = 20.0
 _STOP_S_MAX = 30.0
 _ATTEMPTS = 3
