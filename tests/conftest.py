@@ -19,7 +19,12 @@ from everstate.local import Stack
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MARKS = {"stack": ("kafka", "postgres"), "database": ("postgres",), "spark": ("spark",)}
+_MARKS = {
+    "stack": ("kafka", "postgres"),
+    "database": ("postgres",),
+    "spark": ("spark",),
+    "cassandra": ("cassandra",),
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,18 @@ def stack(stack_config: Config) -> Iterator[RunningStack]:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"the local stack does not start here: {cause}")
+    try:
+        yield RunningStack(config, servers)
+    finally:
+        servers.stop()
+
+
+@pytest.fixture(scope="session")
+def cassandra(stack: RunningStack) -> Iterator[RunningStack]:
+    """Cassandra beside the stack, started when the first test wants it."""
+    section = stack.config.cassandra.model_copy(update={"local": True})
+    servers = Stack(stack.config.model_copy(update={"cassandra": section}))
+    config = servers.start()
     try:
         yield RunningStack(config, servers)
     finally:

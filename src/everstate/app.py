@@ -9,7 +9,10 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
+from everstate.changes.drift import Truth
+from everstate.config import Config
 from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView, WrongSource
+from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
 
@@ -136,3 +139,19 @@ class App:
         if declared != source:
             raise WrongSource(name, declared, source)
         return self._entities[name]
+
+    def truths(self, config: Config) -> dict[str, Truth]:
+        """Entity types whose source of truth can be compared with the log, each with it.
+
+        Opens no connection; raises InvalidConfig while the store has no address.
+        """
+        found: dict[str, Truth] = {}
+        for each in self.entities_from("store"):
+            found[each.name] = PostgresTruth.of(config, each.name, each.schema_version)
+        if in_cassandra := self.entities_from("cassandra"):
+            # Imported here: the driver is an extra.
+            from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
+
+            for each in in_cassandra:
+                found[each.name] = CassandraTruth(config, each.name, each.schema_version)
+        return found

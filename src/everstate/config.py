@@ -67,6 +67,48 @@ class StoreConfig(Section):
     relay_poll_ms: int = Field(default=20, ge=1)
 
 
+class CassandraConfig(Section):
+    """`[cassandra]`: a source of truth in Cassandra, for entity types that name it."""
+
+    local: bool = False
+    """Start a server with the local stack (needs Java 17)."""
+    contact_points: tuple[str, ...] = ()
+    """Hosts of a cluster of your own; empty: the local stack's server."""
+    port: int = Field(default=9042, ge=1, le=65535)
+    user: str | None = None
+    password: SecretStr | None = None
+    datacenter: str = "datacenter1"
+    """The datacenter that is asked first, and where a new keyspace is kept."""
+    replication: int = Field(default=1, ge=1)
+    """Replicas of a keyspace that is made; one that exists stays as it is."""
+    keyspace: str = Field(default="everstate", pattern=r"^[a-z][a-z0-9_]{0,47}$")
+    write_patience_s: float = Field(default=10, gt=0)
+    """How long a write is tried against other writers, or until its outcome is known."""
+    poll_ms: int = Field(default=50, ge=1)
+    """How often the publisher looks for unpublished changes."""
+    batch_changes: int = Field(default=2_000, ge=1)
+    """Most changes that the publisher sends in one Kafka transaction."""
+    heap_mb: int = Field(default=512, ge=256)
+    """Heap of the local server."""
+
+
+class DriftConfig(Section):
+    """`[drift]`: comparing the sources of truth with the changelogs."""
+
+    every_s: float = Field(default=3600, ge=0)
+    """How often the pipeline compares by itself; 0: never."""
+    repair: bool = True
+    """Whether the pipeline mends what it finds, or only tells it."""
+    rebuild_share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the entities that has drifted from which on the whole type is published again."""
+    ranges: int = Field(default=1024, ge=1, le=65_536)
+    """Key ranges that are compared by count and hash before any row is."""
+    settle_s: float = Field(default=2, ge=0)
+    """How long a committed change may be on its way before it counts as drift."""
+    keys_max: int = Field(default=1000, ge=0)
+    """Most keys that a report names; all are counted."""
+
+
 class ViewsConfig(Section):
     """`[views]`: where the views live."""
 
@@ -157,6 +199,8 @@ class Config(BaseSettings):
     project: ProjectConfig = ProjectConfig()
     log: LogConfig = LogConfig()
     store: StoreConfig = StoreConfig()
+    cassandra: CassandraConfig = CassandraConfig()
+    drift: DriftConfig = DriftConfig()
     views: ViewsConfig = ViewsConfig()
     archive: ArchiveConfig = ArchiveConfig()
     pipeline: PipelineConfig = PipelineConfig()
@@ -194,6 +238,11 @@ class Config(BaseSettings):
     def archive_path(self) -> str:
         """Folder or URL of the lake."""
         return self.archive.path or str(self.project.data_dir / "archive")
+
+    def with_cassandra(self, host: str, port: int) -> Config:
+        """Copy with the address of a Cassandra server."""
+        found = self.cassandra.model_copy(update={"contact_points": (host,), "port": port})
+        return self.model_copy(update={"cassandra": found})
 
     def with_addresses(self, *, bootstrap_servers: str | None, store_dsn: str | None) -> Config:
         """Copy with the addresses that are not set filled in (from the local stack)."""

@@ -181,6 +181,10 @@ class Unavailable(EverstateError):
     http_status = 503
 
 
+class SourceError(EverstateError):
+    """A source of truth refused a request for a reason that waiting does not mend."""
+
+
 class DeliveryFailed(EverstateError):
     """Kafka did not take a record; carries its key and the broker's reason."""
 

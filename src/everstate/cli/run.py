@@ -30,6 +30,7 @@ class Only(enum.StrEnum):
 
     RELAY = "relay"
     PIPELINE = "pipeline"
+    PUBLISHER = "publisher"
 
 
 def register(cli: typer.Typer) -> None:
@@ -57,8 +58,10 @@ def run(
         run_relay(config, project_app, stop)
     elif only is Only.PIPELINE:
         run_pipeline(config, project_app, stop)
+    elif only is Only.PUBLISHER:
+        run_publisher(config, project_app, stop)
     else:
-        _supervise(config, app, stop)
+        _supervise(config, app, project_app, stop)
 
 
 def run_relay(config: Config, app: App, stop: threading.Event) -> None:
@@ -78,15 +81,33 @@ def run_pipeline(config: Config, app: App, stop: threading.Event) -> None:
     # Imported here: Spark takes a second that no other role should pay.
     from everstate.pipeline.application import PipelineApplication
 
-    PipelineApplication(config, app).run(stop)
+    PipelineApplication(config, app, app.truths(config)).run(stop)
 
 
-def _supervise(config: Config, app: str | None, stop: threading.Event) -> None:
+def run_publisher(config: Config, app: App, stop: threading.Event) -> None:
+    """Run Cassandra's publisher in this process until ``stop`` is set."""
+    from everstate.log.topics import Topics
+    from everstate.sources.crud.stores.cassandra import Publisher
+
+    with Topics(config) as topics:
+        topics.ensure(app.entities)
+    with Publisher(config, app.entities_from("cassandra")) as publisher:
+        publisher.run(stop)
+
+
+def _roles(app: App) -> list[Only]:
+    """The roles that an app has work for."""
+    publisher = [Only.PUBLISHER] if app.entities_from("cassandra") else []
+    return [Only.RELAY, Only.PIPELINE, *publisher]
+
+
+def _supervise(config: Config, app: str | None, project_app: App, stop: threading.Event) -> None:
     spec = app or config.project.app
     if spec is None:
         raise InvalidConfig("project.app", None, "module:attribute of an App")
     folder, logs = config.project.data_dir.parent, config.project.data_dir / "logs"
-    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in Only}, logs)
-    err.print(f"relay and pipeline run; their logs are in {logs}. Ctrl-C stops both.")
+    roles = _roles(project_app)
+    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in roles}, logs)
+    err.print(f"{', '.join(roles)} run; their logs are in {logs}. Ctrl-C stops all.")
     supervisor.run(stop)
     err.print("stopped")

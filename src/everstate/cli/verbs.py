@@ -75,6 +75,7 @@ VERBS = (
         "Explain a version: its change, log position, source transaction, file in the lake, views.",
     ),
     Verb("views", "views", "How the views stand, and the proof of them."),
+    Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
 )
 """Every verb, in the order of the menu."""

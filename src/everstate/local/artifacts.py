@@ -48,6 +48,11 @@ def connect_artifacts() -> tuple[Artifact, ...]:
     return tuple(Artifact(**entry) for entry in _lock()["connect"])
 
 
+def cassandra_artifacts() -> tuple[Artifact, ...]:
+    """The jars of Cassandra."""
+    return tuple(Artifact(**entry) for entry in _lock()["cassandra"])
+
+
 def spark_artifacts() -> tuple[Artifact, ...]:
     """The jars of Spark's Kafka connector and of Delta."""
     return tuple(Artifact(**entry) for entry in _lock()["spark"])

@@ -14,6 +14,7 @@ from typing import Literal, Self
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import obtain
+from everstate.local.cassandra import CassandraServer
 from everstate.local.kafka import KafkaServer
 from everstate.local.memory import Memory, Remembered
 from everstate.local.postgres import PostgresServer
@@ -34,7 +35,7 @@ from everstate.local.server import Ports, Server
 
 State = Literal["running", "not answering", "crashed", "stopped"]
 
-_READY_S_MAX = 90.0
+_READY_S_MAX = 180.0
 _ADOPT_S_MAX = 20.0
 _STOP_S_MAX = 30.0
 _ATTEMPTS = 3
@@ -76,6 +77,8 @@ class Stack:
             self._servers["kafka"] = KafkaServer(config)
         if config.store.dsn is None:
             self._servers["postgres"] = PostgresServer(config)
+        if config.cassandra.local and not config.cassandra.contact_points:
+            self._servers["cassandra"] = CassandraServer(config)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,7 +122,10 @@ class Stack:
                 )
             ports[name] = known.ports
         kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
-        return self._config.with_addresses(
+        cassandra, config = self._servers.get("cassandra"), self._config
+        if isinstance(cassandra, CassandraServer):
+            config = config.with_cassandra(*cassandra.address(ports["cassandra"]))
+        return config.with_addresses(
             bootstrap_servers=kafka.address(ports["kafka"])
             if isinstance(kafka, KafkaServer)
             else None,
