@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView
+from everstate.sources.commands.group import CommandGroup, Decide, Evolve
+from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
 
 M = TypeVar("M", bound=type[BaseModel])
+
+Source = Literal["store", "cassandra", "log", "commands", "capture"]
+"""Where an entity type is written first: a store (PostgreSQL, Cassandra), nowhere but the log
+(events), its command handler, or a database that is captured."""
 
 
 class App:
@@ -29,6 +35,9 @@ class App:
         self._entities: dict[str, EntityType] = {}
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
+        self._sources: dict[str, Source] = {}
+        self._command_groups: dict[str, CommandGroup] = {}
+        self._processes: dict[str, ProcessManager] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -45,13 +54,20 @@ class App:
         return entity not in self._without_history
 
     def entity(
-        self, name: str, *, key: str, schema_version: int = 1, history: bool = True
+        self,
+        name: str,
+        *,
+        key: str,
+        schema_version: int = 1,
+        history: bool = True,
+        source: Source = "store",
     ) -> Callable[[M], M]:
         """Register a pydantic model as the entity type ``name``; used as a decorator.
 
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
-        in the archive, and duplicates of them cannot be told from conflicts (C6).
+        in the archive, and duplicates of them cannot be told from conflicts (C6). ``source`` is
+        its source of truth, which assigns versions: there is exactly one.
 
         Raises InvalidEntityType when the name is taken (an entity type has one source of truth)
         or a field has no column type.
@@ -64,6 +80,7 @@ class App:
                     advice="An entity type has exactly one model and one source of truth.",
                 )
             self._entities[name] = EntityType(name, model, key, schema_version)
+            self._sources[name] = source
             if not history:
                 self._without_history.add(name)
             return model
@@ -98,3 +115,62 @@ class App:
         if name not in self._plans:
             raise UnknownView(name, tuple(self._plans))
         return self._plans[name]
+
+    def source_of(self, name: str) -> str:
+        """Source of truth of an entity type; raises UnknownEntity."""
+        self.entity_type(name)
+        return self._sources[name]
+
+    @property
+    def command_groups(self) -> Mapping[str, CommandGroup]:
+        """Handler groups by the name of their entity type."""
+        return MappingProxyType(self._command_groups)
+
+    @property
+    def processes(self) -> Mapping[str, ProcessManager]:
+        """Process managers by name."""
+        return MappingProxyType(self._processes)
+
+    def commands(
+        self,
+        entity: str,
+        *,
+        decide: Decide,
+        evolve: Evolve,
+        commands: Sequence[type[BaseModel]],
+    ) -> CommandGroup:
+        """Have an entity type (``source="commands"``) decided by commands: event sourcing.
+
+        ``decide(state, command)`` gives the facts that follow (one, several, or ``None``), or
+        raises Rejected; ``evolve(state, fact)`` gives the state after a fact, ``None`` when the
+        entity is deleted by it. Both are pure: time and ids come with the command. ``commands``
+        are the models that it takes; facts are pydantic models or dataclasses.
+
+        Raises UnknownEntity, and InvalidEntityType when the entity type has another source of
+        truth or a handler group already.
+        """
+        if self.source_of(entity) != "commands":
+            raise InvalidEntityType(
+                f"{entity}: its source of truth is {self.source_of(entity)!r}",
+                advice='Register it with source="commands".',
+            )
+        if entity in self._command_groups:
+            raise InvalidEntityType(f"{entity}: its commands are declared already")
+        group = CommandGroup(self.entity_type(entity), decide, evolve, tuple(commands))
+        self._command_groups[entity] = group
+        return group
+
+    def process(
+        self, name: str, *, on: Sequence[str], react: React, start: Start = "beginning"
+    ) -> ProcessManager:
+        """Declare a process manager: ``react(change)`` gives the commands that follow a change.
+
+        ``on`` names the entity types whose changes it follows; ``start`` says where a new one
+        begins. Raises UnknownEntity, and InvalidEntityType when the name is taken or no name.
+        """
+        for entity in on:
+            self.entity_type(entity)
+        if name in self._processes:
+            raise InvalidEntityType(f"process manager {name!r} is declared already")
+        self._processes[name] = ProcessManager(name, tuple(on), react, start)
+        return self._processes[name]
