@@ -70,6 +70,8 @@ class StoreConfig(Section):
 class CommandsConfig(Section):
     """`[commands]`: the handler of commands, its transactions and its local state."""
 
+    group: str = Field(default="commands", pattern=r"^[a-zA-Z0-9_-]+$")
+    """Name of the handlers' consumer group, after the prefix."""
     batch_wait_ms: float = Field(default=20, ge=0)
     """How long the first command of a transaction waits for others."""
     batch_commands_max: int = Field(default=1_000, ge=1, le=100_000)

@@ -32,7 +32,7 @@ class CommandHandler:
         with Topics(config) as topics:
             topics.ensure_commands(app.command_groups)
         settings = config.commands
-        group = f"{config.log.prefix}.commands"
+        group = f"{config.log.prefix}.{settings.group}"
         self._slot = Slot(config.commands_path / config.log.prefix / "handlers")
         self.work = CommandWork(config, app.command_groups, self._slot.path, clock=clock)
         self.work.check_topics()

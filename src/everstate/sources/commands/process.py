@@ -263,7 +263,7 @@ class ProcessRunner:
             ProcessWork(config, app, process, clock=clock),
             [TopicNames(config.log.prefix).changes(each) for each in process.on],
             Membership(
-                group=f"{config.log.prefix}.process.{name}",
+                group=f"{config.log.prefix}.{settings.group}.process.{name}",
                 instance=self._slot.name,
                 session_timeout_s=settings.session_timeout_s,
                 transaction_timeout_s=settings.transaction_timeout_s,

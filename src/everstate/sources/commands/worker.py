@@ -143,6 +143,11 @@ class CommandWork:
         """What is to be read."""
         return tuple(self._entity_of)
 
+    @property
+    def owned(self) -> Sequence[Place]:
+        """Partitions that are open."""
+        return tuple(self._partitions)
+
     def check_topics(self) -> None:
         """Raise LogError when an entity's topics differ in their partitions: keys would move."""
         with Topics(self._config) as topics:
