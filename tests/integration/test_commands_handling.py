@@ -33,7 +33,7 @@ from everstate.testing.command_checker import check_commands, read_command_log
 
 @pytest.fixture
 def config(stack: Any, topic_prefix: str) -> Config:
-    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
+    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5, session_timeout_s=6)
     with Topics(made) as topics:
         topics.ensure_commands([bank.ENTITY])
     return made
