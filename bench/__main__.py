@@ -27,6 +27,7 @@ BENCHES = (
     "lookup",
     "growth",
     "rest",
+    "commands",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, TypeAlias, TypeVar, get_args
 
@@ -12,6 +12,8 @@ from everstate.changes import EntityType
 from everstate.changes.drift import Truth
 from everstate.config import Config
 from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView, WrongSource
+from everstate.sources.commands.group import CommandGroup, Decide, Evolve
+from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
@@ -37,6 +39,8 @@ class App:
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
         self._sources: dict[str, Source] = {}
+        self._command_groups: dict[str, CommandGroup] = {}
+        self._processes: dict[str, ProcessManager] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -66,8 +70,9 @@ class App:
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
         in the archive, and duplicates of them cannot be told from conflicts (C6). ``source`` is
-        its source of truth; with ``"log"`` its entities are events: immutable facts, never
-        changed, each with the key that its writer gave it.
+        its source of truth, which assigns versions: there is exactly one. With ``"log"`` its
+        entities are events: immutable facts, never changed, each with the key that its writer
+        gave it.
 
         Raises InvalidEntityType when the name is taken (an entity type has one source of truth),
         there is no such source, or a field has no column type.
@@ -155,3 +160,57 @@ class App:
             for each in in_cassandra:
                 found[each.name] = CassandraTruth(config, each.name, each.schema_version)
         return found
+
+    @property
+    def command_groups(self) -> Mapping[str, CommandGroup]:
+        """Handler groups by the name of their entity type."""
+        return MappingProxyType(self._command_groups)
+
+    @property
+    def processes(self) -> Mapping[str, ProcessManager]:
+        """Process managers by name."""
+        return MappingProxyType(self._processes)
+
+    def commands(
+        self,
+        entity: str,
+        *,
+        decide: Decide,
+        evolve: Evolve,
+        commands: Sequence[type[BaseModel]],
+    ) -> CommandGroup:
+        """Have an entity type (``source="commands"``) decided by commands: event sourcing.
+
+        ``decide(state, command)`` gives the facts that follow (one, several, or ``None``), or
+        raises Rejected; ``evolve(state, fact)`` gives the state after a fact, ``None`` when the
+        entity is deleted by it. Both are pure: time and ids come with the command. ``commands``
+        are the models that it takes; facts are pydantic models or dataclasses.
+
+        Raises UnknownEntity, and InvalidEntityType when the entity type has another source of
+        truth or a handler group already.
+        """
+        if self.source_of(entity) != "commands":
+            raise InvalidEntityType(
+                f"{entity}: its source of truth is {self.source_of(entity)!r}",
+                advice='Register it with source="commands".',
+            )
+        if entity in self._command_groups:
+            raise InvalidEntityType(f"{entity}: its commands are declared already")
+        group = CommandGroup(self.entity_type(entity), decide, evolve, tuple(commands))
+        self._command_groups[entity] = group
+        return group
+
+    def process(
+        self, name: str, *, on: Sequence[str], react: React, start: Start = "beginning"
+    ) -> ProcessManager:
+        """Declare a process manager: ``react(change)`` gives the commands that follow a change.
+
+        ``on`` names the entity types whose changes it follows; ``start`` says where a new one
+        begins. Raises UnknownEntity, and InvalidEntityType when the name is taken or no name.
+        """
+        for entity in on:
+            self.entity_type(entity)
+        if name in self._processes:
+            raise InvalidEntityType(f"process manager {name!r} is declared already")
+        self._processes[name] = ProcessManager(name, tuple(on), react, start)
+        return self._processes[name]

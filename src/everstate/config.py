@@ -109,6 +109,29 @@ class DriftConfig(Section):
     """Most keys that a report names; all are counted."""
 
 
+class CommandsConfig(Section):
+    """`[commands]`: the handler of commands, its transactions and its local state."""
+
+    group: str = Field(default="commands", pattern=r"^[a-zA-Z0-9_-]+$")
+    """Name of the handlers' consumer group, after the prefix."""
+    batch_wait_ms: float = Field(default=20, ge=0)
+    """How long the first command of a transaction waits for others."""
+    batch_commands_max: int = Field(default=1_000, ge=1, le=100_000)
+    """Most commands of one transaction."""
+    remember_hours: float = Field(default=24, gt=0)
+    """How long an answer is remembered: a command repeated within it is not decided again."""
+    retention_hours: float = Field(default=72, gt=0)
+    """How long commands and answers stay in the log; not less than ``remember_hours``."""
+    state_path: str | None = None
+    """Folder of the handlers' local state; ``None``: ``<data_dir>/commands``."""
+    cache_entities_max: int = Field(default=100_000, ge=0)
+    """Entities that a handler keeps in memory, over all its partitions."""
+    session_timeout_s: float = Field(default=10, ge=6)
+    """A handler that is silent for so long loses its partitions to others."""
+    transaction_timeout_s: float = Field(default=10, ge=1, le=900)
+    """The broker aborts a transaction that is open for longer."""
+
+
 class ViewsConfig(Section):
     """`[views]`: where the views live."""
 
@@ -201,6 +224,7 @@ class Config(BaseSettings):
     store: StoreConfig = StoreConfig()
     cassandra: CassandraConfig = CassandraConfig()
     drift: DriftConfig = DriftConfig()
+    commands: CommandsConfig = CommandsConfig()
     views: ViewsConfig = ViewsConfig()
     archive: ArchiveConfig = ArchiveConfig()
     pipeline: PipelineConfig = PipelineConfig()
@@ -243,6 +267,12 @@ class Config(BaseSettings):
         """Copy with the address of a Cassandra server."""
         found = self.cassandra.model_copy(update={"contact_points": (host,), "port": port})
         return self.model_copy(update={"cassandra": found})
+
+    @property
+    def commands_path(self) -> Path:
+        """Folder of the command handlers' local state."""
+        path = self.commands.state_path
+        return Path(path) if path else self.project.data_dir / "commands"
 
     def with_addresses(self, *, bootstrap_servers: str | None, store_dsn: str | None) -> Config:
         """Copy with the addresses that are not set filled in (from the local stack)."""

@@ -74,6 +74,7 @@ VERBS = (
         "explain",
         "Explain a version: its change, log position, source transaction, file in the lake, views.",
     ),
+    Verb("commands", "commands", "Send commands; see, replay and give up those that are parked."),
     Verb("views", "views", "How the views stand, and the proof of them."),
     Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
