@@ -64,12 +64,12 @@ def run(
 def run_relay(config: Config, app: App, stop: threading.Event) -> None:
     """Run the relay in this process until ``stop`` is set."""
     from everstate.log.topics import Topics
-    from everstate.sources.outbox import Relay
+    from everstate.sources.outbox import relay_of
 
     # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
     with Topics(config) as topics:
         topics.ensure(app.entities)
-    with Relay(config, app.entities.values()) as relay:
+    with relay_of(config, app.entities.values()) as relay:
         relay.run(stop)
 
 

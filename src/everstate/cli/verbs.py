@@ -70,6 +70,7 @@ VERBS = (
         "Explain a version: its change, log position, source transaction, file in the lake, views.",
     ),
     Verb("views", "views", "How the views stand, and the proof of them."),
+    Verb("outbox", "outbox", "The outbox in a service's own database."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
 )
 """Every verb, in the order of the menu."""
