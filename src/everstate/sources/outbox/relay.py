@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import psycopg
 from prometheus_client import Counter, Gauge
@@ -103,7 +103,7 @@ class Relay:
         self._most: list[int] = []
         """How many transactions the next batches may have, while a refused one is looked for."""
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
