@@ -28,6 +28,7 @@ BENCHES = (
     "growth",
     "rest",
     "commands",
+    "outbox",
 )
 
 

@@ -6,7 +6,7 @@ Each room has one frozen section. Nothing below this module reads the environmen
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -65,6 +65,12 @@ class StoreConfig(Section):
     """How long published rows stay, so that a log that lost its tail can be refilled."""
     relay_batch_rows: int = Field(default=10_000, ge=1)
     relay_poll_ms: int = Field(default=20, ge=1)
+    relay: Literal["polling", "replication"] = "polling"
+    """How the relay learns of changes; replication is quicker, and needs wal_level = logical."""
+    slot_lost: Literal["stop", "refill"] = "stop"
+    """When WAL was lost that the relay had not read: stop, or publish from the outbox table."""
+    slot_alarm_mib: int = Field(default=1024, ge=1)
+    """WAL held for the relay, above which it warns."""
 
 
 class CassandraConfig(Section):

@@ -35,12 +35,12 @@ def roles_of(app: App) -> list[Role]:
 def run_relay(config: Config, app: App, stop: threading.Event) -> None:
     """Move the outbox of the store to the log."""
     from everstate.log.topics import Topics
-    from everstate.sources.outbox import Relay
+    from everstate.sources.outbox import relay_of
 
     # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
     with Topics(config) as topics:
         topics.ensure(app.entities)
-    with Relay(config, app.entities_from("store")) as relay:
+    with relay_of(config, app.entities_from("store")) as relay:
         relay.run(stop)
 
 

@@ -77,6 +77,7 @@ VERBS = (
     Verb("commands", "commands", "Send commands; see, replay and give up those that are parked."),
     Verb("views", "views", "How the views stand, and the proof of them."),
     Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
+    Verb("outbox", "outbox", "The outbox in a service's own database."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
 )
 """Every verb, in the order of the menu."""
