@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView
+from everstate.errors import (
+    InvalidCapture,
+    InvalidEntityType,
+    InvalidView,
+    UnknownCapture,
+    UnknownEntity,
+    UnknownView,
+)
+from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
 
@@ -29,6 +37,7 @@ class App:
         self._entities: dict[str, EntityType] = {}
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
+        self._captures: dict[str, Capture] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -98,3 +107,34 @@ class App:
         if name not in self._plans:
             raise UnknownView(name, tuple(self._plans))
         return self._plans[name]
+
+    @property
+    def captures(self) -> Mapping[str, Capture]:
+        """Declared captures by name."""
+        return MappingProxyType(self._captures)
+
+    def capture(
+        self, name: str, *, kind: Kind, tables: Mapping[str, Table], **options: Any
+    ) -> Capture:
+        """Declare that tables of another system's database are captured as entity types.
+
+        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
+        Raises InvalidCapture when an entity type is not registered, has a source of truth
+        already, or lacks a field that the declaration names.
+        """
+        capture = Capture(name=name, kind=kind, tables=tables, **options)
+        if name in self._captures:
+            raise InvalidCapture(name, "it is declared already", advice="Choose another name.")
+        check_declaration(capture, self._entities)
+        taken = {entity for other in self._captures.values() for entity in other.entities}
+        for entity in capture.entities:
+            if entity in taken:
+                raise InvalidCapture(name, f"{entity} has another capture as its source of truth")
+        self._captures[name] = capture
+        return capture
+
+    def capture_of(self, name: str) -> Capture:
+        """Capture of that name; raises UnknownCapture."""
+        if name not in self._captures:
+            raise UnknownCapture(name, tuple(self._captures))
+        return self._captures[name]
