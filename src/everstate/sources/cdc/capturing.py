@@ -23,7 +23,7 @@ from everstate.sources.cdc.database import CapturedDatabase, Finding, Standing, 
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
 from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
-from everstate.sources.cdc.notifications import initial_snapshot
+from everstate.sources.cdc.notifications import first_snapshot
 from everstate.sources.cdc.postgres import PostgresDatabase, postgres_address
 from everstate.sources.cdc.rest import Connect, NoSuchConnector
 from everstate.sources.cdc.secrets import forget_password, password_reference
@@ -31,7 +31,10 @@ from everstate.telemetry import without_secret
 
 _POLL_S: Final = 0.2
 _HOUR_MS: Final = 3_600_000
-_UNDER_WAY: Final = frozenset({"STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED"})
+_INTERRUPTED: Final = (
+    "the first snapshot was begun again while its slot was there already, so a transaction that "
+    "was committing at that moment may be missing: read all rows once more with"
+)
 _OWN_CLUSTER: Final = "no connect_url is set, and no local worker runs"
 
 
@@ -70,13 +73,14 @@ class CaptureStatus:
     """First line of what is wrong."""
     snapshot: str | None = None
     """What was told last of the first snapshot, such as ``IN_PROGRESS``; None: nothing."""
+    reads_snapshot: bool = False
     position: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def well(self) -> bool:
         """Running, and connected or reading its first snapshot."""
         running = self.state == "RUNNING" and self.task == "RUNNING"
-        return running and (self.connected is True or self.snapshot in _UNDER_WAY)
+        return running and (self.connected is True or self.reads_snapshot)
 
 
 class Capturing:
@@ -129,6 +133,9 @@ class Capturing:
                 standing = database.standing(offset)
         except EverstateError as error:
             reason = reason or error.message
+        first = first_snapshot(self._config, self.names)
+        if first.interrupted and reason is None:
+            reason = f"{_INTERRUPTED} `everstate cdc snapshot {self.capture.name}`"
         return CaptureStatus(
             capture=self.capture.name,
             state=state,
@@ -137,8 +144,9 @@ class Capturing:
             behind_s=_age_s(offset, time.time()),
             behind_bytes=standing.behind_bytes if standing else None,
             held_bytes=standing.held_bytes if standing else None,
-            reason=self._safe(reason or (standing.note if standing else None)),
-            snapshot=initial_snapshot(self._config, self.names),
+            reason=self._safe((standing.note if standing else None) or reason),
+            snapshot=first.state,
+            reads_snapshot=first.under_way and standing is not None,
             position=offset,
         )
 
@@ -291,7 +299,7 @@ class Capturing:
         """Whether a session reads the log, or a first snapshot is under way, which comes first."""
         if database.standing({}).connected:
             return True
-        return initial_snapshot(self._config, self.names) in _UNDER_WAY
+        return first_snapshot(self._config, self.names).under_way
 
     def _told(self) -> tuple[str, str | None, str | None]:
         try:

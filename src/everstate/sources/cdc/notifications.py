@@ -36,10 +36,31 @@ class Notification:
     at_ms: int
 
 
-def initial_snapshot(config: Config, names: CaptureNames) -> str | None:
-    """State of the first snapshot: what was told last; None when nothing was, or not yet."""
-    told = [each for each in notifications(config, names) if each.kind == INITIAL]
-    return told[-1].state if told else None
+@dataclass(frozen=True, slots=True)
+class FirstSnapshot:
+    """How the snapshot stands with which a capture begins."""
+
+    state: str | None
+    """What was told last, such as ``IN_PROGRESS`` or ``COMPLETED``; None: nothing."""
+    interrupted: bool
+    """It was begun more than once, and its tables were not read again since."""
+
+    @property
+    def under_way(self) -> bool:
+        """Rows are being read now, as far as was told."""
+        return self.state in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED")
+
+
+def first_snapshot(config: Config, names: CaptureNames) -> FirstSnapshot:
+    """How the first snapshot stands; reads the whole topic, which has a record per step."""
+    state, starts = None, 0
+    for told in notifications(config, names):
+        if told.kind == INITIAL:
+            state = told.state
+            starts += told.state == "STARTED"
+        elif told.state == "COMPLETED" and len(told.tables) != 1:
+            starts = 0
+    return FirstSnapshot(state, starts > 1)
 
 
 def notifications(config: Config, names: CaptureNames) -> list[Notification]:
