@@ -15,6 +15,7 @@ from everstate.sources.cdc.declaration import Capture, Kind, ProvenanceFrom, Tab
 from everstate.sources.cdc.mariadb import mariadb_address
 from everstate.sources.cdc.mariadb_checks import _grants
 from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
+from everstate.sources.cdc.notifications import INITIAL, Notification, first_of
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.secrets import password_reference
 
@@ -108,10 +109,10 @@ def test_secrets_come_in_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_local_workers_secret_is_a_file_of_ours(tmp_path: Path) -> None:
     config = load(tmp_path)
-    reference = password_reference(config, "shop", "pa\\ss", local=True)
+    reference = password_reference(config, "shop", "pa\\s s", local=True)
     path = tmp_path / ".everstate" / "connect" / "secrets" / "shop.properties"
     assert reference == f"${{file:{path}:password}}"
-    assert path.read_text() == "password=pa\\\\ss\n"
+    assert path.read_text() == "password=pa\\\\s\\ s\n"
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -165,3 +166,21 @@ def test_delay_is_the_age_of_what_is_stored_as_done() -> None:
     assert _age_s({"ts_sec": 98}, 100.0) == 2.0
     assert _age_s({}, 100.0) is None
     assert _age_s({"ts_sec": 101}, 100.0) == 0.0, "clocks may differ"
+
+
+def told(kind: str, state: str, *tables: str) -> Notification:
+    return Notification("1", kind, state, tables, None, None, None, None, 0)
+
+
+def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_again() -> None:
+    begun = [told(INITIAL, "STARTED")]
+    assert first_of(begun).under_way
+    done = [*begun, told(INITIAL, "COMPLETED")]
+    assert (first_of(done).under_way, first_of(done).interrupted) == (False, False)
+    twice = [*begun, *done]
+    assert first_of(twice).interrupted
+    one = [told("Incremental Snapshot", "STARTED", "a"), told("Incremental Snapshot", "COMPLETED")]
+    assert first_of([*twice, *one]).interrupted, "one table is not all"
+    every = [told("Incremental Snapshot", "STARTED", "a", "b"), one[1]]
+    assert not first_of([*twice, *every]).interrupted
+    assert first_of([]).state is None

@@ -136,10 +136,10 @@ class MariaDatabase:
         with self._translated("reading the primary key"):
             columns = self._rows(
                 "SELECT k.column_name AS name, c.data_type AS type "
-                "FROM information_schema.key_column_usage k JOIN information_schema.columns c "
+                "FROM information_schema.statistics k JOIN information_schema.columns c "
                 "USING (table_schema, table_name, column_name) "
                 "WHERE k.table_schema = %s AND k.table_name = %s "
-                "AND k.constraint_name = 'PRIMARY' ORDER BY k.ordinal_position",
+                "AND k.index_name = 'PRIMARY' ORDER BY k.seq_in_index",
                 database,
                 name,
             )

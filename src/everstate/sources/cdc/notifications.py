@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,12 +53,19 @@ class FirstSnapshot:
 
 def first_snapshot(config: Config, names: CaptureNames) -> FirstSnapshot:
     """How the first snapshot stands; reads the whole topic, which has a record per step."""
-    state, starts = None, 0
-    for told in notifications(config, names):
-        if told.kind == INITIAL:
-            state = told.state
-            starts += told.state == "STARTED"
-        elif told.state == "COMPLETED" and len(told.tables) != 1:
+    return first_of(notifications(config, names))
+
+
+def first_of(told: Iterable[Notification]) -> FirstSnapshot:
+    """How the first snapshot stands after these steps, oldest first."""
+    state, starts, asked = None, 0, False
+    for each in told:
+        if each.kind == INITIAL:
+            state = each.state
+            starts += each.state == "STARTED"
+        elif each.state == "STARTED":
+            asked = len(each.tables) != 1
+        elif each.state == "COMPLETED" and asked:
             starts = 0
     return FirstSnapshot(state, starts > 1)
 

@@ -24,13 +24,19 @@ def password_reference(config: Config, source: str, password: str, *, local: boo
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         path = folder / f"{source}.properties"
-        escaped = password.replace("\\", "\\\\").replace("\n", "\\n")
-        write_private(path, f"password={escaped}\n")
+        write_private(path, f"password={_as_property(password)}\n")
         return f"${{file:{path}:password}}"
     if config.capture.password_reference is None:
         expected = "how your Connect cluster looks passwords up, such as ${file:/etc/…:password}"
         raise InvalidConfig(_FIELD, None, expected)
     return config.capture.password_reference.replace("{source}", source)
+
+
+def _as_property(value: str) -> str:
+    """A value as Java reads it from a properties file."""
+    for character, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), (" ", "\\ ")):
+        value = value.replace(character, escaped)
+    return value
 
 
 def forget_password(config: Config, source: str) -> None:
