@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
 from everstate.changes.drift import Truth
 from everstate.config import Config
-from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView, WrongSource
+from everstate.errors import (
+    InvalidCapture,
+    InvalidEntityType,
+    InvalidView,
+    UnknownCapture,
+    UnknownEntity,
+    UnknownView,
+    WrongSource,
+)
+from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
 from everstate.sources.commands.group import CommandGroup, Decide, Evolve
 from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.sources.outbox.truth import PostgresTruth
@@ -41,6 +50,7 @@ class App:
         self._sources: dict[str, Source] = {}
         self._command_groups: dict[str, CommandGroup] = {}
         self._processes: dict[str, ProcessManager] = {}
+        self._captures: dict[str, Capture] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -214,3 +224,34 @@ class App:
             raise InvalidEntityType(f"process manager {name!r} is declared already")
         self._processes[name] = ProcessManager(name, tuple(on), react, start)
         return self._processes[name]
+
+    @property
+    def captures(self) -> Mapping[str, Capture]:
+        """Declared captures by name."""
+        return MappingProxyType(self._captures)
+
+    def capture(
+        self, name: str, *, kind: Kind, tables: Mapping[str, Table], **options: Any
+    ) -> Capture:
+        """Declare that tables of another system's database are captured as entity types.
+
+        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
+        Raises InvalidCapture when an entity type is not registered, has a source of truth
+        already, or lacks a field that the declaration names.
+        """
+        capture = Capture(name=name, kind=kind, tables=tables, **options)
+        if name in self._captures:
+            raise InvalidCapture(name, "it is declared already", advice="Choose another name.")
+        check_declaration(capture, self._entities)
+        taken = {entity for other in self._captures.values() for entity in other.entities}
+        for entity in capture.entities:
+            if entity in taken:
+                raise InvalidCapture(name, f"{entity} has another capture as its source of truth")
+        self._captures[name] = capture
+        return capture
+
+    def capture_of(self, name: str) -> Capture:
+        """Capture of that name; raises UnknownCapture."""
+        if name not in self._captures:
+            raise UnknownCapture(name, tuple(self._captures))
+        return self._captures[name]

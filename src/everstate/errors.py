@@ -61,6 +61,16 @@ class InvalidView(EverstateError):
         super().__init__(f"view {view}: {reason}", advice=advice)
 
 
+class InvalidCapture(EverstateError):
+    """A capture cannot be declared; the message names capture, table and reason."""
+
+    exit_code = 2
+
+    def __init__(self, capture: str, reason: str, *, advice: str | None = None) -> None:
+        self.capture, self.reason = capture, reason
+        super().__init__(f"capture {capture}: {reason}", advice=advice)
+
+
 class UnknownEntity(EverstateError):
     """No entity type of that name is registered with the app."""
 
@@ -83,6 +93,18 @@ class UnknownView(EverstateError):
         self.name, self.known = name, known
         listing = ", ".join(known) if known else "none"
         super().__init__(f"unknown view {name!r} (declared: {listing}).")
+
+
+class UnknownCapture(EverstateError):
+    """No capture of that name is declared by the app."""
+
+    exit_code = 2
+    http_status = 404
+
+    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
+        self.name, self.known = name, known
+        listing = ", ".join(known) if known else "none"
+        super().__init__(f"unknown capture {name!r} (declared: {listing}).")
 
 
 class NotFound(EverstateError):
@@ -251,6 +273,12 @@ class Unavailable(EverstateError):
 
 class SourceError(EverstateError):
     """A source of truth refused a request for a reason that waiting does not mend."""
+
+
+class CaptureFailed(EverstateError):
+    """Connect, Debezium or the captured database refused; the message has its reason."""
+
+    exit_code = 10
 
 
 class DeliveryFailed(EverstateError):

@@ -79,6 +79,7 @@ VERBS = (
     Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
     Verb("outbox", "outbox", "The outbox in a service's own database."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
+    Verb("cdc", "cdc", "Captures of other systems' databases, by Debezium."),
 )
 """Every verb, in the order of the menu."""
 
