@@ -5,8 +5,10 @@ Each room has one frozen section. Nothing below this module reads the environmen
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -19,6 +21,7 @@ from pydantic_settings import (
 from everstate.errors import InvalidConfig
 
 CONFIG_FILE = "everstate.toml"
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>[A-Za-z_]\w*))")
 
 
 class Section(BaseModel):
@@ -113,6 +116,27 @@ class LocalConfig(Section):
     kafka_heap_mb: int = Field(default=512, ge=128)
 
 
+class CaptureConfig(Section):
+    """`[capture]`: change data capture by Debezium on Kafka Connect."""
+
+    connect_url: str | None = None
+    """REST address of a Connect cluster of your own; ``None``: a worker of the local stack."""
+    local: tuple[Literal["connect", "mariadb"], ...] = ()
+    """Servers that `everstate up` starts beside Kafka and PostgreSQL; `cdc add` starts Connect by
+    itself when it is needed."""
+    connect_heap_mb: int = Field(default=512, ge=128)
+    worker_options: dict[str, str] = Field(default_factory=dict)
+    """More settings of the local worker, in Java's names; security settings of the brokers are
+    given to its producers and consumers too."""
+    password_reference: str | None = None
+    """How connectors on a cluster of your own find a password, as Connect's config providers
+    spell it; ``{source}`` is the source's name: ``${file:/etc/secrets/{source}:password}``."""
+    retention_hours: float = Field(default=168, gt=0)
+    """How long raw topics keep what a capture wrote."""
+    heartbeat_s: float = Field(default=5, gt=0)
+    """How often an idle database is written to, so that its log is let go and delay is seen."""
+
+
 class Config(BaseSettings):
     """All settings of one project; build it with :func:`load`."""
 
@@ -131,6 +155,7 @@ class Config(BaseSettings):
     archive: ArchiveConfig = ArchiveConfig()
     pipeline: PipelineConfig = PipelineConfig()
     local: LocalConfig = LocalConfig()
+    capture: CaptureConfig = CaptureConfig()
 
     @classmethod
     def settings_customise_sources(
@@ -172,6 +197,21 @@ class Config(BaseSettings):
         if store.dsn is None:
             store = store.model_copy(update={"dsn": store_dsn})
         return self.model_copy(update={"log": log, "store": store})
+
+
+def expanded(text: str, field: str) -> str:
+    """``text`` with ``$NAME`` and ``${NAME}`` taken from the environment: how secrets come in.
+
+    Raises InvalidConfig naming ``field`` and the variable that is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match["braced"] or match["plain"]
+        if name not in os.environ:
+            raise InvalidConfig(field, f"${name}", f"the environment variable {name} to be set")
+        return os.environ[name]
+
+    return _VARIABLE.sub(value, text)
 
 
 def _required(field: str, value: str | None) -> str:

@@ -190,6 +190,12 @@ class Unavailable(EverstateError):
     http_status = 503
 
 
+class CaptureFailed(EverstateError):
+    """Connect, Debezium or the captured database refused; the message has its reason."""
+
+    exit_code = 9
+
+
 class DeliveryFailed(EverstateError):
     """Kafka did not take a record; carries its key and the broker's reason."""
 
