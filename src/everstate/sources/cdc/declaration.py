@@ -146,6 +146,8 @@ class Capture:
     epoch: int = 1
     """Raise it when the database was restored or replaced and its log positions start over;
     positions of a higher epoch are newer. Without it, rows below known positions are re-reads."""
+    on_loss: Literal["stop", "resume"] = "stop"
+    """What to do when raw records went out of retention before they were cleaned."""
     connect_url: str | None = None
     """REST address of a Connect cluster; ``None``: the local stack's worker."""
 

@@ -31,6 +31,12 @@ CREATE TABLE IF NOT EXISTS place (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topic (name TEXT PRIMARY KEY, identity TEXT NOT NULL) WITHOUT ROWID;
 """
+_UPSERT: Final = """
+INSERT INTO state VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (entity, key) DO UPDATE
+SET version = excluded.version, image = excluded.image, is_deleted = excluded.is_deleted,
+    position = excluded.position
+WHERE excluded.version >= state.version
+"""
 _FORMAT: Final = 1
 _KEYS_MAX: Final = 500
 Places = dict[tuple[str, int], int]
@@ -137,25 +143,22 @@ class LocalState:
 
     def restore(
         self,
-        states: Iterable[tuple[str, str, Known | None]],
+        states: Mapping[tuple[str, str], Known],
         held: Mapping[tuple[str, str], bytes | None],
         places: Mapping[tuple[str, int], int],
-        identities: Mapping[str, str] | None = None,
     ) -> None:
-        """Take states over as the log has them; ``None``: a tombstone."""
+        """Take states over as the log has them; an older version never replaces a newer one."""
         with self._transaction():
-            rows, gone = [], []
-            for entity, key, known in states:
-                if known is None:
-                    gone.append((entity, key))
-                else:
-                    rows.append((entity, key, *_row(known)))
-            self._database.executemany("DELETE FROM state WHERE entity = ? AND key = ?", gone)
+            rows = [(entity, key, *_row(known)) for (entity, key), known in states.items()]
             self._write(rows, held, places)
-            self._database.executemany(
-                "INSERT OR REPLACE INTO topic VALUES (?, ?)", list((identities or {}).items())
-            )
         self._cache.clear()
+
+    def identify(self, identities: Mapping[str, str]) -> None:
+        """Remember which topics the states are of."""
+        with self._transaction():
+            self._database.executemany(
+                "INSERT OR REPLACE INTO topic VALUES (?, ?)", list(identities.items())
+            )
 
     def discard(self) -> None:
         """Forget what was put since the last commit."""
@@ -180,7 +183,7 @@ class LocalState:
         places: Mapping[tuple[str, int], int],
     ) -> None:
         many = self._database.executemany
-        many("INSERT OR REPLACE INTO state VALUES (?, ?, ?, ?, ?, ?)", rows)
+        many(_UPSERT, rows)
         many(
             "DELETE FROM held WHERE entity = ? AND key = ?",
             [place for place, value in held.items() if value is None],

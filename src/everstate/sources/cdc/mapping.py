@@ -28,7 +28,7 @@ _PROVENANCE: Final = (
 )
 
 
-class CleanRow(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
     """What one source row says of one entity; small enough to be sent and kept by thousands.
 
     One of ``state`` (the whole state after, encoded), ``known`` (fields known after) and neither
@@ -59,6 +59,8 @@ class CleanRow(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     user: str | None = None
     parents: list[tuple[str, str]] = []
     """Entity type and key of each parent that the row names."""
+    at: tuple[str, int, int] | None = None
+    """Topic, partition and offset of its record, once it has been held."""
 
 
 class _Column:
@@ -99,6 +101,14 @@ class TableMapping:
             table.before == "auto" and capture.kind != "postgresql"
         )
         self._needed = frozenset(self._fields) - set(table.computed)
+
+    def key_if_told(self, row: SourceRow) -> tuple[str | None, dict[str, Any]]:
+        """Entity key and key columns of a row that could not be mapped, where they are told."""
+        try:
+            columns = self._key_columns(row, row.after if row.after is not None else row.before)
+            return self.key_of(columns), columns
+        except Unreadable:
+            return None, {}
 
     def translation(self, field: str) -> Translation:
         """Translation by which a field gets its name."""

@@ -67,10 +67,11 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionEnd:
-    """The end of a source transaction, and how many rows it had in all tables."""
+    """The end of a source transaction, and how many rows it had: in all tables, and in each."""
 
     id: str
     count: int
+    counts: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

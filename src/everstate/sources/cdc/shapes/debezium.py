@@ -95,7 +95,13 @@ def read_transaction(message: Message) -> TransactionEnd | None:
     if payload.get("status") != "END":
         return None
     try:
-        found = TransactionEnd(id=str(payload["id"]), count=int(payload["event_count"]))
+        listed = payload.get("data_collections")
+        counts = None
+        if isinstance(listed, list):
+            counts = {str(one["data_collection"]): int(one["event_count"]) for one in listed}
+        found = TransactionEnd(
+            id=str(payload["id"]), count=int(payload["event_count"]), counts=counts
+        )
     except (KeyError, TypeError, ValueError) as cause:
         raise Unreadable(f"the end of a transaction lacks {cause}") from cause
     return found
