@@ -30,7 +30,7 @@ _decode = msgspec.json.decode
 class _Envelope(msgspec.Struct):
     """Both forms at once: with ``payload`` under ``schema``, or flat."""
 
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = msgspec.Raw(b"null")
     payload: dict[str, Any] | None = None
 
 
@@ -135,19 +135,16 @@ def transaction_key(text: str) -> str:
 
 
 def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
-    types: Mapping[str, str] = {}
     try:
         envelope = _decode_envelope(value)
         if envelope.payload is not None:
-            if envelope.schema is not None:
-                types = conversions(bytes(envelope.schema))
-            return envelope.payload, types
+            return envelope.payload, conversions(bytes(envelope.schema))
         payload = _decode(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"not JSON of a change event: {cause}") from cause
     if not isinstance(payload, dict):
         raise Unreadable("not a JSON object")
-    return payload, types
+    return payload, {}
 
 
 def _key(key: bytes | None) -> Mapping[str, Any] | None:
