@@ -51,7 +51,7 @@ def messages(folder: Path) -> Iterator[tuple[str, Form, list[Any]]]:
 def outcomes(group: str, form: Form, listed: list[Any]) -> list[Told]:
     """What becomes of each message of a group, taken in order by one capture."""
     columns = columns_of(form, listed)
-    fields = {name: name.lower().lstrip("_") for name in columns}
+    fields = {name: "c_" + name.lower() for name in columns}
     column = next(name for name in (*_KEYS, *sorted(columns)) if name in columns)
     model: Any = create_model(
         "Row", **dict.fromkeys(sorted(set(fields.values())), (str | None, None))
