@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
+from everstate.config import Config
 from everstate.errors import (
     InvalidCapture,
     InvalidEntityType,
@@ -17,6 +18,7 @@ from everstate.errors import (
     UnknownEntity,
     UnknownView,
 )
+from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
@@ -138,3 +140,8 @@ class App:
         if name not in self._captures:
             raise UnknownCapture(name, tuple(self._captures))
         return self._captures[name]
+
+    def cleanings(self, config: Config, only: str | None = None) -> list[Cleaning]:
+        """What cleans the declared captures, or one of them; each is to be closed."""
+        captures = [self.capture_of(only)] if only else list(self._captures.values())
+        return [Cleaning(config, capture, self._entities) for capture in captures]

@@ -9,13 +9,15 @@ capture's :class:`Cleaned`, which completes, numbers and publishes them.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+from pyspark.cloudpickle import dumps, loads
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
@@ -39,6 +41,7 @@ _OUT: Final = pa.schema(
 _POLL_RECORDS: Final = 5_000
 _BULK_CHECK_S: Final = 1.0
 _RETRY_S: Final = 0.5
+_JOIN_S: Final = 60.0
 _RETRY_S_MAX: Final = 10.0
 
 Header = tuple[str, bytes | None]
@@ -103,13 +106,23 @@ class Cleaned(Protocol):
 class ParseTask:
     """Parses raw records in a Spark task; one row out for each that says something."""
 
-    reader: Reader
+    reader: bytes
+    """The :class:`Reader`, pickled: it is of the project's own modules."""
+    paths: tuple[str, ...]
+    """Where the driver found those modules; Spark's workers do not look there by themselves."""
     codec: Codec
     names: Mapping[str, str]
 
+    @classmethod
+    def of(cls, cleaned: Cleaned) -> ParseTask:
+        """Task for a capture's raw topics."""
+        paths = tuple(path for path in sys.path if path)
+        return cls(dumps(cleaned.reader), paths, cleaned.codec, cleaned.topics)
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Out: :data:`_OUT`, in the order of the input."""
-        read, encode = self.reader.read, self.codec.encode
+        sys.path.extend(path for path in self.paths if path not in sys.path)
+        read, encode = loads(self.reader).read, self.codec.encode
         for batch in batches:
             columns = batch.to_pydict()
             topics, partitions, offsets = columns["topic"], columns["partition"], columns["offset"]
@@ -267,7 +280,7 @@ class Cleaner:
 
     def _read_bulk(self, ranges: Mapping[str, Mapping[int, Any]]) -> None:
         cleaned = self._cleaned
-        task = ParseTask(cleaned.reader, cleaned.codec, cleaned.topics)
+        task = ParseTask.of(cleaned)
         self.bulk_jobs += 1
         with spark_errors(f"cleaning {cleaned.name}"):
             records = read_ranges(self._session(), self._config, ranges)
@@ -289,3 +302,35 @@ class Cleaner:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+
+
+def run_cleaners(config: Config, captures: Sequence[Cleaned], stop: threading.Event) -> None:
+    """Clean captures, each in a thread of its own, until ``stop`` is set.
+
+    The first error that does not pass stops all and is raised.
+    """
+    failures: list[BaseException] = []
+
+    def guarded(cleaner: Cleaner) -> None:
+        try:
+            cleaner.run(stop)
+        except BaseException as error:
+            log.error("clean ended: %s", error)
+            failures.append(error)
+            stop.set()
+        finally:
+            cleaner.close()
+
+    cleaners = [Cleaner(config, cleaned) for cleaned in captures]
+    threads = [
+        threading.Thread(target=guarded, args=(one,), name=f"clean-{cleaned.name}", daemon=True)
+        for one, cleaned in zip(cleaners, captures, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    log.info("cleaning %s", ", ".join(cleaned.name for cleaned in captures) or "nothing")
+    stop.wait()
+    for thread in threads:
+        thread.join(_JOIN_S)
+    if failures:
+        raise failures[0]
