@@ -117,7 +117,8 @@ class ParseTask:
     def of(cls, cleaned: Cleaned) -> ParseTask:
         """Task for a capture's raw topics."""
         paths = tuple(path for path in sys.path if path)
-        return cls(dumps(cleaned.reader), paths, cleaned.codec, cleaned.topics)
+        reader: bytes = dumps(cleaned.reader)  # type: ignore[no-untyped-call]
+        return cls(reader, paths, cleaned.codec, cleaned.topics)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Out: :data:`_OUT`, in the order of the input."""
