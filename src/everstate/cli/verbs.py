@@ -71,6 +71,7 @@ VERBS = (
     ),
     Verb("views", "views", "How the views stand, and the proof of them."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
+    Verb("cdc", "cdc", "Captures of other systems' databases, by Debezium."),
 )
 """Every verb, in the order of the menu."""
 

@@ -28,6 +28,7 @@ _DROPPED = (".jar", ".a")
 _SETTINGS = """\
 [mariadbd]
 bind-address=127.0.0.1
+skip-name-resolve=1
 port={port}
 socket=
 pid-file={folder}/mariadb.pid
@@ -61,6 +62,8 @@ CREATE DATABASE IF NOT EXISTS {database};
 CREATE USER IF NOT EXISTS '{user}'@'127.0.0.1' IDENTIFIED BY '{password}';
 GRANT ALL PRIVILEGES ON *.* TO '{user}'@'127.0.0.1' WITH GRANT OPTION;
 ALTER USER 'root'@'localhost' ACCOUNT LOCK;
+DELETE FROM mysql.global_priv WHERE User = '';
+FLUSH PRIVILEGES;
 """
 
 
