@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
+from everstate.config import Config
 from everstate.errors import (
     InvalidCapture,
     InvalidEntityType,
@@ -20,6 +21,9 @@ from everstate.errors import (
 from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
+
+if TYPE_CHECKING:
+    from everstate.sources.cdc.cleaning import Cleaning
 
 M = TypeVar("M", bound=type[BaseModel])
 
@@ -38,6 +42,7 @@ class App:
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
         self._captures: dict[str, Capture] = {}
+        self._debezium_forms: list[str] = []
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -138,3 +143,25 @@ class App:
         if name not in self._captures:
             raise UnknownCapture(name, tuple(self._captures))
         return self._captures[name]
+
+    def cleanings(self, config: Config, only: str | None = None) -> list[Cleaning]:
+        """What cleans the declared captures, or one of them; each is to be closed."""
+        # Imported here: what reads and writes the log is of no use to one who only declares.
+        from everstate.sources.cdc.cleaning import Cleaning
+
+        captures = [self.capture_of(only)] if only else list(self._captures.values())
+        return [Cleaning(config, capture, self._entities) for capture in captures]
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
+        return tuple(self._debezium_forms)
+
+    def publish_debezium(self, entity: str) -> None:
+        """Publish an entity type in Debezium's form too, on ``<prefix>.<entity>.debezium.g1``.
+
+        Raises UnknownEntity.
+        """
+        self.entity_type(entity)
+        if entity not in self._debezium_forms:
+            self._debezium_forms.append(entity)

@@ -30,6 +30,7 @@ class Only(enum.StrEnum):
 
     RELAY = "relay"
     PIPELINE = "pipeline"
+    CLEAN = "clean"
 
 
 def register(cli: typer.Typer) -> None:
@@ -57,8 +58,10 @@ def run(
         run_relay(config, project_app, stop)
     elif only is Only.PIPELINE:
         run_pipeline(config, project_app, stop)
+    elif only is Only.CLEAN:
+        run_clean(config, project_app, stop)
     else:
-        _supervise(config, app, stop)
+        _supervise(config, app, project_app, stop)
 
 
 def run_relay(config: Config, app: App, stop: threading.Event) -> None:
@@ -81,12 +84,20 @@ def run_pipeline(config: Config, app: App, stop: threading.Event) -> None:
     PipelineApplication(config, app).run(stop)
 
 
-def _supervise(config: Config, app: str | None, stop: threading.Event) -> None:
+def run_clean(config: Config, app: App, stop: threading.Event) -> None:
+    """Clean the app's captures in this process until ``stop`` is set."""
+    from everstate.pipeline.clean import run_cleaners
+
+    run_cleaners(config, app.cleanings(config), stop)
+
+
+def _supervise(config: Config, app: str | None, project: App, stop: threading.Event) -> None:
     spec = app or config.project.app
     if spec is None:
         raise InvalidConfig("project.app", None, "module:attribute of an App")
     folder, logs = config.project.data_dir.parent, config.project.data_dir / "logs"
-    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in Only}, logs)
-    err.print(f"relay and pipeline run; their logs are in {logs}. Ctrl-C stops both.")
+    roles = [role for role in Only if role is not Only.CLEAN or project.captures]
+    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in roles}, logs)
+    err.print(f"{', '.join(roles)} run; their logs are in {logs}. Ctrl-C stops all.")
     supervisor.run(stop)
     err.print("stopped")

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from everstate.config import Config
 from everstate.errors import EverstateError
@@ -18,12 +18,21 @@ from everstate.pipeline.dead import DeadLetterSender
 from everstate.pipeline.hanging import HangingTransactions
 from everstate.pipeline.keep import Keeper
 from everstate.pipeline.session import spark_session
+from everstate.pipeline.wire import DebeziumForm
 from everstate.views.project import Project
 
 log = logging.getLogger(__name__)
 
 _JOIN_S: Final = 120.0
 _COMPACT_POLL_S: Final = 5.0
+
+
+class PublishedProject(Project, Protocol):
+    """A project whose changes are also published in other forms."""
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
 
 
 class PipelineApplication:
@@ -34,7 +43,7 @@ class PipelineApplication:
     an error that does not pass, all end, and :meth:`run` raises it.
     """
 
-    def __init__(self, config: Config, project: Project) -> None:
+    def __init__(self, config: Config, project: PublishedProject) -> None:
         self._config, self._project = config, project
         self._failure: BaseException | None = None
 
@@ -57,6 +66,9 @@ class PipelineApplication:
                     spark, self._config, entity_type, offsets=offsets, topics=topics
                 )
                 parts[f"archive-{name}"] = _archive(archiver)
+            for name in self._project.debezium_forms:
+                form = DebeziumForm(self._config, self._project.entities[name])
+                parts[f"debezium-{name}"] = _closing(form)
             threads = [
                 threading.Thread(target=self._guarded, args=(part, stop), name=name, daemon=True)
                 for name, part in parts.items()
@@ -125,3 +137,13 @@ def _archive(archiver: Archiver) -> Callable[[threading.Event], None]:
         )
 
     return lambda stop: archiver.run(stop, on_batch=told)
+
+
+def _closing(form: DebeziumForm) -> Callable[[threading.Event], None]:
+    def run(stop: threading.Event) -> None:
+        try:
+            form.run(stop)
+        finally:
+            form.close()
+
+    return run
