@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Final, cast
 
 import confluent_kafka
@@ -87,12 +87,12 @@ class Consumer:
 
     def tail(
         self, topics: Iterable[str], *, from_end: bool = True, idle_s: float | None = None
-    ) -> Iterator[Record]:
+    ) -> Generator[Record, None, None]:
         """Records as they come; order holds in each partition.
 
         Begins at what is the end (or the beginning) at this call, not at the first ``next``.
         Ends after ``idle_s`` without a record; ``None``: never. A broker that is away is waited
-        for.
+        for. Close it (or exhaust it) before the consumer.
         """
         with Offsets(self._config) as offsets:
             listed = list(topics)
@@ -100,7 +100,9 @@ class Consumer:
         places = [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
         return self._follow(places, idle_s)
 
-    def _follow(self, places: list[TopicPartition], idle_s: float | None) -> Iterator[Record]:
+    def _follow(
+        self, places: list[TopicPartition], idle_s: float | None
+    ) -> Generator[Record, None, None]:
         self._client.assign(places)
         seen_at = time.monotonic()
         try:
