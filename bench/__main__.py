@@ -29,6 +29,7 @@ BENCHES = (
     "rest",
     "commands",
     "outbox",
+    "clean",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -26,6 +26,9 @@ from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
+
+if TYPE_CHECKING:
+    from everstate.sources.cdc.cleaning import Cleaning
 
 M = TypeVar("M", bound=type[BaseModel])
 
@@ -51,6 +54,7 @@ class App:
         self._command_groups: dict[str, CommandGroup] = {}
         self._processes: dict[str, ProcessManager] = {}
         self._captures: dict[str, Capture] = {}
+        self._debezium_forms: list[str] = []
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -255,3 +259,25 @@ class App:
         if name not in self._captures:
             raise UnknownCapture(name, tuple(self._captures))
         return self._captures[name]
+
+    def cleanings(self, config: Config, only: str | None = None) -> list[Cleaning]:
+        """What cleans the declared captures, or one of them; each is to be closed."""
+        # Imported here: what reads and writes the log is of no use to one who only declares.
+        from everstate.sources.cdc.cleaning import Cleaning
+
+        captures = [self.capture_of(only)] if only else list(self._captures.values())
+        return [Cleaning(config, capture, self._entities) for capture in captures]
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
+        return tuple(self._debezium_forms)
+
+    def publish_debezium(self, entity: str) -> None:
+        """Publish an entity type in Debezium's form too, on ``<prefix>.<entity>.debezium.g1``.
+
+        Raises UnknownEntity.
+        """
+        self.entity_type(entity)
+        if entity not in self._debezium_forms:
+            self._debezium_forms.append(entity)

@@ -422,6 +422,12 @@ class PipelineError(EverstateError):
     """Spark could not do what was asked; the message has its reason in one line."""
 
 
+class LocalStateError(EverstateError):
+    """A local copy of states cannot be written, or cannot be made again from the log (C10)."""
+
+    exit_code = 7
+
+
 class LocalStackError(EverstateError):
     """A server of the local stack did not start, or stopped; names its log file."""
 

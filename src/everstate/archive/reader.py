@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
@@ -109,6 +109,16 @@ class ArchiveReader:
             )  # fmt: skip
         table = table.sort_by([(name, "ascending") for name in place])
         return table if columns is None else table.select(list(columns))
+
+    def values(self) -> Iterator[bytes]:
+        """Value bytes of every readable change, in no order; streamed, 10,000 at a time."""
+        readable = ds.field("recorded_at").is_valid()
+        with archive_errors(f"reading the archive of {self.entity}"):
+            batches = self._table().to_pyarrow_dataset().to_batches(
+                columns=["raw_value"], filter=readable, batch_size=10_000
+            )  # fmt: skip
+            for batch in batches:
+                yield from (value for value in batch.column(0).to_pylist() if value is not None)
 
     def record(self, generation: int, partition: int, offset: int) -> dict[str, Any] | None:
         """The record at one offset with all its columns; ``None`` when it is not there."""

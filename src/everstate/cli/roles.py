@@ -20,6 +20,7 @@ class Role(enum.StrEnum):
     PIPELINE = "pipeline"
     PUBLISHER = "publisher"
     COMMANDS = "commands"
+    CLEAN = "clean"
 
 
 def run_role(role: Role, config: Config, app: App, stop: threading.Event) -> None:
@@ -87,6 +88,13 @@ def run_commands(config: Config, app: App, stop: threading.Event) -> None:
         each.result()
 
 
+def run_clean(config: Config, app: App, stop: threading.Event) -> None:
+    """Turn what captures wrote into changes."""
+    from everstate.pipeline.clean import run_cleaners
+
+    run_cleaners(config, app.cleanings(config), stop)
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """What a role does, and whether an app needs it."""
@@ -100,4 +108,5 @@ _WORK = {
     Role.PIPELINE: _Work(run_pipeline, lambda app: True),
     Role.PUBLISHER: _Work(run_publisher, lambda app: bool(app.entities_from("cassandra"))),
     Role.COMMANDS: _Work(run_commands, lambda app: bool(app.command_groups)),
+    Role.CLEAN: _Work(run_clean, lambda app: bool(app.captures)),
 }

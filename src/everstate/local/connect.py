@@ -65,8 +65,6 @@ appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
 rootLogger.level = WARN
 rootLogger.appenderRef.out.ref = out
-logger.debezium.name = io.debezium
-logger.debezium.level = INFO
 # A topic that is made a moment later is no news.
 logger.network.name = org.apache.kafka.clients.NetworkClient
 logger.network.level = ERROR

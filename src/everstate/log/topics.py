@@ -62,6 +62,14 @@ class TopicNames:
         """Command id → a command of a process manager that is not due yet; compacted."""
         return f"{self.prefix}.process.{process}.timers"
 
+    def partials(self, entity: str) -> str:
+        """The changed fields only, as a capture's source gave them."""
+        return f"{self.prefix}.{entity}.partials"
+
+    def debezium(self, entity: str, generation: int = 1) -> str:
+        """Every change of the entity type, in Debezium's form."""
+        return f"{self.prefix}.{entity}.debezium.g{generation}"
+
     def dead(self, entity: str) -> str:
         """What of this entity type could not be read or applied."""
         return f"{self.prefix}.{entity}.dead"

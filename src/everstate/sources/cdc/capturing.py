@@ -65,8 +65,8 @@ class CaptureStatus:
     connected: bool | None
     """A session reads the database's log; None: the database cannot be asked."""
     behind_s: float | None
-    """Age of the newest source transaction that is stored as done; an idle database is written
-    to by heartbeats, so this stays near `capture.heartbeat_s` while all is well."""
+    """Age of the newest source transaction that is stored as done. An idle PostgreSQL is written
+    to by heartbeats, so this stays near `capture.heartbeat_s`; an idle MariaDB has 0."""
     behind_bytes: int | None
     held_bytes: int | None
     reason: str | None
@@ -141,7 +141,7 @@ class Capturing:
             state=state,
             task=task,
             connected=standing.connected if standing else None,
-            behind_s=_age_s(offset, time.time()),
+            behind_s=0.0 if standing and standing.idle else _age_s(offset, time.time()),
             behind_bytes=standing.behind_bytes if standing else None,
             held_bytes=standing.held_bytes if standing else None,
             reason=self._safe((standing.note if standing else None) or reason),

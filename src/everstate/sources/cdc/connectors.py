@@ -36,12 +36,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class OwnTables:
-    """Our two tables in the captured database, as the connector names them."""
+    """Our tables in the captured database, as the connector names them."""
 
     signals: str
-    heartbeats: str
-    beat: str
+    heartbeats: str | None = None
+    """None: an idle database of this kind keeps nothing that a heartbeat would let go."""
+    beat: str | None = None
     """Statement that the connector runs with each heartbeat."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.signals,) if self.heartbeats is None else (self.signals, self.heartbeats)
 
 
 def connector_settings(
@@ -125,7 +131,7 @@ def _signalling(config: Config, names: CaptureNames, own: OwnTables) -> dict[str
         "notification.enabled.channels": "sink",
         "notification.sink.topic.name": names.notifications,
         "heartbeat.interval.ms": str(int(config.capture.heartbeat_s * 1000)),
-        "heartbeat.action.query": own.beat,
+        **({} if own.beat is None else {"heartbeat.action.query": own.beat}),
         "topic.heartbeat.prefix": names.heartbeat_prefix,
     }
 

@@ -36,6 +36,8 @@ class Standing:
     held_bytes: int | None
     """Log that the database keeps because of the connector's slot; None: it has no slots."""
     note: str | None = None
+    idle: bool = False
+    """Nothing of the captured tables is in the log after the connector's place, for sure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,10 @@ class Table:
     key must follow from key columns alone, since a delete may give no more."""
     parents: Mapping[str, str] = field(default_factory=dict)
     """Foreign keys: field of this entity → entity type of the parent, whose key it holds."""
+    before: Literal["auto", "whole", "key"] = "auto"
+    """What is believed of an image before: all of it, or its key columns only. ``auto``: the key
+    for PostgreSQL, whose default replica identity gives "" for text it does not know; declare
+    ``whole`` with REPLICA IDENTITY FULL. It matters for entities never seen before, only."""
     provenance: ProvenanceFrom = ProvenanceFrom()
     occurred_at: str | None = None
     """Field with the world's time of a change; ``None``: the source's commit time."""
@@ -139,6 +143,11 @@ class Capture:
     """How long a child waits; then it goes as it is, reported."""
     times: Times = "us"
     """Unit of numbers in time columns where neither ``types`` nor the message says it."""
+    epoch: int = 1
+    """Raise it when the database was restored or replaced and its log positions start over;
+    positions of a higher epoch are newer. Without it, rows below known positions are re-reads."""
+    on_loss: Literal["stop", "resume"] = "stop"
+    """What to do when raw records went out of retention before they were cleaned."""
     connect_url: str | None = None
     """REST address of a Connect cluster; ``None``: the local stack's worker."""
 

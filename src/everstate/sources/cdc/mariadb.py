@@ -1,4 +1,4 @@
-"""A captured MariaDB database: our two tables, rights, and how far the connector's dump is."""
+"""A captured MariaDB database: our table, rights, and how far the connector's dump is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pymysql
 
 _CONNECT_S: Final = 10
+_EVENTS_MAX: Final = 2_000
+_LOG_START: Final = 4
 _AWAY: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
 """Codes of a server that does not answer now; every other one is a refusal."""
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
@@ -41,14 +43,12 @@ def mariadb_address(dsn: str) -> tuple[Address, str]:
 
 
 def mariadb_own(capture: Capture, names: CaptureNames) -> OwnTables:
-    """Our two tables of one capture, in the database of its first table."""
+    """Our table of one capture, in the database of its first table.
+
+    An idle connector has no place to lose here, and beats only when something is in the binlog.
+    """
     database = next(iter(capture.tables)).partition(".")[0]
-    beats = f"{database}.everstate_beats_{names.identifier}"
-    beat = (
-        f"INSERT INTO {quoted(beats)} (source, at) VALUES ('{names.source}', now(6)) "
-        "ON DUPLICATE KEY UPDATE at = now(6)"
-    )
-    return OwnTables(f"{database}.everstate_signals_{names.identifier}", beats, beat)
+    return OwnTables(f"{database}.everstate_signals_{names.identifier}")
 
 
 class MariaDatabase:
@@ -77,22 +77,19 @@ class MariaDatabase:
         self._connection.close()
 
     def prepare(self) -> list[Step]:
-        """Make our two tables; there is nothing else to make in MariaDB."""
-        steps = []
+        """Make our table; there is nothing else to make in MariaDB."""
+        table = self.own.signals
         with self._translated("preparing"):
-            for table in (self.own.signals, self.own.heartbeats):
-                there = own_columns(self._rows, table)
-                if not there:
-                    self._rows(create_table(table, self.own))
-                steps.append(Step(f"table {table}", "there" if there else "made"))
-        return steps
+            there = own_columns(self._rows, table)
+            if not there:
+                self._rows(create_table(table))
+        return [Step(f"table {table}", "there" if there else "made")]
 
     def remove(self) -> list[Step]:
-        """Drop our two tables."""
+        """Drop our table."""
         with self._translated("removing"):
-            for table in (self.own.signals, self.own.heartbeats):
-                self._rows(f"DROP TABLE IF EXISTS {quoted(table)}")
-        return [Step(f"table {t}", "removed") for t in (self.own.signals, self.own.heartbeats)]
+            self._rows(f"DROP TABLE IF EXISTS {quoted(self.own.signals)}")
+        return [Step(f"table {self.own.signals}", "removed")]
 
     def check(self) -> list[Finding]:
         """Look at the binlog's settings, rights, tables and our tables."""
@@ -117,8 +114,26 @@ class MariaDatabase:
             note = f"the server has removed {file}, which the connector needs"
             return Standing(bool(dumps), None, None, note)
         after = sizes[named.index(file) :]
-        behind = sum(size for _name, size in after) - int(position)
-        return Standing(bool(dumps), max(0, behind), None)
+        behind = max(0, sum(size for _name, size in after) - int(position))
+        return Standing(bool(dumps), behind, None, idle=self._is_idle(after, int(position)))
+
+    def _is_idle(self, logs: list[tuple[str, int]], position: int) -> bool:
+        """Whether nothing of the captured tables is in the binlog after ``position``."""
+        maps = {f"({table})" for table in self._capture.tables}
+        for name, _size in logs:
+            with self._translated("reading the binlog"):
+                events = self._rows(
+                    "SHOW BINLOG EVENTS IN %s FROM %s LIMIT %s", name, position, _EVENTS_MAX
+                )
+            if len(events) == _EVENTS_MAX or any(
+                mapped in str(event["Info"])
+                for event in events
+                if event["Event_type"] == "Table_map"
+                for mapped in maps
+            ):
+                return False
+            position = _LOG_START
+        return True
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
         """Put a signal into our table."""

@@ -39,7 +39,7 @@ def checks(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
         *looked.log(),
         looked.global_rights(),
         *looked.tables(),
-        *looked.own_tables(),
+        looked.own_table(),
     ]
 
 
@@ -134,19 +134,16 @@ class _Checks:
                 findings += [rights, self._key(table, bool(found[0]["keyed"]))]
         return findings
 
-    def own_tables(self) -> list[Finding]:
-        findings = []
-        for table in (self._own.signals, self._own.heartbeats):
-            rights = self._rights(table, _OWN)
-            if rights.outcome == "fail":
-                making = create_table(table, self._own, careful=True) + ";"
-                findings.append(Finding(rights.name, "fail", rights.found, (making, *rights.sql)))
-            elif not own_columns(self._rows, table):
-                making = create_table(table, self._own) + ";"
-                findings.append(Finding(f"table {table}", "fail", "there is none", (making,)))
-            else:
-                findings.append(rights)
-        return findings
+    def own_table(self) -> Finding:
+        table = self._own.signals
+        rights = self._rights(table, _OWN)
+        if rights.outcome == "fail":
+            making = create_table(table, careful=True) + ";"
+            return Finding(rights.name, "fail", rights.found, (making, *rights.sql))
+        if not own_columns(self._rows, table):
+            making = create_table(table) + ";"
+            return Finding(f"table {table}", "fail", "there is none", (making,))
+        return rights
 
     def _key(self, table: str, keyed: bool) -> Finding:
         if keyed:
@@ -171,7 +168,7 @@ class _Checks:
 
 
 def own_columns(rows: Rows, table: str) -> list[str]:
-    """Columns of one of our tables; empty when it is not there, or cannot be seen."""
+    """Columns of our table; empty when it is not there, or cannot be seen."""
     database, _, name = table.partition(".")
     found = rows(
         "SELECT column_name AS name FROM information_schema.columns "
@@ -182,13 +179,9 @@ def own_columns(rows: Rows, table: str) -> list[str]:
     return [str(row["name"]) for row in found]
 
 
-def create_table(table: str, own: OwnTables, *, careful: bool = False) -> str:
-    """The statement that makes one of our two tables; ``careful``: it may be there."""
-    columns = (
-        "id varchar(64) PRIMARY KEY, type varchar(64) NOT NULL, data text"
-        if table == own.signals
-        else "source varchar(64) PRIMARY KEY, at datetime(6) NOT NULL"
-    )
+def create_table(table: str, *, careful: bool = False) -> str:
+    """The statement that makes our table; ``careful``: it may be there."""
+    columns = "id varchar(64) PRIMARY KEY, type varchar(64) NOT NULL, data text"
     return f"CREATE TABLE {'IF NOT EXISTS ' if careful else ''}{quoted(table)} ({columns})"
 
 

@@ -78,7 +78,7 @@ class PostgresDatabase:
         ends, so that is left to the connector (decision 14).
         """
         with self._translated("preparing"):
-            steps = [self._make_schema(), *map(self._make_table, _tables(self.own))]
+            steps = [self._make_schema(), *map(self._make_table, self.own.tables)]
             steps.append(self._make_publication())
         return steps
 
@@ -93,7 +93,7 @@ class PostgresDatabase:
                     sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name))
                 )
             steps.append(Step(f"publication {name}", "removed" if had else "there"))
-            for table in _tables(self.own):
+            for table in self.own.tables:
                 self._connection.execute(
                     sql.SQL("DROP TABLE IF EXISTS {}").format(identifier(table))
                 )
@@ -228,11 +228,7 @@ class PostgresDatabase:
 
 def published(capture: Capture, own: OwnTables) -> tuple[str, ...]:
     """Tables that the publication must have."""
-    return (*capture.tables, *_tables(own))
-
-
-def _tables(own: OwnTables) -> tuple[str, str]:
-    return own.signals, own.heartbeats
+    return (*capture.tables, *own.tables)
 
 
 def _first_line(error: psycopg.Error) -> str:

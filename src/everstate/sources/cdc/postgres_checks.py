@@ -99,7 +99,7 @@ class _Checks:
 
     def publication(self) -> Finding:
         name = self._names.identifier
-        wanted = [*self._capture.tables, self._own.signals, self._own.heartbeats]
+        wanted = [*self._capture.tables, *self._own.tables]
         row = self._maybe(
             "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS whole, puballtables "
             "FROM pg_publication WHERE pubname = %s",
@@ -160,7 +160,7 @@ class _Checks:
 
     def own_tables(self) -> list[Finding]:
         findings = []
-        for table in (self._own.signals, self._own.heartbeats):
+        for table in self._own.tables:
             if self._table(table) is None:
                 statements = tuple(s for s in self._makings() if table in s or "SCHEMA" in s)
                 findings.append(Finding(f"table {table}", "fail", "there is none", statements))
@@ -175,7 +175,7 @@ class _Checks:
             self._sql("CREATE SCHEMA IF NOT EXISTS {};", schema),
             self._sql("GRANT USAGE ON SCHEMA {} TO {};", schema, user),
         ]
-        for table in (self._own.signals, self._own.heartbeats):
+        for table in self._own.tables:
             if self._table(table) is None:
                 rights = sql.SQL(", ").join(map(sql.SQL, _RIGHTS["own"]))
                 statements += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,16 +63,12 @@ def snapshot(
     capturing.require_running()
     signal_id = f"everstate-{uuid7()}"
     began = time.monotonic()
-    with Consumer(config, client_id="everstate-cdc") as consumer:
+    with (
+        Consumer(config, client_id="everstate-cdc") as consumer,
         # The place is taken before the signal, so that no notification is missed.
-        records = consumer.tail([names.notifications], idle_s=silence_s)
-        with capturing.database() as database:
-            condition = database.condition(tables[0], key) if key else where
-            data: dict[str, Any] = {"data-collections": tables, "type": "INCREMENTAL"}
-            if condition:
-                filtered = {"data-collection": tables[0], "filter": condition}
-                data["additional-conditions"] = [filtered]
-            database.signal(signal_id, "execute-snapshot", json.dumps(data))
+        closing(consumer.tail([names.notifications], idle_s=silence_s)) as records,
+    ):
+        _signal(capturing, signal_id, tables, where, key)
         if not wait:
             return SnapshotDone(signal_id, "SIGNALLED", 0, {}, time.monotonic() - began)
         done = _follow(signal_id, map(notification, records), progress, began)
@@ -82,6 +79,22 @@ def snapshot(
             advice=f"Look with `everstate cdc status {capture.name}`; the signal stays.",
         )
     return done
+
+
+def _signal(
+    capturing: Capturing,
+    signal_id: str,
+    tables: list[str],
+    where: str | None,
+    key: Mapping[str, str] | Sequence[str],
+) -> None:
+    with capturing.database() as database:
+        condition = database.condition(tables[0], key) if key else where
+        data: dict[str, Any] = {"data-collections": tables, "type": "INCREMENTAL"}
+        if condition:
+            filtered = {"data-collection": tables[0], "filter": condition}
+            data["additional-conditions"] = [filtered]
+        database.signal(signal_id, "execute-snapshot", json.dumps(data))
 
 
 def declared(capturing: Capturing, table: str) -> str:

@@ -225,6 +225,10 @@ class Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it; raises what made it fail."""
         self._stop.set()
         assert self._thread is not None
         self._thread.join()
