@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final
 
 import psycopg
@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import EverstateError, PipelineError, Unavailable
+from everstate.errors import DataLoss, EverstateError, PipelineError, Unavailable
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicIdentity, Topics
 from everstate.pipeline.archived import read_archived
@@ -32,6 +32,7 @@ from everstate.pipeline.parse import parse
 from everstate.pipeline.plan import column_types, planned
 from everstate.pipeline.session import spark_errors
 from everstate.pipeline.source import fair_spans, read_ranges
+from everstate.pipeline.spans import ArchivedOffsets, Sources, divided
 from everstate.pipeline.task import OUTCOME_DDL, ApplyTask
 from everstate.telemetry import without_secret
 from everstate.views import control
@@ -56,6 +57,7 @@ _RETRY_S_MIN: Final = 0.2
 # A task costs 0.1 s of a core before its first change: a small batch is read by few.
 _TASK_CHANGES: Final = 5_000
 _TASK_PARTITIONS: Final = 4
+_ARCHIVE_SPARE_S: Final = 15.0
 _QUARANTINE_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 
 
@@ -78,11 +80,19 @@ class _Unit:
     entity_type: EntityType
     topic: str
     group: GroupPlan
-    spans: Mapping[int, Range]
+    sources: Sources
     alone: bool
     """Whether it is a view's own group."""
-    archived: bool
-    """Whether the log no longer holds the start of a span, so that the archive is read."""
+
+    @property
+    def spans(self) -> dict[int, Range]:
+        """What is read, by partition."""
+        return self.sources.spans
+
+    @property
+    def archived(self) -> bool:
+        """Whether a part of it is read from the archive."""
+        return bool(self.sources.archive)
 
 
 @dataclass(slots=True)
@@ -113,6 +123,7 @@ class Keeper:
         self._spark, self._config, self._project = spark, config, project
         self._schema = config.views.schema_name
         self._topics, self._offsets = Topics(config), Offsets(config)
+        self._archived = ArchivedOffsets(config)
         self._views = {
             name: tuple(
                 PlannedView(plan, number)
@@ -182,16 +193,26 @@ class Keeper:
             log.info("view %s is new: it catches up alone, then joins", plan.name)
 
     def run(self, stop: threading.Event) -> None:
-        """Step until ``stop`` is set; what may pass by itself is told and tried again."""
+        """Step until ``stop`` is set; what may pass by itself is told and tried again.
+
+        What the log lost may be in the archive's next commit: DataLoss is raised when it is
+        there for longer than a trigger of the archive.
+        """
         pause, poll_s = _RETRY_S_MIN, self._config.pipeline.poll_ms / 1000
+        lost_since: float | None = None
         try:
             while not stop.is_set():
                 try:
                     if self.step() is None:
                         stop.wait(poll_s)
-                    pause = _RETRY_S_MIN
+                    pause, lost_since = _RETRY_S_MIN, None
                 except EverstateError as error:
-                    if not error.retryable and not isinstance(error, PipelineError):
+                    if isinstance(error, DataLoss):
+                        lost_since = lost_since or time.monotonic()
+                        waited_s = time.monotonic() - lost_since
+                        if waited_s > self._config.archive.trigger_s + _ARCHIVE_SPARE_S:
+                            raise
+                    elif not error.retryable and not isinstance(error, PipelineError):
                         raise
                     log.warning("the keeper waits %.1f s: %s", pause, error)
                     stop.wait(pause)
@@ -276,9 +297,16 @@ class Keeper:
                     limit = {p: min(end, main[p]) for p, end in until.items()}
                 vector = stored.vectors[group.view_group]
                 spans = fair_spans(vector, limit, self._config.pipeline.batch_changes_max)
-                if spans:
-                    archived = self._is_archived(topic, spans)
-                    units.append(_Unit(entity_type, topic, group, spans, alone, archived))
+                if not spans:
+                    continue
+                try:
+                    sources = self._sources(name, topic, spans)
+                except DataLoss as error:
+                    if not alone:
+                        raise
+                    self._quarantine(name, group.view_group.rpartition("/")[2], str(error))
+                    continue
+                units.append(_Unit(entity_type, topic, group, sources, alone))
         return units
 
     def _stored(self, connection: psycopg.Connection[Any]) -> _Stored:
@@ -324,9 +352,12 @@ class Keeper:
                 joined |= rejoin(connection, self._schema, row.entity, row.name)
         return joined
 
-    def _is_archived(self, topic: str, spans: Mapping[int, Range]) -> bool:
-        begins = self._offsets.beginnings([topic])
-        return any(span.start < begins[topic, partition] for partition, span in spans.items())
+    def _sources(self, entity: str, topic: str, spans: Mapping[int, Range]) -> Sources:
+        """Where to read the spans; the archive is asked only when the log begins too late."""
+        begins = {p: offset for (_, p), offset in self._offsets.beginnings([topic]).items()}
+        if all(span.start >= begins[partition] for partition, span in spans.items()):
+            return Sources(log=spans)
+        return divided(topic, spans, begins, self._archived.of(entity))
 
     def _job(self, unit: _Unit) -> DataFrame:
         """The part of the step's job for one unit: a line of outcome per partition and group."""
@@ -337,14 +368,18 @@ class Keeper:
         return planned(self._parsed(unit), views).mapInArrow(task, OUTCOME_DDL)
 
     def _parsed(self, unit: _Unit) -> DataFrame:
-        if unit.archived:
-            return read_archived(self._spark, self._config, unit.entity_type, unit.spans)
-        records = read_ranges(self._spark, self._config, {unit.topic: unit.spans})
-        tasks = max(
-            math.ceil(len(unit.spans) / _TASK_PARTITIONS),
-            math.ceil(sum(map(len, unit.spans.values())) / _TASK_CHANGES),
-        )
-        return parse(records.coalesce(tasks), unit.entity_type)
+        parts = []
+        if spans := unit.sources.log:
+            records = read_ranges(self._spark, self._config, {unit.topic: spans})
+            tasks = max(
+                math.ceil(len(spans) / _TASK_PARTITIONS),
+                math.ceil(sum(map(len, spans.values())) / _TASK_CHANGES),
+            )
+            parts.append(parse(records.coalesce(tasks), unit.entity_type))
+        if spans := unit.sources.archive:
+            parts.append(read_archived(self._spark, self._config, unit.entity_type, spans))
+        # An archive that was written before a field came has no column of it.
+        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts)
 
     def _settle(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> None:
         """Advance where no record came, and put views that failed aside."""
