@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 import psycopg
 import pyarrow as pa
@@ -38,7 +39,15 @@ RETRIES_MAX: Final = 5
 REFUSED: Final = "refused_by_store"
 _RETRIED: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 # The change's own fault, so that the change can be found by halving the batch.
-_DATA: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+_DATA: Final = (
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
+    pa.ArrowException,
+    # A message that Spark's parser can read and the cutting of its images cannot.
+    msgspec.MsgspecError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,12 +375,12 @@ class Applier:
             if not isinstance(cause, psycopg.errors.ProgramLimitExceeded):
                 raise
             self._refused(write, batch, cause)
-        except (psycopg.Error, pa.ArrowException) as cause:
+        except (psycopg.Error, *_DATA) as cause:
             self._refused(write, batch, cause)
 
     def _refused(self, write: _Write, batch: Batch, cause: Exception) -> None:
         reason, culprit = _reason(cause), None
-        if isinstance(cause, (*_DATA, pa.ArrowException)):
+        if isinstance(cause, _DATA):
             culprit = self._culprit(write, batch)
         if culprit is None and write.core:
             raise ViewStoreError(f"{write.view} cannot be written: {reason}") from cause
@@ -400,7 +409,7 @@ class Applier:
         self.session.connection.execute("ROLLBACK TO SAVEPOINT before_views")
         try:
             write.run(batch)
-        except (*_DATA, pa.ArrowException):
+        except _DATA:
             return True
         return False
 
