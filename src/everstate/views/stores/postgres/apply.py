@@ -29,7 +29,7 @@ from everstate.views.stores.postgres.group import (
     RowTable,
     columns_ddl,
 )
-from everstate.views.stores.postgres.held import bury, held_keys, hold, let_go, read_held
+from everstate.views.stores.postgres.held import bury, held_at, held_keys, hold, let_go, read_held
 from everstate.views.stores.postgres.session import Session, session
 from everstate.views.stores.postgres.writes import GATE_STAGE, Batch, prepare_stage, stage_name
 
@@ -54,8 +54,9 @@ _DATA: Final = (
 class Applied:
     """What became of a range's records in one view group.
 
-    ``applied`` counts released changes too; ``released`` of them had waited. Of the records,
-    applied - released + duplicate + held + dead were read past the position.
+    ``applied`` counts changes too that had waited, and ``dead`` those of them that the tables
+    refused; ``released`` is how many both were. Of the records, applied - released + duplicate +
+    held + dead were read past the position.
     """
 
     applied: int = 0
@@ -166,6 +167,11 @@ class Applier:
                     ) from None
                 start = position
             except _CoreRefused as refusal:
+                if refusal.offset in poison:
+                    raise ViewStoreError(
+                        f"{self.group.view_group}: offset {refusal.offset:,} is refused again "
+                        f"after it was taken out: {refusal.reason}"
+                    ) from refusal
                 poison[refusal.offset] = f"{REFUSED}: {refusal.reason}"
             except _RETRIED:
                 retries += 1
@@ -176,11 +182,17 @@ class Applier:
         """Changes that the main group's tables refused: they are dead for a view alone too."""
         if self.group.keeps_latest:
             return {}
+        # A change that waits was read before this range, and may be refused when it is let go.
         query = sql.SQL(
             'SELECT "offset", reason FROM {} WHERE topic = %s AND partition = %s '
-            'AND "offset" >= %s AND "offset" < %s AND starts_with(reason, %s)'
-        ).format(sql.Identifier(self.group.schema_name, "dead"))
-        place = (self.group.topic, self.partition, given.start, given.end, REFUSED)
+            'AND ("offset" >= %s AND "offset" < %s OR "offset" IN (SELECT "offset" FROM {} '
+            "WHERE view_group = %s AND generation = %s AND partition = %s)) "
+            "AND starts_with(reason, %s)"
+        ).format(
+            sql.Identifier(self.group.schema_name, "dead"),
+            sql.Identifier(self.group.schema_name, "held"),
+        )
+        place = (self.group.topic, self.partition, given.start, given.end, *self._place, REFUSED)
         return dict(self.session.connection.execute(query, place).fetchall())
 
     def _read_position(self) -> int:
@@ -271,6 +283,7 @@ class Applier:
             killed = pc.is_in(changes["offset"], pa.array(list(poison), pa.int64()))
             readable = pc.and_(readable, pc.invert(killed))
         alive = changes.filter(readable)
+        refused = self._bury_refused(poison)
         keys = Keys(alive)
         verdict = self._judge(keys)
         batch = Batch(_going(alive, verdict), verdict.floors)
@@ -287,8 +300,8 @@ class Applier:
             applied=batch.changes.num_rows,
             duplicate=verdict.duplicates,
             held=len(verdict.hold),
-            dead=len(dead) + len(verdict.dead),
-            released=len(verdict.released),
+            dead=len(dead) + len(verdict.dead) + refused,
+            released=len(verdict.released) + refused,
             skipped_below_position=below,
         )
         self._count(applied)
@@ -308,6 +321,15 @@ class Applier:
         mine = waiting & gates.keys()
         held = read_held(self.session, self.group, self.partition, mine) if mine else {}
         return judge(keys, gates, held, self._ids)
+
+    def _bury_refused(self, poison: Mapping[int, str]) -> int:
+        """Bury the changes that wait and that the tables refuse; what comes after them waits."""
+        waiting = held_at(self.session, self.group, self.partition, poison) if poison else []
+        for version, change in waiting:
+            let_go(self.session, self.group, self.partition, [version])
+            reason = poison[change["offset"][0].as_py()]
+            bury(self.session, self.group, self.partition, change, [(0, reason)])
+        return len(waiting)
 
     def _gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
         """Gate rows of the keys whose first version does not follow, or whose time runs back."""
