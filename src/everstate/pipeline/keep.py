@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import DataLoss, EverstateError, PipelineError, Unavailable
+from everstate.errors import DataLoss, EverstateError, PipelineError
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicIdentity, Topics
 from everstate.pipeline.archived import read_archived
@@ -34,8 +34,8 @@ from everstate.pipeline.session import spark_errors
 from everstate.pipeline.source import fair_spans, read_ranges
 from everstate.pipeline.spans import ArchivedOffsets, Sources, divided
 from everstate.pipeline.task import OUTCOME_DDL, ApplyTask
-from everstate.telemetry import without_secret
 from everstate.views import control
+from everstate.views.database import connect_views, views_errors
 from everstate.views.project import Project, kept_always
 from everstate.views.stores.postgres.apply import advance
 from everstate.views.stores.postgres.group import (
@@ -426,14 +426,12 @@ class Keeper:
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         """The driver's own connection, made again after it was lost."""
         dsn = self._config.views_dsn
-        try:
-            if self._database is None or self._database.closed:
-                self._database = psycopg.connect(dsn, autocommit=True)
-            yield self._database
-        except psycopg.OperationalError as cause:
-            if self._database is not None:
-                self._database.close()
-            raise Unavailable(
-                f"the views' database does not answer ({without_secret(dsn)}): "
-                f"{str(cause).strip().splitlines()[0]}"
-            ) from cause
+        with views_errors(dsn):
+            try:
+                if self._database is None or self._database.closed:
+                    self._database = connect_views(dsn)
+                yield self._database
+            except psycopg.OperationalError:
+                if self._database is not None:
+                    self._database.close()
+                raise

@@ -21,6 +21,7 @@ from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
+from everstate.views.database import connect_views
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.gate import NO_VERSION, GateRow, Ints, Keys, Verdict, judge
 from everstate.views.stores.postgres.group import (
@@ -249,7 +250,7 @@ class Applier:
                 "WHERE view_group = %s AND generation = %s AND partition = %s"
             ).format(self._position)
             try:
-                with psycopg.connect(self.session.dsn) as other:
+                with connect_views(self.session.dsn) as other:
                     row = other.execute(query, self._place).fetchone()
             except psycopg.OperationalError:
                 raise lost from None
