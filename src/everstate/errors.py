@@ -226,6 +226,10 @@ class PipelineError(EverstateError):
     """Spark could not do what was asked; the message has its reason in one line."""
 
 
+class SparkLost(PipelineError):
+    """The JVM of Spark is gone: a session does not come back, its process has to start again."""
+
+
 class LocalStackError(EverstateError):
     """A server of the local stack did not start, or stopped; names its log file."""
 
