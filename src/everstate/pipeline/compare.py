@@ -22,8 +22,8 @@ from psycopg.types.json import set_json_loads
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from everstate.changes.codec import decode_wire
 from everstate.views.database import connect_views, views_errors
+from everstate.views.stores.postgres.images import state_text
 
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)
@@ -152,7 +152,7 @@ def _compare_task(
 def _value(column: str, value: Any) -> Any:
     """A value of an expected row; a raw message stands for the state inside it."""
     if column == RAW and value is not None:
-        return orjson.loads(bytes(decode_wire(value).current_entity_state))
+        return orjson.loads(state_text(value))
     return value
 
 
