@@ -25,6 +25,7 @@ from everstate.sources.commands.group import CommandGroup, Decide, Evolve
 from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
+from everstate.views.names import names_of_entity, refused_name
 from everstate.views.plan import ViewPlan, compile_view
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ class App:
                     f"and its source of truth is {self._sources[name]!r}",
                     advice="An entity type has exactly one model and one source of truth.",
                 )
-            self._entities[name] = EntityType(name, model, key, schema_version)
+            entity_type = EntityType(name, model, key, schema_version)
+            self._check_entity_name(name)
+            self._entities[name] = entity_type
             self._sources[name] = source
             if not history:
                 self._without_history.add(name)
@@ -118,12 +121,27 @@ class App:
         Raises InvalidView with the reason, and the nearest form that can be kept, when the SQL
         cannot be kept incrementally.
         """
-        reserved = {n for e in self._entities for n in (e, f"{e}_latest", f"{e}_history")}
-        if name in self._plans or name in reserved:
+        if name in self._taken():
             raise InvalidView(name, "the name is taken", advice="Choose another name.")
         plan = compile_view(ViewDefinition(name, sql), self._entities)
         self._plans[name] = plan
         return plan
+
+    def _taken(self) -> set[str]:
+        """Names that readers of the views' schema find already."""
+        return {n for entity in self._entities for n in names_of_entity(entity)} | set(self._plans)
+
+    def _check_entity_name(self, name: str) -> None:
+        """Raise InvalidEntityType when the tables of an entity type would meet others."""
+        reason = refused_name(name)
+        taken = self._taken().intersection(names_of_entity(name))
+        if reason is None and taken:
+            reason = f"{', '.join(sorted(taken))} is there already"
+        if reason is not None:
+            raise InvalidEntityType(
+                f"entity type {name!r} cannot have this name: {reason}",
+                advice="Choose another name.",
+            )
 
     def entity_type(self, name: str) -> EntityType:
         """Entity type of that name; raises UnknownEntity."""

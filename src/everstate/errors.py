@@ -428,6 +428,10 @@ class LocalStateError(EverstateError):
     exit_code = 7
 
 
+class SparkLost(PipelineError):
+    """The JVM of Spark is gone: a session does not come back, its process has to start again."""
+
+
 class LocalStackError(EverstateError):
     """A server of the local stack did not start, or stopped; names its log file."""
 

@@ -54,13 +54,19 @@ CREATE TABLE IF NOT EXISTS {s}.identity (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), views_id uuid NOT NULL);
 INSERT INTO {s}.identity (views_id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
 """
+STOPPED: Final = "stopped"
+LEFT: Final = "left"
 # Number of the advisory lock that keeps two installers apart: "everview" in ASCII.
 _INSTALL_LOCK: Final = 0x6576657276696577
 
 
 @dataclass(frozen=True, slots=True)
 class ViewRow:
-    """A registered view; ``status`` is `live`, `building` or `quarantined` (with a reason)."""
+    """A registered view.
+
+    ``status`` is `live`, `building` (alone, from the first changes), `quarantined` (alone, tried
+    again), `stopped` (with all of the main group, tried again) or `left` (no longer declared).
+    """
 
     name: str
     entity: str
@@ -158,6 +164,16 @@ def views(connection: Connection, schema_name: str, name: str | None = None) -> 
         "ORDER BY name"
     ).format(sql.Identifier(schema_name, "view"))
     return [ViewRow(*row) for row in connection.execute(query, {"name": name})]
+
+
+def set_group_status(
+    connection: Connection, schema_name: str, view_group: str, status: str, reason: str | None
+) -> None:
+    """Note how the views of a group stand."""
+    query = sql.SQL(
+        "UPDATE {} SET status = %s, reason = %s, changed_at = now() WHERE view_group = %s"
+    ).format(sql.Identifier(schema_name, "view"))
+    connection.execute(query, (status, reason, view_group))
 
 
 def set_verified(
