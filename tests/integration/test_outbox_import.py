@@ -202,8 +202,6 @@ def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
         f"[store]\ndsn = '{config.store_dsn}'\n"
         f"[log]\nbootstrap_servers = '{config.bootstrap_servers}'\n"
     )
-    for name in ("EVERSTATE_STORE_DSN", "EVERSTATE_LOG_BOOTSTRAP_SERVERS"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
     good.write_text("thing_id\na\nb\n")

@@ -13,7 +13,7 @@ from view_cases import orders
 from everstate.errors import ViewStoreError
 from everstate.testing.view_contract import Log, check, history, state_of
 from everstate.testing.view_postgres import KeptViews
-from everstate.views import control
+from everstate.views import dead_letters
 from everstate.views.stores.postgres.apply import Applier
 from everstate.views.stores.postgres.quarantine import start_alone
 
@@ -52,7 +52,7 @@ def test_c19_a_change_that_waited_and_is_refused_when_let_go_is_dead(views: Kept
     log.append(second)
     done = views.apply(0, 4, 5, log.between(4, 5))
     assert (done.applied, done.released, done.dead) == (1, 1, 1)
-    (dead,) = control.unpublished_dead(views.connection, "kept", 10)
+    (dead,) = dead_letters.unnumbered(views.connection, "kept", 10)
     assert (dead.offset, dead.raw_key) == (1, b"a")
     assert dead.reason.startswith("refused_by_store")
     assert views.query("SELECT key, version FROM held") == [("a", 4)]
@@ -102,7 +102,7 @@ def test_c19_a_message_that_cannot_be_cut_is_dead_alone(views: KeptViews, rest: 
     value = changes["raw_value"][4].as_py() + rest
     done = views.apply(0, 0, 9, rewritten(changes, 4, value))
     assert (done.applied, done.dead) == (8, 1)
-    (dead,) = control.unpublished_dead(views.connection, "kept", 10)
+    (dead,) = dead_letters.unnumbered(views.connection, "kept", 10)
     assert (dead.offset, dead.raw_value) == (4, value)
     log.records[4] = replace(log.records[4], reason=dead.reason)
     check(views, [log])

@@ -174,10 +174,13 @@ class Applier:
                         f"after it was taken out: {refusal.reason}"
                     ) from refusal
                 poison[refusal.offset] = f"{REFUSED}: {refusal.reason}"
-            except _RETRIED:
+            except _RETRIED as cause:
                 retries += 1
                 if retries > RETRIES_MAX:
-                    raise
+                    raise Unavailable(
+                        f"{self.group.view_group}: {retries} attempts on partition "
+                        f"{self.partition} met another transaction ({_reason(cause)})"
+                    ) from cause
 
     def _known_poison(self, given: Range) -> dict[int, str]:
         """Changes that the main group's tables refused: they are dead for a view alone too."""
@@ -334,7 +337,7 @@ class Applier:
 
     def _gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
         """Gate rows of the keys whose first version does not follow, or whose time runs back."""
-        stage = sql.Identifier("pg_temp", GATE_STAGE)
+        stage = writes.stage_of(GATE_STAGE)
         columns = {
             "key": keys.names,
             "first_version": pa.array(first),
