@@ -32,7 +32,7 @@ class SparkLost(PipelineError):
 class LocalStateError(EverstateError):
     """A local copy of states cannot be written, or cannot be made again from the log (C10)."""
 
-    exit_code = 7
+    exit_code = 9
 
 
 class CaptureFailed(EverstateError):
