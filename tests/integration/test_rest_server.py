@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import BaseModel, computed_field
-from rest_cases import DESK, EVA, HOTEL, configured, hotel
+from rest_cases import DESK, EVA, HOTEL, configured, hotel, serving
 
 from everstate.api.server import is_loopback, serve
 from everstate.app import App
@@ -37,26 +36,6 @@ expected-statuses = ["2xx", "3xx", "404", "409", "412", "422"]
 @pytest.fixture
 def config(stack: Any, database: str, topic_prefix: str) -> Config:
     return configured(stack.config, database, topic_prefix, port=0)
-
-
-@contextmanager
-def serving(config: Config, app: App) -> Iterator[str]:
-    """A server in a thread; gives its address."""
-    stop, ready, addresses = threading.Event(), threading.Event(), list[str]()
-
-    def told(address: str) -> None:
-        addresses.append(address)
-        ready.set()
-
-    thread = threading.Thread(target=serve, args=(config, app, stop, told))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield addresses[0]
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not thread.is_alive()
 
 
 @pytest.fixture

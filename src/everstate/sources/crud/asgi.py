@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from fastapi import Request, Response
+from starlette.convertors import Convertor, register_url_convertor
 
 from everstate.errors import RequestTooLarge
 from everstate.sources.crud.answers import JSON, Answer, Incoming, check_length
 from everstate.sources.crud.provenance import Callers
 
 T = TypeVar("T")
+
+KEY: Final = "{key:everstate_key}"
+"""The rest of a path as a key: it may have slashes (`%2F`), and is not empty."""
+
+
+class _KeyConvertor(Convertor[str]):
+    regex = ".+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("everstate_key", _KeyConvertor())
 
 
 class Desk:
