@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import BaseModel, computed_field
+from pydantic import BaseModel, field_validator
 from rest_cases import DESK, EVA, HOTEL, configured, hotel, serving
 
 from everstate.api.server import is_loopback, serve
@@ -61,9 +61,12 @@ def fuzz(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 def test_no_request_gets_a_500_and_every_answer_is_as_openapi_says(
     config: Config, fuzz: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    examples = "50" if FULL else "4"
+    options = ["--max-examples", "3", "--phases", "coverage,fuzzing"]
+    if FULL:
+        options = ["--max-examples", "100"]
     with serving(config, hotel()) as address:
-        done = fuzz(address, "--max-examples", examples, "--seed", "1")
+        # A session has the routes of a guest.
+        done = fuzz(address, *options, "--seed", "1", "--exclude-path-regex", "session")
     print(done.stdout[-2_000:])
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
 
@@ -79,9 +82,10 @@ def test_a_500_is_found(
         thing_id: str
         size: int
 
-        @computed_field
-        def share(self) -> float:
-            return 1 / (self.size if self.size > 0 else 0)
+        @field_validator("size")
+        @classmethod
+        def share(cls, size: int) -> int:
+            return size // max(0, size)
 
     with serving(config, app) as address:
         options = ["--include-path", "/v1/thing", "--max-examples", "10", "--phases", "fuzzing"]
