@@ -116,7 +116,7 @@ def test_a_repeated_request_is_answered_as_before_and_written_once(
     assert _own(second) == _own(first)
     other = api.post("/v1/guest", json={**EVA, "guest_id": "g2"}, headers=key)
     assert other.status_code == 422
-    assert other.json()["type"] == "urn:everstate:problem:idempotency-key-reused"
+    assert other.json()["type"] == "urn:everstate:error:IdempotencyKeyReused"
     # Another caller's key is another key.
     theirs = {**key, "Everstate-Identifier": "clerk-8"}
     assert api.post("/v1/guest", json=EVA, headers=theirs).status_code == 409
@@ -249,29 +249,29 @@ def test_a_list_is_paged_and_filtered(api: httpx.Client) -> None:
 
 
 BAD: list[tuple[str, str, dict[str, str], Any, int, str | None]] = [
-    ("POST", "/v1/guest", {}, "{", 400, "invalid-request"),
+    ("POST", "/v1/guest", {}, "{", 400, "InvalidRequest"),
     ("POST", "/v1/guest", {}, '"\ud800"'.encode("utf-8", "surrogatepass"), 400, None),
-    ("POST", "/v1/guest", {}, "[]", 422, "invalid-body"),
-    ("POST", "/v1/guest", {}, '{"guest_id": "g1"}', 422, "invalid-body"),
-    ("POST", "/v1/guest", {}, json.dumps({**EVA, "nights": "3"}), 422, "invalid-body"),
-    ("POST", "/v1/guest", {}, json.dumps({**EVA, "name": "a\0"}), 422, "invalid-body"),
-    ("POST", "/v1/guest", {}, "[" * 20_000, 400, "invalid-request"),
-    ("POST", "/v1/guest", {}, " " * 1_100_000, 413, "request-too-large"),
+    ("POST", "/v1/guest", {}, "[]", 422, "InvalidBody"),
+    ("POST", "/v1/guest", {}, '{"guest_id": "g1"}', 422, "InvalidBody"),
+    ("POST", "/v1/guest", {}, json.dumps({**EVA, "nights": "3"}), 422, "InvalidBody"),
+    ("POST", "/v1/guest", {}, json.dumps({**EVA, "name": "a\0"}), 422, "InvalidBody"),
+    ("POST", "/v1/guest", {}, "[" * 20_000, 400, "InvalidRequest"),
+    ("POST", "/v1/guest", {}, " " * 1_100_000, 413, "RequestTooLarge"),
     ("POST", "/v1/guest", {"Content-Type": "text/plain"}, "{}", 415, None),
     ("POST", "/v1/guest", {"Idempotency-Key": "x" * 256}, json.dumps(EVA), 400, None),
     ("POST", "/v1/guest", {"Everstate-Occurred-At": "now"}, json.dumps(EVA), 400, None),
-    ("PUT", "/v1/guest/g2", {}, json.dumps(EVA), 422, "invalid-body"),
-    ("PUT", "/v1/guest/g1", {"If-Match": "1"}, json.dumps(EVA), 400, "invalid-request"),
-    ("PATCH", "/v1/guest/g1", {}, "{}", 404, "not-found"),
+    ("PUT", "/v1/guest/g2", {}, json.dumps(EVA), 422, "InvalidBody"),
+    ("PUT", "/v1/guest/g1", {"If-Match": "1"}, json.dumps(EVA), 400, "InvalidRequest"),
+    ("PATCH", "/v1/guest/g1", {}, "{}", 404, "NotFound"),
     ("PATCH", "/v1/guest/g0", {"Content-Type": "application/json"}, "{}", 415, None),
-    ("PATCH", "/v1/guest/g0", {}, "[" * 20_000, 400, "invalid-request"),
-    ("PATCH", "/v1/guest/g0", {}, '{"guest_id": "g9"}', 422, "invalid-body"),
-    ("PATCH", "/v1/guest/g0", {}, '{"name": null}', 422, "invalid-body"),
-    ("PATCH", "/v1/guest/g0", {}, "3", 422, "invalid-body"),
-    ("PATCH", "/v1/guest/g0", {}, '{"name":' * 900 + "1" + "}" * 900, 400, "invalid-request"),
-    ("GET", "/v1/guest/none", {}, "", 404, "not-found"),
+    ("PATCH", "/v1/guest/g0", {}, "[" * 20_000, 400, "InvalidRequest"),
+    ("PATCH", "/v1/guest/g0", {}, '{"guest_id": "g9"}', 422, "InvalidBody"),
+    ("PATCH", "/v1/guest/g0", {}, '{"name": null}', 422, "InvalidBody"),
+    ("PATCH", "/v1/guest/g0", {}, "3", 422, "InvalidBody"),
+    ("PATCH", "/v1/guest/g0", {}, '{"name":' * 900 + "1" + "}" * 900, 400, "InvalidRequest"),
+    ("GET", "/v1/guest/none", {}, "", 404, "NotFound"),
     ("GET", "/v1/guest/", {}, "", 404, None),
-    ("GET", "/v1/guest/a%00b", {}, "", 422, "invalid-change"),
+    ("GET", "/v1/guest/a%00b", {}, "", 422, "InvalidChange"),
     ("GET", "/v1/guest/%ff%fe", {}, "", 404, None),
     ("GET", "/v1/nothing", {}, "", 404, None),
     ("GET", "/", {}, "", 404, None),
@@ -289,7 +289,7 @@ def test_bad_input_is_a_problem_that_says_why(api: httpx.Client) -> None:
         assert answer.headers["Content-Type"] == PROBLEM, where
         found = answer.json()
         assert (found["status"], bool(found["detail"])) == (status, True)
-        assert kind is None or found["type"] == f"urn:everstate:problem:{kind}", where
+        assert kind is None or found["type"] == f"urn:everstate:error:{kind}", where
 
 
 def test_a_method_that_is_not_there_is_405_with_those_that_are(api: httpx.Client) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import BaseModel, field_validator
-from rest_cases import DESK, EVA, HOTEL, configured, hotel, serving
+from rest_cases import DESK, EVA, HOTEL, client, configured, hotel, serving
 
+import command_cases as bank
 from everstate.api.server import is_loopback, serve
 from everstate.app import App
 from everstate.config import Config
@@ -151,3 +152,17 @@ def test_everstate_serve_answers_and_stops_cleanly(config: Config, tmp_path: Pat
     assert process.returncode == 0
     assert "Traceback" not in rest
     assert "stopped" in rest
+
+
+def test_commands_are_among_the_routes(config: Config) -> None:
+    """Nobody decides here: the answer is that none came, with the id to repeat it by."""
+    with client(config, bank.app) as api:
+        place = "/v1/account/a1/commands/Deposit"
+        late = api.post(place, json={"amount": 1}, headers={**DESK, "Prefer": "wait=0"})
+        assert late.status_code == 504
+        assert late.json()["commandId"]
+        refused = api.post(place, json={"amount": 1})
+        assert refused.status_code == 422
+        described = api.get("/openapi.json").json()
+        assert place.replace("a1", "{key}") in described["paths"]
+        assert {"CommandAnswered", "Problem"} <= set(described["components"]["schemas"])

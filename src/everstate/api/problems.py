@@ -71,7 +71,7 @@ async def _ours(request: Request, error: Exception) -> Response:
         status,
         words[0] + words[1:].lower(),
         error.message,
-        kind=f"urn:everstate:problem:{words.lower().replace(' ', '-')}",
+        kind=f"urn:everstate:error:{name}",
         more=more,
         headers=headers,
     )
