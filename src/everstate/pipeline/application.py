@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from everstate.changes.drift import Truth
 from everstate.config import Config
@@ -20,12 +20,21 @@ from everstate.pipeline.drift import drift_on_schedule
 from everstate.pipeline.hanging import HangingTransactions
 from everstate.pipeline.keep import Keeper
 from everstate.pipeline.session import spark_session
+from everstate.pipeline.wire import DebeziumForm
 from everstate.views.project import Project
 
 log = logging.getLogger(__name__)
 
 _JOIN_S: Final = 120.0
 _COMPACT_POLL_S: Final = 5.0
+
+
+class PublishedProject(Project, Protocol):
+    """A project whose changes are also published in other forms."""
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
 
 
 class PipelineApplication:
@@ -38,7 +47,7 @@ class PipelineApplication:
     """
 
     def __init__(
-        self, config: Config, project: Project, truths: Mapping[str, Truth] | None = None
+        self, config: Config, project: PublishedProject, truths: Mapping[str, Truth] | None = None
     ) -> None:
         self._config, self._project = config, project
         self._truths = truths or {}
@@ -65,6 +74,9 @@ class PipelineApplication:
                 parts[f"archive-{name}"] = _archive(archiver)
             if self._truths and self._config.drift.every_s > 0:
                 parts["drift"] = drift_on_schedule(spark, self._config, self._truths)
+            for name in self._project.debezium_forms:
+                form = DebeziumForm(self._config, self._project.entities[name])
+                parts[f"debezium-{name}"] = _closing(form)
             threads = [
                 threading.Thread(target=self._guarded, args=(part, stop), name=name, daemon=True)
                 for name, part in parts.items()
@@ -133,3 +145,13 @@ def _archive(archiver: Archiver) -> Callable[[threading.Event], None]:
         )
 
     return lambda stop: archiver.run(stop, on_batch=told)
+
+
+def _closing(form: DebeziumForm) -> Callable[[threading.Event], None]:
+    def run(stop: threading.Event) -> None:
+        try:
+            form.run(stop)
+        finally:
+            form.close()
+
+    return run
