@@ -141,7 +141,7 @@ def under_load(config: Config, disturb: Callable[[Load], None]) -> CommandReport
                     resting.result(60)
         finally:
             load.stop.set()
-    assert len(load.history) > 100
+    assert len(load.history) > 50
     return check_commands(bank.GROUP, read_command_log(config, bank.ENTITY), load.history)
 
 
