@@ -26,7 +26,9 @@ BENCHES = (
     "rebuild",
     "lookup",
     "growth",
+    "rest",
     "commands",
+    "outbox",
 )
 
 

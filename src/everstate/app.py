@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView
+from everstate.changes.drift import Truth
+from everstate.config import Config
+from everstate.errors import (
+    InvalidCapture,
+    InvalidEntityType,
+    InvalidView,
+    UnknownCapture,
+    UnknownEntity,
+    UnknownView,
+    WrongSource,
+)
+from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
 from everstate.sources.commands.group import CommandGroup, Decide, Evolve
 from everstate.sources.commands.process import ProcessManager, React, Start
+from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
 
 M = TypeVar("M", bound=type[BaseModel])
 
-Source = Literal["store", "cassandra", "log", "commands", "capture"]
-"""Where an entity type is written first: a store (PostgreSQL, Cassandra), nowhere but the log
-(events), its command handler, or a database that is captured."""
+Source: TypeAlias = Literal["store", "cassandra", "log", "commands", "capture"]
+"""Where an entity type's versions are assigned: PostgreSQL with its outbox, Cassandra, the log
+itself (events: immutable facts), a command handler, or the capture of a foreign database."""
 
 
 class App:
@@ -38,6 +50,7 @@ class App:
         self._sources: dict[str, Source] = {}
         self._command_groups: dict[str, CommandGroup] = {}
         self._processes: dict[str, ProcessManager] = {}
+        self._captures: dict[str, Capture] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -67,16 +80,24 @@ class App:
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
         in the archive, and duplicates of them cannot be told from conflicts (C6). ``source`` is
-        its source of truth, which assigns versions: there is exactly one.
+        its source of truth, which assigns versions: there is exactly one. With ``"log"`` its
+        entities are events: immutable facts, never changed, each with the key that its writer
+        gave it.
 
-        Raises InvalidEntityType when the name is taken (an entity type has one source of truth)
-        or a field has no column type.
+        Raises InvalidEntityType when the name is taken (an entity type has one source of truth),
+        there is no such source, or a field has no column type.
         """
+        if source not in get_args(Source):
+            raise InvalidEntityType(
+                f"{name}: there is no source of truth {source!r}",
+                advice=f"Use one of {', '.join(get_args(Source))}.",
+            )
 
         def register(model: M) -> M:
             if name in self._entities:
                 raise InvalidEntityType(
-                    f"entity type {name!r} is registered already",
+                    f"entity type {name!r} is registered already, "
+                    f"and its source of truth is {self._sources[name]!r}",
                     advice="An entity type has exactly one model and one source of truth.",
                 )
             self._entities[name] = EntityType(name, model, key, schema_version)
@@ -116,10 +137,39 @@ class App:
             raise UnknownView(name, tuple(self._plans))
         return self._plans[name]
 
-    def source_of(self, name: str) -> str:
+    def source_of(self, name: str) -> Source:
         """Source of truth of an entity type; raises UnknownEntity."""
-        self.entity_type(name)
-        return self._sources[name]
+        return self._sources[self.entity_type(name).name]
+
+    def entities_from(self, source: Source) -> tuple[EntityType, ...]:
+        """Entity types that have this source of truth."""
+        return tuple(e for name, e in self._entities.items() if self._sources[name] == source)
+
+    def check_source(self, name: str, source: Source) -> EntityType:
+        """The entity type, when ``source`` is its source of truth; called before it is written.
+
+        Raises WrongSource for another one, and UnknownEntity.
+        """
+        declared = self.source_of(name)
+        if declared != source:
+            raise WrongSource(name, declared, source)
+        return self._entities[name]
+
+    def truths(self, config: Config) -> dict[str, Truth]:
+        """Entity types whose source of truth can be compared with the log, each with it.
+
+        Opens no connection; raises InvalidConfig while the store has no address.
+        """
+        found: dict[str, Truth] = {}
+        for each in self.entities_from("store"):
+            found[each.name] = PostgresTruth.of(config, each.name, each.schema_version)
+        if in_cassandra := self.entities_from("cassandra"):
+            # Imported here: the driver is an extra.
+            from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
+
+            for each in in_cassandra:
+                found[each.name] = CassandraTruth(config, each.name, each.schema_version)
+        return found
 
     @property
     def command_groups(self) -> Mapping[str, CommandGroup]:
@@ -174,3 +224,34 @@ class App:
             raise InvalidEntityType(f"process manager {name!r} is declared already")
         self._processes[name] = ProcessManager(name, tuple(on), react, start)
         return self._processes[name]
+
+    @property
+    def captures(self) -> Mapping[str, Capture]:
+        """Declared captures by name."""
+        return MappingProxyType(self._captures)
+
+    def capture(
+        self, name: str, *, kind: Kind, tables: Mapping[str, Table], **options: Any
+    ) -> Capture:
+        """Declare that tables of another system's database are captured as entity types.
+
+        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
+        Raises InvalidCapture when an entity type is not registered, has a source of truth
+        already, or lacks a field that the declaration names.
+        """
+        capture = Capture(name=name, kind=kind, tables=tables, **options)
+        if name in self._captures:
+            raise InvalidCapture(name, "it is declared already", advice="Choose another name.")
+        check_declaration(capture, self._entities)
+        taken = {entity for other in self._captures.values() for entity in other.entities}
+        for entity in capture.entities:
+            if entity in taken:
+                raise InvalidCapture(name, f"{entity} has another capture as its source of truth")
+        self._captures[name] = capture
+        return capture
+
+    def capture_of(self, name: str) -> Capture:
+        """Capture of that name; raises UnknownCapture."""
+        if name not in self._captures:
+            raise UnknownCapture(name, tuple(self._captures))
+        return self._captures[name]

@@ -89,6 +89,11 @@ def dead_bytes_max(config: Config) -> int:
     return config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
 
 
+def raw_bytes_max(config: Config) -> int:
+    """``max.message.bytes`` of raw topics: a row before and after, and what surrounds them."""
+    return 2 * config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
+
+
 def client_settings(config: Config, client_id: str) -> dict[str, Any]:
     """What every client shares: addresses, the configured options, a quick way back.
 

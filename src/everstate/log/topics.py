@@ -66,6 +66,18 @@ class TopicNames:
         """What of this entity type could not be read or applied."""
         return f"{self.prefix}.{entity}.dead"
 
+    def raw(self, source: str, table: str) -> str:
+        """What a capture wrote of one table, before cleaning."""
+        return f"{self.raw_prefix(source)}.{table}"
+
+    def raw_prefix(self, source: str) -> str:
+        """What the names of all raw topics of a capture begin with."""
+        return f"{self.prefix}.raw.{source}"
+
+    def capture(self, source: str, what: str) -> str:
+        """What a capture's connector keeps for itself (notifications, schemas)."""
+        return f"{self.prefix}.capture.{source}.{what}"
+
     @property
     def dead_unknown(self) -> str:
         """Dead letters whose entity type is unknown."""
@@ -160,6 +172,23 @@ class Topics:
         if name in self._existing():
             raise LogError(f"topic {name} exists already.", advice="Choose another name.")
         self._make([_Wanted(name, partitions, config)])
+
+    def ensure_raw(
+        self, names: Iterable[str], *, partitions: int, settings: Mapping[str, str]
+    ) -> list[str]:
+        """Make those topics of a capture that are missing; returns their names. Idempotent."""
+        existing = self._existing()
+        missing = [
+            _Wanted(name, partitions, {"cleanup.policy": "delete", **settings})
+            for name in names
+            if name not in existing
+        ]
+        self._make(missing)
+        return [topic.name for topic in missing]
+
+    def existing(self) -> set[str]:
+        """Names of all topics of the cluster."""
+        return self._existing()
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete topics with all their records; those that do not exist are no error.

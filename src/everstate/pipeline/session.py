@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.errors import PySparkException, PySparkRuntimeError
@@ -27,7 +28,7 @@ from everstate.errors import (
     PositionMoved,
     Unavailable,
 )
-from everstate.local import java_home, spark_jars
+from everstate.local import class_archive_options, java_home, spark_jars
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -112,20 +113,31 @@ def session_settings(config: Config) -> dict[str, str]:
             raise InvalidConfig(
                 f"pipeline.options[{name!r}]", options[name], f"{_FIXED[name]!r}, or no such option"
             )
-    local = config.pipeline.master.startswith("local")
+    jars = [str(path) for path in spark_jars(config)]
+    java_options = [
+        f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+        "-XX:+UseParallelGC",
+        _JAVA_OPTIONS,
+    ]
+    if config.pipeline.master.startswith("local"):
+        # In the class path of the one JVM, and not added later: only so the archive holds them.
+        own = {**_LOCAL, "spark.driver.extraClassPath": os.pathsep.join(jars)}
+        java_options += class_archive_options(config, [*jars, *_jars_of_spark()])
+    else:
+        own = {"spark.jars": ",".join(jars)}
     return {
         **_DEFAULTS,
-        **(_LOCAL if local else {}),
+        **own,
         "spark.driver.memory": config.pipeline.driver_memory,
-        "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -XX:+UseParallelGC "
-            + _JAVA_OPTIONS
-        ),
+        "spark.driver.extraJavaOptions": " ".join(java_options),
         "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
-        "spark.jars": ",".join(str(path) for path in spark_jars(config)),
         **options,
         **_FIXED,
     }
+
+
+def _jars_of_spark() -> list[str]:
+    return sorted(str(path) for path in Path(pyspark.__file__).parent.glob("jars/*.jar"))
 
 
 @contextmanager
