@@ -109,7 +109,9 @@ def replay_from_the_beginning(config: Config, seats: Any) -> None:
         until(lambda: len(read_command_log(config, "show").commands) == before + 4)
         with CommandClient(config, seats.app) as client:
             futures = [
-                client.submit("show", f"s{n}", seats.BookSeat(guest="x"), provenance=bank.TELLER)
+                client.submit(
+                    "show", f"none-{n}", seats.BookSeat(guest="x"), provenance=bank.TELLER
+                )
                 for n in range(30)
             ]
             wait_all(futures, 30)
