@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import command_cases as bank
 import pytest
 from test_commands_kill import Load, progress
 
+import command_cases as bank
 from everstate.config import Config, load
 from everstate.local import Stack
 from everstate.log.topics import Topics

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from typer.testing import CliRunner
 
 import command_cases as bank
+from everstate.api.application import create_api
 from everstate.changes import Provenance
 from everstate.cli import cli
 from everstate.config import Config
@@ -113,6 +114,28 @@ def test_the_openapi_names_every_command(http: Http) -> None:
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["amount"]["minimum"] == 1
     assert set(described["responses"]) >= {"200", "409", "422", "500", "504"}
+
+
+def test_the_api_of_a_project_takes_commands(config: Config) -> None:
+    api = create_api(config, bank.app, stores={})
+    named = {"Everstate-Service": "web", "Everstate-Identifier": "eva", "Prefer": "wait=60"}
+
+    async def twice() -> tuple[httpx.Response, httpx.Response]:
+        transport = httpx.ASGITransport(app=api)
+        async with (
+            api.router.lifespan_context(api),
+            httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+        ):
+            path, body = "/v1/account/a1/commands/Open", {"account_id": "a1", "owner": "Eva"}
+            nobody = await client.post(path, json=body)
+            return nobody, await client.post(path, json=body, headers=named)
+
+    with running(config, bank.app):
+        nobody, opened = asyncio.run(twice())
+    assert (nobody.status_code, nobody.json()["title"]) == (422, "MissingProvenance")
+    assert (opened.status_code, opened.json()["version"]) == (200, 1)
+    document = api.openapi()
+    assert {"CommandAnswered", "CommandProblem"} <= set(document["components"]["schemas"])
 
 
 def test_the_command_line_sends_shows_and_replays(
