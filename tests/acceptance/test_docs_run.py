@@ -55,6 +55,7 @@ def test_an_output_is_compared_with_what_the_page_shows(
         "own-entity-type.md",
         "import-a-file.md",
         "own-servers.md",
+        "commands.md",
         "rest.md",
         "drift.md",
         "outbox.md",
