@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from everstate.cli.cdc_preview import held, preview
 from everstate.cli.console import (
     AppOption,
     JsonOption,
@@ -279,3 +280,7 @@ def _size(count: int | None) -> str | None:
     if count is None:
         return None
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} B"
+
+
+cdc.command("preview")(preview)
+cdc.command("held")(held)

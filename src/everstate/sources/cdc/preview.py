@@ -44,7 +44,7 @@ def preview(
     """
     reader = RawReader(capture, entities)
     names = TopicNames(config.log.prefix)
-    found = []
+    found: list[Previewed] = []
     with Consumer(config, client_id="everstate-preview") as consumer:
         for part, table in capture.by_topic().items():
             topic = names.raw(capture.name, part)
