@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from everstate.pipeline.clean import Cleaner
-from everstate.sources.cdc.cleaning import Cleaning
 from pydantic import BaseModel
 
 from capture_cases import (
@@ -28,7 +26,9 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.snapshots import snapshot
 
 ENTITY_OF = {"customers": "customer", "orders": "order", "notes": "note"}
