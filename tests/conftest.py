@@ -19,10 +19,19 @@ from everstate.local import Stack
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from everstate.testing.view_postgres import KeptViews
+
+# Settings of the user's own servers would win over those of the tests.
+_OURS = {"EVERSTATE_FULL", "EVERSTATE_KILLS", "EVERSTATE_BENCH_DATA"}
+for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
+    if _name not in _OURS:
+        del os.environ[_name]
+
 _MARKS = {
     "stack": ("kafka", "postgres"),
     "database": ("postgres",),
     "spark": ("spark",),
+    "cassandra": ("cassandra",),
     "connect": ("connect",),
     "mariadb": ("mariadb",),
 }
@@ -79,6 +88,18 @@ def stack(stack_config: Config) -> Iterator[RunningStack]:
         pytest.skip(f"the local stack does not start here: {cause}")
     try:
         yield RunningStack(config, servers, stack_config)
+    finally:
+        servers.stop()
+
+
+@pytest.fixture(scope="session")
+def cassandra(stack: RunningStack) -> Iterator[RunningStack]:
+    """Cassandra beside the stack, started when the first test wants it."""
+    section = stack.config.cassandra.model_copy(update={"local": True})
+    servers = Stack(stack.config.model_copy(update={"cassandra": section}))
+    config = servers.start()
+    try:
+        yield RunningStack(config, servers, stack.given)
     finally:
         servers.stop()
 
@@ -140,3 +161,13 @@ def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:
         yield RunningStack(config, servers, stack.given)
     finally:
         servers.stop((name,))
+
+
+@pytest.fixture
+def kept(database: str) -> Iterator[KeptViews]:
+    """The view contract's views in a database of their own, at offset 0 of one partition."""
+    from everstate.testing.view_postgres import KeptViews
+
+    with KeptViews.installed(database) as views:
+        views.reset(1)
+        yield views

@@ -50,7 +50,16 @@ def test_an_output_is_compared_with_what_the_page_shows(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "page", ["own-entity-type.md", "import-a-file.md", "own-servers.md", "clean.md"]
+    "page",
+    [
+        "own-entity-type.md",
+        "import-a-file.md",
+        "own-servers.md",
+        "rest.md",
+        "drift.md",
+        "outbox.md",
+        "clean.md",
+    ],
 )
 def test_a_howto_does_what_it_says(reader: Any, page: str) -> None:
     reader.follow(DOCS / "howto" / page)

@@ -151,7 +151,7 @@ def test_a_key_must_have_each_of_its_columns() -> None:
         (["a"], ["1", "2"]),
     ):
         with pytest.raises(InvalidCapture):
-            key_values("shop", "t", columns, key)  # type: ignore[arg-type]
+            key_values("shop", "t", columns, key)
 
 
 def test_what_connect_says_of_a_failed_task_is_one_line() -> None:

@@ -148,10 +148,11 @@ class ArchiveReader:
         return Location(file, row.commit_version, row.committed_at, row.epoch)
 
     def _brought_by(self, generation: int, partition: int, offset: int) -> LedgerRow | None:
-        ledger = self._ledger.rows()
-        known = max((row.commit_version for row in ledger), default=-1)
-        recent = (row for commit in self._log.commits(known) for row in ledger_rows(commit))
-        for row in (*ledger, *recent):
+        known = self._ledger.brought(generation, partition, offset)
+        if known is not None:
+            return known
+        newest = self._ledger.newest()
+        for row in (row for commit in self._log.commits(newest) for row in ledger_rows(commit)):
             here = row.generation == generation and row.partition == partition
             if here and row.start <= offset < row.end:
                 return row

@@ -48,6 +48,11 @@ def connect_artifacts() -> tuple[Artifact, ...]:
     return tuple(Artifact(**entry) for entry in _lock()["connect"])
 
 
+def cassandra_artifacts() -> tuple[Artifact, ...]:
+    """The jars of Cassandra."""
+    return tuple(Artifact(**entry) for entry in _lock()["cassandra"])
+
+
 def debezium_artifacts() -> tuple[Artifact, ...]:
     """The plugins of Debezium, for PostgreSQL and MariaDB."""
     return tuple(Artifact(**entry) for entry in _lock()["debezium"])

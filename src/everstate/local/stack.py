@@ -15,6 +15,7 @@ from typing import Literal, Self
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import obtain
+from everstate.local.cassandra import CassandraServer
 from everstate.local.connect import ConnectServer
 from everstate.local.kafka import KafkaServer
 from everstate.local.mariadb import MariaDbServer
@@ -37,7 +38,7 @@ from everstate.local.server import Ports, Server
 
 State = Literal["running", "not answering", "crashed", "stopped"]
 
-_READY_S_MAX = 90.0
+_READY_S_MAX = 180.0
 _ADOPT_S_MAX = 20.0
 _STOP_S_MAX = 30.0
 _ATTEMPTS = 3
@@ -84,6 +85,8 @@ class Stack:
             self._servers["kafka"] = KafkaServer(config)
         if config.store.dsn is None:
             self._servers["postgres"] = PostgresServer(config)
+        if config.cassandra.local and not config.cassandra.contact_points:
+            self._servers["cassandra"] = CassandraServer(config)
         wanted = {*config.capture.local, *also, *self._memory.read()}
         if "mariadb" in wanted:
             self._servers["mariadb"] = MariaDbServer(config)
@@ -135,7 +138,9 @@ class Stack:
                 )
             ports[name] = known.ports
         kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
-        config = self._config
+        cassandra, config = self._servers.get("cassandra"), self._config
+        if isinstance(cassandra, CassandraServer):
+            config = config.with_cassandra(*cassandra.address(ports["cassandra"]))
         if "connect" in ports:
             url = ConnectServer.address(ports["connect"])
             capture = config.capture.model_copy(update={"connect_url": url})

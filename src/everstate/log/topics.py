@@ -46,6 +46,22 @@ class TopicNames:
         """Key → newest change; compacted."""
         return f"{self.prefix}.{entity}.state.g{generation}"
 
+    def commands(self, entity: str, generation: int = 1) -> str:
+        """Commands to entities of this type; kept for a time."""
+        return f"{self.prefix}.{entity}.commands.g{generation}"
+
+    def replies(self, entity: str, generation: int = 1) -> str:
+        """Answers to commands, in the partitions of their commands; kept for a time."""
+        return f"{self.prefix}.{entity}.replies.g{generation}"
+
+    def parked(self, entity: str, generation: int = 1) -> str:
+        """Command id → a command that could not be decided; compacted."""
+        return f"{self.prefix}.{entity}.parked.g{generation}"
+
+    def timers(self, process: str) -> str:
+        """Command id → a command of a process manager that is not due yet; compacted."""
+        return f"{self.prefix}.process.{process}.timers"
+
     def partials(self, entity: str) -> str:
         """The changed fields only, as a capture's source gave them."""
         return f"{self.prefix}.{entity}.partials"
@@ -136,7 +152,22 @@ class Topics:
         asks for more (a change that was accepted must fit); every other difference is returned
         and logged, never changed. Raises LogError or Unavailable.
         """
-        wanted = {topic.name: topic for topic in self._wanted(entity_names, generation)}
+        return self._ensure(self._wanted(entity_names, generation))
+
+    def ensure_commands(
+        self, entity_names: Iterable[str], processes: Iterable[str] = ()
+    ) -> tuple[TopicDifference, ...]:
+        """Make what commands to these entity types need, their changelog included; idempotent.
+
+        ``processes`` are names of process managers, whose timers have a topic each. See
+        :meth:`ensure`.
+        """
+        names = tuple(entity_names)
+        wanted = [*self._wanted(names, 1), *self._wanted_commands(names)]
+        return self._ensure([*wanted, *(self._kept(self.names.timers(each)) for each in processes)])
+
+    def _ensure(self, topics: Iterable[_Wanted]) -> tuple[TopicDifference, ...]:
+        wanted = {topic.name: topic for topic in topics}
         existing = self._existing()
         self._make([topic for name, topic in wanted.items() if name not in existing])
         differences = self._differences([wanted[name] for name in wanted if name in existing])
@@ -287,6 +318,30 @@ class Topics:
                 "segment.bytes": str(16 * 1_048_576),
                 "min.cleanable.dirty.ratio": "0.1",
                 _SIZE: str(changelog_bytes_max(self._config)),
+            },
+        )
+
+    def _wanted_commands(self, entity_names: Iterable[str]) -> Iterable[_Wanted]:
+        names = self.names
+        kept = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(int(self._config.commands.retention_hours * _HOUR_MS)),
+            _SIZE: str(changelog_bytes_max(self._config)),
+        }
+        for entity in entity_names:
+            yield _Wanted(names.commands(entity), self._config.log.partitions, kept)
+            yield _Wanted(names.replies(entity), self._config.log.partitions, kept)
+            yield self._kept(names.parked(entity))
+
+    def _kept(self, name: str) -> _Wanted:
+        """A compacted topic of things that wait: each goes by its tombstone."""
+        return _Wanted(
+            name,
+            self._config.log.partitions,
+            {
+                "cleanup.policy": "compact",
+                "min.cleanable.dirty.ratio": "0.1",
+                _SIZE: str(dead_bytes_max(self._config)),
             },
         )
 
