@@ -59,6 +59,7 @@ def test_an_output_is_compared_with_what_the_page_shows(
         "rest.md",
         "drift.md",
         "outbox.md",
+        "clean.md",
     ],
 )
 def test_a_howto_does_what_it_says(reader: Any, page: str) -> None:
