@@ -98,7 +98,8 @@ class PipelineConfig(Section):
     """Most changes of one keeper batch over all partitions."""
     poll_ms: int = Field(default=50, ge=1)
     held_max: int = Field(default=10_000, ge=0)
-    """Most changes held behind version gaps, per view group; more quarantines the group."""
+    """Most changes held behind version gaps, per view group; a partition that brings more waits,
+    and the log says why, until a gap fills or the limit is raised. A view alone is put aside."""
     retry_s_max: float = Field(default=10, gt=0)
 
 

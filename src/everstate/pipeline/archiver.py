@@ -92,7 +92,7 @@ class Archiver:
         record on one core.
         """
         begun = time.monotonic()
-        last = self._log.last() or self._create()
+        last = self._last()
         note = last.note
         assert note is not None, "a position comes with its note"
         self._check_identity(note)
@@ -178,6 +178,10 @@ class Archiver:
             if batch.caught_up or (stop is not None and stop.is_set()):
                 break
         return rows
+
+    def _last(self) -> Commit:
+        """The commit that says where the archive is: the table's own, never a checkpoint (C25)."""
+        return self._log.last() or self._create()
 
     def _create(self) -> Commit:
         """The first commit: an empty table that says where the log began when it was made."""

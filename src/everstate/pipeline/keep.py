@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import EverstateError, PipelineError, Unavailable
+from everstate.errors import DataLoss, EverstateError, HeldOverflow, PipelineError, Unavailable
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicIdentity, Topics
-from everstate.pipeline.archived import read_archived
+from everstate.pipeline.archived import archived_spans, read_archived
 from everstate.pipeline.parse import parse
 from everstate.pipeline.plan import column_types, planned
 from everstate.pipeline.session import spark_errors
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _POOL: Final = "keep"
 _RETRY_S_MIN: Final = 0.2
+# What an operator mends while the keeper goes on with everything else.
+_WAITED_FOR: Final = (PipelineError, HeldOverflow)
 # A task costs 0.1 s of a core before its first change: a small batch is read by few.
 _TASK_CHANGES: Final = 5_000
 _TASK_PARTITIONS: Final = 4
@@ -191,7 +193,7 @@ class Keeper:
                         stop.wait(poll_s)
                     pause = _RETRY_S_MIN
                 except EverstateError as error:
-                    if not error.retryable and not isinstance(error, PipelineError):
+                    if not error.retryable and not isinstance(error, _WAITED_FOR):
                         raise
                     log.warning("the keeper waits %.1f s: %s", pause, error)
                     stop.wait(pause)
@@ -205,7 +207,8 @@ class Keeper:
         One Spark job, and one more for each view that is kept alone; at most
         ``pipeline.batch_changes_max`` records an entity type in each. After every error each group
         is at its position or past the whole range, never between. Raises DataLoss,
-        LogIdentityChanged, Unavailable, PipelineError.
+        LogIdentityChanged, Unavailable, PipelineError, and HeldOverflow (all else was
+        applied).
         """
         begun = time.monotonic()
         self._topics.check_identity(self._identities)
@@ -214,9 +217,12 @@ class Keeper:
             return None
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         outcomes = self._keep_together([unit for unit in units if not unit.alone])
+        overflow = self._overflow(outcomes)
         for unit in units:
             if unit.alone:
                 outcomes += self._keep_alone(unit)
+        if overflow is not None:
+            raise overflow
         main = [o for o in outcomes if o["view_group"] == o["entity"]]
         return KeptBatch(
             changes=sum(len(span) for unit in units for span in unit.spans.values()),
@@ -244,10 +250,12 @@ class Keeper:
         try:
             outcomes = self._run([unit])
         except PipelineError as error:
-            view = unit.group.view_group.rpartition("/")[2]
-            self._quarantine(unit.group.entity, view, str(error))
+            self._quarantine(unit.group.entity, _only_view(unit.group), str(error))
             return []
         self._settle([unit], outcomes)
+        overflow = self._overflow(outcomes)
+        if overflow is not None:
+            self._quarantine(unit.group.entity, _only_view(unit.group), str(overflow))
         return outcomes
 
     def _run(self, units: Sequence[_Unit]) -> list[Any]:
@@ -276,9 +284,17 @@ class Keeper:
                     limit = {p: min(end, main[p]) for p, end in until.items()}
                 vector = stored.vectors[group.view_group]
                 spans = fair_spans(vector, limit, self._config.pipeline.batch_changes_max)
-                if spans:
-                    archived = self._is_archived(topic, spans)
-                    units.append(_Unit(entity_type, topic, group, spans, alone, archived))
+                if not spans:
+                    continue
+                try:
+                    archived = self._archived(entity_type, topic, spans)
+                except DataLoss as error:
+                    if not alone:
+                        raise
+                    self._quarantine(name, _only_view(group), str(error))
+                    continue
+                read = spans if archived is None else archived
+                units.append(_Unit(entity_type, topic, group, read, alone, archived is not None))
         return units
 
     def _stored(self, connection: psycopg.Connection[Any]) -> _Stored:
@@ -324,9 +340,15 @@ class Keeper:
                 joined |= rejoin(connection, self._schema, row.entity, row.name)
         return joined
 
-    def _is_archived(self, topic: str, spans: Mapping[int, Range]) -> bool:
-        begins = self._offsets.beginnings([topic])
-        return any(span.start < begins[topic, partition] for partition, span in spans.items())
+    def _archived(
+        self, entity_type: EntityType, topic: str, spans: Mapping[int, Range]
+    ) -> Mapping[int, Range] | None:
+        """The part of these spans to read from the archive; ``None``: the log has all of them."""
+        found = self._offsets.beginnings([topic])
+        begins = {partition: begin for (_, partition), begin in found.items()}
+        if all(span.start >= begins[partition] for partition, span in spans.items()):
+            return None
+        return archived_spans(self._config, entity_type.name, spans, begins)
 
     def _job(self, unit: _Unit) -> DataFrame:
         """The part of the step's job for one unit: a line of outcome per partition and group."""
@@ -360,8 +382,17 @@ class Keeper:
         for view, outcome in failed.items():
             self._quarantine(outcome["entity"], view, outcome["failure"])
         for outcome in outcomes:
-            if outcome["failed_view"] is None and outcome["view_group"] not in failed:
+            trouble = outcome["failed_view"] is not None or outcome["held_over"] is not None
+            if not trouble and outcome["view_group"] not in failed:
                 self._retries.pop(outcome["view_group"], None)
+
+    def _overflow(self, outcomes: Sequence[Any]) -> HeldOverflow | None:
+        """The error of a partition that would hold more than it may; it changed nothing."""
+        for outcome in outcomes:
+            if outcome["held_over"] is not None:
+                limit = self._config.pipeline.held_max
+                return HeldOverflow(outcome["view_group"], outcome["held_over"], limit)
+        return None
 
     def _quarantine(self, entity: str, view: str, reason: str) -> None:
         """Keep a failing view alone, at its own position; it is tried again with growing pauses."""
@@ -402,3 +433,8 @@ class Keeper:
                 f"the views' database does not answer ({without_secret(dsn)}): "
                 f"{str(cause).strip().splitlines()[0]}"
             ) from cause
+
+
+def _only_view(group: GroupPlan) -> str:
+    """The view of a group that keeps one view alone."""
+    return group.view_group.rpartition("/")[2]

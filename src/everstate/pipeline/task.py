@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.errors import PositionMoved, ViewFailed
+from everstate.errors import HeldOverflow, PositionMoved, ViewFailed
 from everstate.log.positions import Range
 from everstate.views.stores.postgres.apply import apply_range
 from everstate.views.stores.postgres.group import GroupPlan
@@ -27,11 +27,12 @@ _OUTCOME: Final = pa.schema(
         "dead": _COUNT,
         "failed_view": _TEXT,
         "failure": _TEXT,
+        "held_over": _COUNT,
     }
 )
 OUTCOME_DDL: Final = (
     "entity string, view_group string, partition int, applied long, duplicate long, held long, "
-    "dead long, failed_view string, failure string"
+    "dead long, failed_view string, failure string, held_over long"
 )
 
 
@@ -75,6 +76,8 @@ class ApplyTask:
             return outcome
         except ViewFailed as error:
             return {**outcome, "failed_view": error.view, "failure": str(error)}
+        except HeldOverflow as error:
+            return {**outcome, "held_over": error.held}
         return {
             **outcome,
             "applied": done.applied,
