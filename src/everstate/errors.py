@@ -268,7 +268,7 @@ def _view_failed(view: str, reason: str, offset: int | None, key: str | None) ->
 
 
 class HeldOverflow(EverstateError):
-    """More changes wait behind version gaps than may be held; the group stops, nothing is lost."""
+    """More changes wait behind version gaps than may be held; the partition stops, none is lost."""
 
     def __init__(self, view_group: str, held: int, limit: int) -> None:
         self.view_group, self.held, self.limit = view_group, held, limit

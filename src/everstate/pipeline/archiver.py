@@ -251,7 +251,7 @@ class Archiver:
                 raise DataLoss(
                     f"archiving {self._entity}: {self._topic}[{partition}] begins at {begin:,}, "
                     f"the archive needs {position.get(partition, 0):,}; nothing was skipped.",
-                    advice="Refill the log from the store's outbox, or restore the topic.",
+                    advice="Restore the topic, or see docs/howto/when-something-is-wrong.md.",
                 )
 
     def _check_retention(self, position: dict[int, int]) -> None:
