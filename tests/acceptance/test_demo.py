@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -21,23 +20,16 @@ DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 
-def environment() -> dict[str, str]:
-    """This environment without settings of ours, which would win over the demonstration's."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("EVERSTATE_")}
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A folder in which the demonstration was played, and what it said."""
     folder = tmp_path_factory.mktemp("demo")
-    done = subprocess.run(
-        DEMO, cwd=folder, env=environment(), capture_output=True, timeout=600, check=False
-    )
+    done = subprocess.run(DEMO, cwd=folder, capture_output=True, timeout=600, check=False)
     said = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, said
     yield folder, done.stdout.decode()
     down = [sys.executable, "-m", "everstate.cli", "-C", ".everstate/demo", "down"]
-    subprocess.run(down, cwd=folder, env=environment(), check=True, capture_output=True)
+    subprocess.run(down, cwd=folder, check=True, capture_output=True)
 
 
 @pytest.mark.timeout(700)
@@ -67,7 +59,6 @@ def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
     process = subprocess.Popen(
         DEMO,
         cwd=tmp_path,
-        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

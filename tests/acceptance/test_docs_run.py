@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from everstate.config import load
+from everstate.local import Stack
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -47,7 +50,24 @@ def test_an_output_is_compared_with_what_the_page_shows(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "page", ["own-entity-type.md", "import-a-file.md", "own-servers.md", "outbox.md"]
+    "page",
+    [
+        "own-entity-type.md",
+        "import-a-file.md",
+        "own-servers.md",
+        "rest.md",
+        "drift.md",
+        "outbox.md",
+    ],
 )
 def test_a_howto_does_what_it_says(reader: Any, page: str) -> None:
     reader.follow(DOCS / "howto" / page)
+
+
+@pytest.mark.timeout(600)
+def test_the_capture_howto_does_what_it_says(reader: Any, database: str, tmp_path: Path) -> None:
+    reader.env = {**reader.env, "SHOP_DSN": database}
+    try:
+        assert reader.follow(DOCS / "howto" / "cdc.md") > 8
+    finally:
+        Stack(load(tmp_path), also=("connect",)).stop(("connect",))

@@ -1,20 +1,18 @@
-"""Applying to PostgreSQL: races, gaps, numbers, locks and poison, numbered after the rules."""
+"""Applying to PostgreSQL: gaps, numbers and poison, numbered after the rules."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import psycopg
 import pytest
+from view_cases import orders
 
 from everstate.errors import (
     HeldOverflow,
-    PositionMoved,
     Unavailable,
     ViewFailed,
     ViewStoreError,
@@ -30,79 +28,18 @@ from everstate.testing.view_contract import (
     state_of,
 )
 from everstate.testing.view_postgres import KeptViews
-from everstate.views import control
+from everstate.views import control, dead_letters
 from everstate.views.stores.postgres.apply import Applier, advance
 from everstate.views.stores.postgres.gate import Keys, Verdict, judge
 from everstate.views.stores.postgres.quarantine import quarantine, rejoin, start_alone
 from everstate.views.stores.postgres.session import close
 
 
-@pytest.fixture
-def kept(database: str) -> Iterator[KeptViews]:
-    with KeptViews.installed(database) as views:
-        views.reset(1)
-        yield views
-
-
-def orders(count: int, region: str = "north", versions: int = 1) -> Log:
-    """A log of ``count`` orders with some versions each, version by version."""
-    log = Log()
-    stories = [
-        history(f"k{n:04}", [state_of(f"k{n:04}", region=region, quantity=n)] * versions)
-        for n in range(count)
-    ]
-    for version in range(versions):
-        for story in stories:
-            log.append(story[version])
-    return log
-
-
 def all_of(kept: KeptViews, log: Log, partition: int = 0) -> None:
     kept.apply(partition, 0, log.end, log.between(0, log.end))
 
 
-# C11
-
-
-def test_c11_two_attempts_on_one_position_apply_once(kept: KeptViews) -> None:
-    log = orders(40, versions=3)
-    ends = [log.end, log.end // 2, log.end // 3] * 2
-
-    def attempt(end: int) -> None:
-        try:
-            kept_here = replace(kept)
-            kept_here.apply_to(group, 0, 0, end, log.between(0, end))
-        finally:
-            close(kept.dsn)
-
-    group = kept.group()
-    with ThreadPoolExecutor(len(ends)) as pool:
-        list(pool.map(attempt, ends))
-    check(kept, [log])
-    assert [p.next_offset for p in control.positions(kept.connection, "kept")] == [log.end]
-
-
-def test_c11_a_range_beyond_the_position_is_refused_and_changes_nothing(kept: KeptViews) -> None:
-    log = orders(4)
-    with pytest.raises(PositionMoved, match="behind"):
-        kept.apply(0, 2, 4, log.between(2, 4))
-    assert observed(kept) == expected([Log()])
-
-
-def test_c11_a_plan_from_before_a_quarantine_changes_nothing(kept: KeptViews) -> None:
-    log, old = orders(4), kept.group()
-    quarantine(kept.connection, "kept", "order", "by_region", "test")
-    with pytest.raises(PositionMoved):
-        kept.apply_to(old, 0, 0, log.end, log.between(0, log.end))
-    assert observed(kept) == expected([Log()])
-
-
-class PositionWritten(Applier):
-    """Planted: the position is written without being compared."""
-
-    def _take_position(self, start: int, end: int) -> bool:
-        self.session.connection.execute("UPDATE kept.position SET next_offset = %s", (end,))
-        return True
+# C6
 
 
 class DuplicatesApplied(Applier):
@@ -110,41 +47,6 @@ class DuplicatesApplied(Applier):
 
     def _judge(self, keys: Keys) -> Verdict:
         return judge(keys, {}, {}, self._ids)
-
-
-def test_c11_planted_position_without_compare_and_swap_is_caught(kept: KeptViews) -> None:
-    class Defect(PositionWritten, DuplicatesApplied):
-        """The gate would hide it: it guards the same table."""
-
-    log = orders(10)
-    broken = replace(kept, applier=Defect)
-    group = replace(kept.group(), history_table=None)
-    broken.apply_to(group, 0, 0, 10, log.between(0, 10))
-    broken.apply_to(group, 0, 0, 5, log.between(0, 5))
-    wrong = differences(observed(kept), expected([log]))
-    assert {"by_region", "totals"} <= wrong.keys()
-    assert [p.next_offset for p in control.positions(kept.connection, "kept")] == [5]
-
-
-def test_c11_planted_shared_staging_table_is_caught(kept: KeptViews) -> None:
-    """Rows that another attempt left in a staging table that both use are summed again."""
-    log = orders(10)
-    kept.apply(0, 0, 5, log.between(0, 5))
-    kept.connection.execute(
-        "CREATE TABLE shared_stage AS SELECT g0, shard, n, a0, a1, a2, a3 FROM by_region__v1"
-    )
-
-    class SharedStage(Applier):
-        def _apply(self, *args: object) -> object:  # type: ignore[override]
-            applied = super()._apply(*args)  # type: ignore[arg-type]
-            self.session.connection.execute(
-                "INSERT INTO kept.by_region__v1 AS t SELECT * FROM kept.shared_stage "
-                "ON CONFLICT (g0, shard) DO UPDATE SET n = t.n + excluded.n"
-            )
-            return applied
-
-    replace(kept, applier=SharedStage).apply(0, 5, 10, log.between(5, 10))
-    assert "by_region" in differences(observed(kept), expected([log]))
 
 
 def test_c6_planted_duplicates_applied_are_caught(kept: KeptViews) -> None:
@@ -204,8 +106,12 @@ def test_c13_planted_gate_shared_with_a_lagging_view_is_caught(kept: KeptViews) 
     quarantine(kept.connection, "kept", "order", "by_region", "broken")
     all_of(kept, log)
     shared = replace(kept.group("by_region"), gate_table="order_latest__v1")
-    kept.apply_to(shared, 0, 0, log.end, log.between(0, log.end))
-    assert "by_region" in differences(observed(kept), expected([log]))
+    done = kept.apply_to(shared, 0, 0, log.end, log.between(0, log.end))
+    assert (done.applied, done.duplicate) == (0, 12)
+    (alone,) = control.positions(kept.connection, "kept", shared.view_group)
+    assert alone.next_offset == log.end, "what it did not apply never comes again"
+    wrong = differences(observed(kept), expected([log]))
+    assert wrong["by_region"] == ([], expected([log]).by_region)
 
 
 def test_c13_waiting_changes_go_along_with_a_view_that_leaves(kept: KeptViews) -> None:
@@ -297,33 +203,6 @@ def test_c16_a_group_is_gone_when_its_last_entity_is(kept: KeptViews) -> None:
     assert kept.query("SELECT orders, quantity FROM totals") == [(0, None)]
 
 
-# C17
-
-
-def test_c17_one_hot_group_from_twelve_partitions_has_no_deadlock(kept: KeptViews) -> None:
-    kept.reset(12)
-    logs = []
-    for partition in range(12):
-        log = Log()
-        for n in range(60):
-            key = f"p{partition}-{n}"
-            log.append(history(key, [state_of(key, region="hot", quantity=n)])[0])
-        logs.append(log)
-    group = kept.group()
-
-    def keep(partition: int) -> None:
-        try:
-            for start in range(0, 60, 20):
-                changes = logs[partition].between(start, start + 20)
-                kept.apply_to(group, partition, start, start + 20, changes)
-        finally:
-            close(kept.dsn)
-
-    with ThreadPoolExecutor(12) as pool:
-        list(pool.map(keep, range(12)))
-    check(kept, logs)
-
-
 # C19
 
 
@@ -340,7 +219,7 @@ def test_c19_a_change_that_the_store_refuses_is_dead_and_the_rest_goes_on(
     broken = broken.set_column(place, "raw_value", [values])
     done = kept.apply(0, 0, 20, broken)
     assert (done.applied, done.dead) == (19, 1)
-    (dead,) = control.unpublished_dead(kept.connection, "kept", 10)
+    (dead,) = dead_letters.unnumbered(kept.connection, "kept", 10)
     assert (dead.offset, dead.raw_key, dead.raw_value) == (13, bad.key.encode(), values[13])
     assert dead.reason.startswith("refused_by_store")
     log.records[13] = replace(bad, reason=dead.reason)
@@ -396,14 +275,14 @@ def test_law_7_conflicts_and_unreadable_records_are_dead_once_with_their_bytes(
         log.append(record)
     all_of(kept, log)
     check(kept, [log])
-    dead = control.unpublished_dead(kept.connection, "kept", 10)
+    dead = dead_letters.unnumbered(kept.connection, "kept", 10)
     assert sorted((d.offset, d.reason) for d in dead) == [(1, "conflict"), (3, "malformed")]
     assert {d.raw_key for d in dead} == {b"a"}
     assert dict(dead[0].headers)["ce_id"] in (one.change_id.encode(), other.change_id.encode())
-    control.assign_dead(kept.connection, "kept", 1, [d.id for d in dead])
-    assert control.last_dead_batch(kept.connection, "kept") == 1
-    assert control.mark_dead_published(kept.connection, "kept", 1) == 2
-    assert control.unpublished_dead(kept.connection, "kept", 10) == []
+    dead_letters.number(kept.connection, "kept", 1, [d.id for d in dead])
+    assert dead_letters.last_batch(kept.connection, "kept") == 1
+    assert dead_letters.mark_published(kept.connection, "kept", 1) == 2
+    assert dead_letters.unnumbered(kept.connection, "kept", 10) == []
 
 
 def test_an_attempt_that_dies_leaves_nothing_and_the_next_goes_on(kept: KeptViews) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -154,3 +155,9 @@ def test_no_registry_and_no_path_of_a_machine_is_written_down() -> None:
         if path.suffix in (".py", ".toml", ".lock", ".json", ".yaml", ".yml", ""):
             found += [f"{where(path)}: {hit}" for hit in MACHINE_PATHS.findall(text)]
     assert found == []
+
+
+def test_no_setting_of_the_user_reaches_the_tests() -> None:
+    """A run with `EVERSTATE_STORE_DSN` set would drop databases of somebody's own server."""
+    kept = {"EVERSTATE_FULL", "EVERSTATE_KILLS", "EVERSTATE_BENCH_DATA"}
+    assert {name for name in os.environ if name.startswith("EVERSTATE_")} <= kept

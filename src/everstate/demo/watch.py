@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 
 import psutil
 import psycopg
@@ -39,8 +40,9 @@ class Sample:
     published: int
     applied: int
     archived: int
-    lag_seconds: float
-    """Age of the oldest change in the log that the views do not show yet."""
+    lag_seconds: float | None
+    """Age of the oldest change in the log that the views do not show yet; ``None``: Spark is
+    still starting, and there are no views."""
     clock: datetime | None
 
 
@@ -56,12 +58,17 @@ class Course:
         self.samples.append(sample)
 
     def rate(self, name: str) -> float:
-        """Changes a second over the last seconds."""
-        newest = self.samples[-1]
-        oldest = next(s for s in self.samples if newest.at - s.at <= _RATE_OVER_S)
-        if newest.at == oldest.at:
+        """Changes a second over the last seconds; once all are there, from first to last."""
+        counts = [(sample.at, int(getattr(sample, name))) for sample in self.samples]
+        if counts[-1][1] >= self.total:
+            newest = next(at_count for at_count in counts if at_count[1] >= self.total)
+            oldest = next((c for c, after in pairwise(counts) if after[1]), newest)
+        else:
+            newest = counts[-1]
+            oldest = next(c for c in counts if newest[0] - c[0] <= _RATE_OVER_S)
+        if newest[0] == oldest[0]:
             return 0.0
-        return float(getattr(newest, name) - getattr(oldest, name)) / (newest.at - oldest.at)
+        return (newest[1] - oldest[1]) / (newest[0] - oldest[0])
 
     def overall_rate(self) -> float:
         """Changes a second from the first one written to the last one shown by the views."""
@@ -73,7 +80,11 @@ class Course:
 
     def median_lag_s(self) -> float:
         """Median lag in seconds over the samples taken while changes came in."""
-        lags = [s.lag_seconds for s in self.samples if 0 < s.applied < self.total]
+        lags = [
+            s.lag_seconds
+            for s in self.samples
+            if s.lag_seconds is not None and 0 < s.applied < self.total
+        ]
         return statistics.median(lags) if lags else 0.0
 
 
@@ -111,12 +122,12 @@ class Display:
             return
         now, course = self._course.samples[-1], self._course
         counts = (
-            f"{_clock(now.clock)}  of {course.total:,} changes: store {now.written:,}, log "
-            f"{now.published:,}, views {now.applied:,}, archive {now.archived:,}"
+            f"{_clock(now.clock)}  store {now.written:,}, log {now.published:,}, "
+            f"views {now.applied:,}, archive {now.archived:,} of {course.total:,} changes"
         )
         if counts != self._told:
             self._told = counts
-            pace = f"{course.rate('applied'):,.0f}/s, {now.lag_seconds:.1f} s behind"
+            pace = f"{course.rate('applied'):,.0f}/s, {_behind(now.lag_seconds)}"
             self._console.print(f"{counts} ({pace})", highlight=False)
 
     def _table(self) -> RenderableType:
@@ -127,11 +138,10 @@ class Display:
         grid.add_column(width=24)
         grid.add_column(justify="right", no_wrap=True)
         grid.add_column(style="dim", no_wrap=True)
-        behind = f"{now.lag_seconds:.1f} s behind" if now.lag_seconds else "up to date"
         notes = {
             "written": ("source of truth", ""),
             "published": ("in the log", ""),
-            "applied": ("in the views", behind),
+            "applied": ("in the views", _behind(now.lag_seconds)),
             "archived": ("in the archive", ""),
         }
         for name, (title, note) in notes.items():
@@ -224,19 +234,20 @@ class Watcher:
             clock=clock,
         )
 
-    def _kept(self) -> tuple[int, float]:
-        """Changes applied by the main view group, and its lag; nothing before it is made."""
+    def _kept(self) -> tuple[int, float | None]:
+        """Changes applied by the main view group, and its lag; ``None`` before it is made."""
         try:
             row = self._views.execute(self._applied, [self._entity]).fetchone()
             places = self._views.execute(self._positions, [self._entity]).fetchall()
         except (UndefinedTable, InvalidSchemaName):
-            return 0, 0.0
+            return 0, None
         names = TopicNames(self._config.log.prefix)
         positions = [
             Position(group, names.changes(self._entity, generation), partition, offset)
             for group, generation, partition, offset in places
         ]
-        seconds = max((behind.lag_seconds for behind in self._lag.rows(positions)), default=0.0)
+        lags = [behind.lag_seconds for behind in self._lag.rows(positions)]
+        seconds = max(lags) if lags else None
         return int(row[0]) if row and row[0] is not None else 0, seconds
 
     def _in_archive(self) -> int:
@@ -250,3 +261,9 @@ class Watcher:
 
 def _clock(moment: datetime | None) -> str:
     return "–" if moment is None else f"{moment.astimezone(NEW_YORK):%a %Y-%m-%d %H:%M}"
+
+
+def _behind(lag_seconds: float | None) -> str:
+    if lag_seconds is None:
+        return "Spark is starting"
+    return f"{lag_seconds:.1f} s behind" if lag_seconds else "up to date"

@@ -5,6 +5,7 @@ Layer: imports config, telemetry and errors only.
 
 from everstate.local.artifacts import spark_jars
 from everstate.local.checks import Check, machine_checks, stack_checks
+from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import java_home
 from everstate.local.progress import ConsoleProgress, Progress, Silent
 from everstate.local.stack import ServerStatus, Stack, connect
@@ -17,6 +18,7 @@ __all__ = [
     "ServerStatus",
     "Silent",
     "Stack",
+    "class_archive_options",
     "connect",
     "java_home",
     "machine_checks",

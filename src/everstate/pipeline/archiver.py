@@ -247,7 +247,9 @@ class Archiver:
                 raise DataLoss(
                     f"archiving {self._entity}: {self._topic}[{partition}] begins at {begin:,}, "
                     f"the archive needs {position.get(partition, 0):,}; nothing was skipped.",
-                    advice="Refill the log from the store's outbox, or restore the topic.",
+                    advice="The records between are gone, and this archive cannot go on without "
+                    "a hole: keep it, set archive.path to a new place and start again. Views go "
+                    "on from their own positions; the new archive begins where the log does.",
                 )
 
     def _check_retention(self, position: dict[int, int]) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.errors import PySparkException, PySparkRuntimeError
@@ -25,9 +26,10 @@ from everstate.errors import (
     InvalidConfig,
     PipelineError,
     PositionMoved,
+    SparkLost,
     Unavailable,
 )
-from everstate.local import java_home, spark_jars
+from everstate.local import class_archive_options, java_home, spark_jars
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -112,20 +114,31 @@ def session_settings(config: Config) -> dict[str, str]:
             raise InvalidConfig(
                 f"pipeline.options[{name!r}]", options[name], f"{_FIXED[name]!r}, or no such option"
             )
-    local = config.pipeline.master.startswith("local")
+    jars = [str(path) for path in spark_jars(config)]
+    java_options = [
+        f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+        "-XX:+UseParallelGC",
+        _JAVA_OPTIONS,
+    ]
+    if config.pipeline.master.startswith("local"):
+        # In the class path of the one JVM, and not added later: only so the archive holds them.
+        own = {**_LOCAL, "spark.driver.extraClassPath": os.pathsep.join(jars)}
+        java_options += class_archive_options(config, [*jars, *_jars_of_spark()])
+    else:
+        own = {"spark.jars": ",".join(jars)}
     return {
         **_DEFAULTS,
-        **(_LOCAL if local else {}),
+        **own,
         "spark.driver.memory": config.pipeline.driver_memory,
-        "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -XX:+UseParallelGC "
-            + _JAVA_OPTIONS
-        ),
+        "spark.driver.extraJavaOptions": " ".join(java_options),
         "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
-        "spark.jars": ",".join(str(path) for path in spark_jars(config)),
         **options,
         **_FIXED,
     }
+
+
+def _jars_of_spark() -> list[str]:
+    return sorted(str(path) for path in Path(pyspark.__file__).parent.glob("jars/*.jar"))
 
 
 @contextmanager
@@ -172,8 +185,7 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
 def translate(cause: BaseException, doing: str) -> EverstateError:
     """Our error for one of Spark's; the first line of its reason is kept."""
     if isinstance(cause, Py4JNetworkError | ConnectionError):
-        # Not retryable: a session does not come back, its process has to start again.
-        return PipelineError(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
+        return SparkLost(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
     text = str(cause)
     for pattern, error, meaning in _SIGNS:
         if re.search(pattern, text):
@@ -182,9 +194,16 @@ def translate(cause: BaseException, doing: str) -> EverstateError:
 
 
 def _reason(text: str) -> str:
-    """The line that says why: the innermost cause of Java's trace, else the first line."""
+    """The line that says why: what Python raised, else Java's innermost cause, else the first."""
+    _, python, trace = text.rpartition("Traceback (most recent call last)")
+    raised = [line for line in trace.splitlines()[1:] if line[:1].strip()] if python else []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by:")]
-    chosen = causes[-1].removeprefix("Caused by:") if causes else (lines or ["no reason given"])[0]
+    if raised:
+        chosen = re.sub(r"^(?:\w+\.)+(?=[A-Z])", "", raised[0])
+    elif causes:
+        chosen = causes[-1].removeprefix("Caused by:")
+    else:
+        chosen = (lines or ["no reason given"])[0]
     chosen = re.sub(r"(?:[a-z]\w*\.){2,}(?=[A-Z])", "", chosen).strip()
     return chosen if len(chosen) <= 300 else chosen[:299] + "…"

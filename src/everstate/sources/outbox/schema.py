@@ -16,13 +16,14 @@ SCHEMA: Final = "everstate_store"
 PUBLICATION: Final = "everstate_outbox"
 RESERVED: Final = frozenset(
     {
+        "answered",
         "identity",
         "outbox",
         "outbox_pending",
         "outbox_published",
-        "registered",
         "relay",
         "relay_blocked",
+        "registered",
         "relay_refused",
         "relay_slot",
     }

@@ -80,13 +80,18 @@ def stage_name(table: str) -> str:
     return f"stage_{table}"
 
 
+def stage_of(name: str) -> sql.Identifier:
+    """Where a staging table lives: in this session alone, never shared (C11)."""
+    return sql.Identifier("pg_temp", name)
+
+
 def prepare_stage(session: Session, name: str, columns: sql.Composed) -> None:
     """Make a temporary table once a session; outside a transaction, so that it stays."""
     connection = session.connection
     wanted = columns.as_string(connection)
     if session.staged.get(name) == wanted:
         return
-    stage = sql.Identifier("pg_temp", name)
+    stage = stage_of(name)
     connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(stage))
     create = sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS")
     connection.execute(create.format(sql.Identifier(name), columns))
@@ -178,7 +183,7 @@ def _merge_newest(
     columns: Mapping[str, pa.Array],
     names: Sequence[str],
 ) -> None:
-    stage = sql.Identifier("pg_temp", stage_name(table))
+    stage = stage_of(stage_name(table))
     copy_rows(session, stage, columns)
     target = sql.Identifier(group.schema_name, table)
     session.connection.execute(
@@ -232,7 +237,7 @@ def write_row_view(session: Session, group: GroupPlan, view: RowTable, batch: Ba
     columns: dict[str, pa.Array] = {"key": changes["key"], "version": changes["version"]}
     columns.update(zip(view.columns, images.flatten(), strict=True))
     columns["present"] = images.is_valid()
-    stage = sql.Identifier("pg_temp", stage_name(view.table))
+    stage = stage_of(stage_name(view.table))
     copy_rows(session, stage, columns)
     table = sql.Identifier(group.schema_name, view.table)
     names = ("key", "version", *view.columns)
@@ -265,7 +270,7 @@ def write_linear_view(
         return
     columns = {name: deltas[name] for name in deltas.column_names}
     columns["shard"] = _constant(partition, deltas.num_rows)
-    stage = sql.Identifier("pg_temp", stage_name(view.table))
+    stage = stage_of(stage_name(view.table))
     copy_rows(session, stage, columns)
     table = sql.Identifier(group.schema_name, view.table)
     sums = [name for name, _ in view.sums]

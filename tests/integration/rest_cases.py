@@ -1,0 +1,39 @@
+"""The hotel served over REST, for the tests of the routes."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from everstate.app import App
+from everstate.config import Config
+
+HOTEL = Path(__file__).parents[2] / "examples" / "hotel" / "hotel.py"
+DESK = {"Everstate-Service": "desk", "Everstate-Identifier": "clerk-7"}
+EVA = {"guest_id": "g1", "name": "Eva", "city": "Wien", "nights": 0}
+MERGE = {**DESK, "Content-Type": "application/merge-patch+json"}
+PATCH = {**DESK, "Content-Type": "application/json-patch+json"}
+
+
+def hotel() -> App:
+    """A fresh copy of the example's app."""
+    spec = importlib.util.spec_from_file_location("hotel_example", HOTEL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    app = module.app
+    assert isinstance(app, App)
+    return app
+
+
+def configured(config: Config, database: str, prefix: str, **api: Any) -> Config:
+    """The stack's settings with a database and topics of one test."""
+    return config.model_copy(
+        update={
+            "store": config.store.model_copy(update={"dsn": database}),
+            "log": config.log.model_copy(update={"prefix": prefix}),
+            "api": config.api.model_copy(update=api),
+        }
+    )
