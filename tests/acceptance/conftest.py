@@ -142,7 +142,8 @@ class Reader:
 
 
 def _program(word: str, at: int) -> list[str]:
-    return [sys.executable, "-m", "everstate.cli"] if at == 0 and word == "everstate" else [word]
+    programs = {"everstate": [sys.executable, "-m", "everstate.cli"], "python": [sys.executable]}
+    return programs.get(word, [word]) if at == 0 else [word]
 
 
 @pytest.fixture(scope="session")
