@@ -42,7 +42,7 @@ def test_other_names_are_not(name: str) -> None:
 
 def test_every_control_table_is_reserved() -> None:
     tables = re.findall(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (?:\{s\}\.)?(\w+)", control._DDL)
-    assert len(tables) == 7
+    assert len(tables) == 8
     assert set(tables) <= RESERVED
 
 

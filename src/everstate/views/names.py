@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_TABLES: Final = ("position", "counters", "view", "topic_identity", "held", "dead")
+_TABLES: Final = (
+    "position",
+    "counters",
+    "view",
+    "topic_identity",
+    "held",
+    "dead",
+    "identity",
+)
 RESERVED: Final = frozenset(
     (*_TABLES, "dead_id_seq", "dead_unpublished", "dead_topic_partition_offset_key")
 )
