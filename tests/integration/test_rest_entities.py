@@ -174,6 +174,8 @@ def test_every_change_says_who_made_it_and_a_write_without_is_refused(
         refused = api.post("/v1/guest", json=EVA, headers=headers)
         assert (refused.status_code, refused.json()["problems"][0]["field"]) == (422, missing)
         assert api.delete("/v1/guest/g1", headers=headers).status_code == 422
+        guarded = {**headers, "If-Match": "*"}
+        assert api.delete("/v1/guest/g1", headers=guarded).status_code == 422
     api.post(
         "/v1/guest",
         json=EVA,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -49,6 +50,13 @@ Remember: TypeAlias = Callable[[Answering], Once | None]
 _LOST: Final = (AlreadyExists, NotFound, PreconditionFailed, VersionConflict)
 
 
+class Said(NamedTuple):
+    """What a write says of itself; ``occurred_at`` ``None``: now."""
+
+    provenance: Provenance
+    occurred_at: datetime | None
+
+
 class Resource:
     """What the requests to one entity type do; threads share it.
 
@@ -69,10 +77,11 @@ class Resource:
         content_type_of(incoming.headers, (JSON,))
         model = read_entity(self.entity_type, incoming.body)
         key = self.entity_type.key_of(model)
+        said = self._said(incoming, key)
 
         def attempt(remember: Remember) -> Answer:
             try:
-                return self._put(incoming, key, model, 0, remember)
+                return self._put(said, key, model, 0, remember)
             except VersionConflict as conflict:
                 raise AlreadyExists(self.name, key, conflict.actual) from conflict
 
@@ -95,15 +104,15 @@ class Resource:
         content_type_of(incoming.headers, (JSON,))
         model = read_entity(self.entity_type, incoming.body)
         check_key(self.entity_type, key, model)
-        conditions = incoming.conditions
+        conditions, said = incoming.conditions, self._said(incoming, key)
 
         def attempt(remember: Remember) -> Answer:
             if not conditions.given:
-                return self._put(incoming, key, model, None, remember)
+                return self._put(said, key, model, None, remember)
             present = self.store.get(key)
             version = None if present is None else present.version
             conditions.check(self.name, key, version)
-            return self._put(incoming, key, model, version or 0, remember)
+            return self._put(said, key, model, version or 0, remember)
 
         return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
 
@@ -112,6 +121,7 @@ class Resource:
         kind = content_type_of(incoming.headers, (MERGE_PATCH, JSON_PATCH))
         patch = read_json(incoming.body)
         check_patch(self.name, kind, patch)
+        said = self._said(incoming, key)
 
         def attempt(remember: Remember) -> Answer:
             found = self.store.get(key)
@@ -122,13 +132,13 @@ class Resource:
             document = read_json(self.entity_type.encode(found.entity))
             model = read_entity(self.entity_type, self._patched(kind, document, patch))
             check_key(self.entity_type, key, model)
-            return self._put(incoming, key, model, found.version, remember)
+            return self._put(said, key, model, found.version, remember)
 
         return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
 
     def delete(self, incoming: Incoming, key: str) -> Answer:
         """`DELETE`: 204; its version is kept, and goes on if it is created again."""
-        conditions = incoming.conditions
+        conditions, said = incoming.conditions, self._said(incoming, key)
 
         def attempt(remember: Remember) -> Answer:
             expected = None
@@ -138,9 +148,9 @@ class Resource:
                 conditions.check(self.name, key, expected)
             written = self.store.delete(
                 key,
-                provenance=self._provenance(incoming, key),
+                provenance=said.provenance,
                 expected_version=expected,
-                occurred_at=occurred_at_of(incoming.headers),
+                occurred_at=said.occurred_at,
                 once=remember(_deleted),
             )
             return _deleted(written)
@@ -186,12 +196,7 @@ class Resource:
         return number
 
     def _put(
-        self,
-        incoming: Incoming,
-        key: str,
-        model: BaseModel,
-        expected: int | None,
-        remember: Remember,
+        self, said: Said, key: str, model: BaseModel, expected: int | None, remember: Remember
     ) -> Answer:
         def answer(written: Written) -> Answer:
             headers = {"ETag": etag(written.version)}
@@ -204,9 +209,9 @@ class Resource:
 
         written = self.store.put(
             model,
-            provenance=self._provenance(incoming, key),
+            provenance=said.provenance,
             expected_version=expected,
-            occurred_at=occurred_at_of(incoming.headers),
+            occurred_at=said.occurred_at,
             once=remember(answer),
         )
         return answer(written)
@@ -264,14 +269,16 @@ class Resource:
             "written."
         )
 
-    def _provenance(self, incoming: Incoming, key: str) -> Provenance:
-        return provenance_of(
+    def _said(self, incoming: Incoming, key: str) -> Said:
+        """What a write says of itself; asked before anything is read."""
+        provenance = provenance_of(
             incoming.headers,
             incoming.caller,
             api_version=self._api_version,
             entity=self.name,
             key=key,
         )
+        return Said(provenance, occurred_at_of(incoming.headers))
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{self.name} {key!r} does not exist.")
