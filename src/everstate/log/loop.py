@@ -27,7 +27,8 @@ log = logging.getLogger("everstate.log")
 _PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _OPEN_S: Final = 30.0
 _ABORT_S: Final = 5.0
-_COMMITTED_S: Final = 5.0
+_COMMITTED_S: Final = 15.0
+"""Longer than a transaction that a killed member left open: its offsets are waited for."""
 _REPLACED: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL})
 
 Place = tuple[str, int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from everstate.config import Config
-from everstate.errors import InvalidChange, LogError, LogIdentityChanged
+from everstate.errors import InvalidChange, LogError, LogIdentityChanged, StateStoreFailed
 from everstate.log.loop import Incoming, Place, Send
 from everstate.log.positions import Ends
 from everstate.log.topics import TopicNames, Topics
@@ -34,7 +35,9 @@ from everstate.sources.commands.wire import (
     PLACE,
     REASON,
     REPLAY,
+    Outcome,
     WireCommand,
+    decode_answer,
     decode_command,
     provenance_of,
 )
@@ -42,8 +45,8 @@ from everstate.sources.commands.wire import (
 log = logging.getLogger(__name__)
 
 _SAVE_EVERY_S: Final = 5.0
-_PARKED: Final = b'"outcome":"parked"'
-_HEAD_BYTES: Final = 300
+_FAILURES_MAX: Final = 2
+"""A store that fails so often without a success between is thrown away."""
 
 
 class Partition:
@@ -120,6 +123,7 @@ class CommandWork:
         self._folder = folder
         self._names = TopicNames(config.log.prefix)
         limit = config.log.message_bytes_max
+        self._failures = 0
         self._deciders = {
             name: Decider(group, message_bytes_max=limit) for name, group in groups.items()
         }
@@ -188,8 +192,15 @@ class CommandWork:
         """Close the stores; what no commit settled is forgotten."""
         partitions, self._partitions = self._partitions, {}
         self._ends = None
+        give_up = self._failures >= _FAILURES_MAX
+        if give_up:
+            log.error("the local state fails again and again; it is made anew from the log")
+            self._failures = 0
         for each in partitions.values():
-            each.store.close()
+            if give_up:
+                each.store.destroy()
+            else:
+                each.store.close()
         if self._restorer is not None:
             self._restorer.close()
             self._restorer = None
@@ -200,6 +211,24 @@ class CommandWork:
 
     def handle(self, batch: Sequence[Incoming], send: Send) -> None:
         """Decide commands in their order, and send all that follows from them."""
+        with self._counted():
+            self._decide_all(batch, send)
+
+    def settle(self) -> None:
+        """The transaction is committed: memory and stores follow."""
+        with self._counted():
+            self._write_all()
+        self._failures = 0
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except StateStoreFailed:
+            self._failures += 1
+            raise
+
+    def _decide_all(self, batch: Sequence[Incoming], send: Send) -> None:
         now = self._clock()
         if self._restorer is not None and time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self._ends = self._restorer.ends({each.entity for each in self._partitions.values()})
@@ -216,8 +245,7 @@ class CommandWork:
             for key, (value, headers) in partition.newest.items():
                 send(state_topic, key, value, headers, partition.number)
 
-    def settle(self) -> None:
-        """The transaction is committed: memory and stores follow."""
+    def _write_all(self) -> None:
         now_ms = int(time.time() * 1000)
         ends, self._ends = self._ends, None
         cache_max = self._config.commands.cache_entities_max // max(1, len(self._partitions))
@@ -252,7 +280,7 @@ class CommandWork:
         name = answer_key(key, command.id.bytes)
         again = REPLAY in headers or DISCARD in headers
         known = partition.answer(name)
-        if known is not None and not (again and _PARKED in known[:_HEAD_BYTES]):
+        if known is not None and not (again and _is_parked(known)):
             self._reply(partition, key, known, headers, offset, send)
             return
         decided = self._decide(partition, key, command, DISCARD in headers, now)
@@ -333,6 +361,10 @@ class CommandWork:
         log.error("%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason)
         told = _parked_headers(message, partition.number, offset, reason)
         send(parked_topic, parked_as, message.value(), told, partition.number)
+
+
+def _is_parked(answer: bytes) -> bool:
+    return decode_answer(answer).outcome is Outcome.PARKED
 
 
 def _parked_headers(
