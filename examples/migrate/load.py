@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import time
-from typing import TextIO
+from typing import BinaryIO
 
 from guests import Guest
 from service import Service
@@ -17,7 +17,7 @@ GUESTS = 50
 PAUSE_S = 0.05
 
 
-def write(number: int, acknowledged: TextIO, stop: threading.Event) -> int:
+def write(number: int, acknowledged: BinaryIO, stop: threading.Event) -> int:
     """Save guests of this writer's own: nights only grow. Some come and are removed for good."""
     rng, service, writes = random.Random(number), Service(), 0
     nights: dict[str, int] = {}
@@ -41,16 +41,15 @@ def write(number: int, acknowledged: TextIO, stop: threading.Event) -> int:
     return writes
 
 
-def say(acknowledged: TextIO, key: str, nights: int | None) -> None:
-    """Write down what the service said is done; one call, so that threads do not mix lines."""
-    acknowledged.write(json.dumps([key, nights]) + "\n")
-    acknowledged.flush()
+def say(acknowledged: BinaryIO, key: str, nights: int | None) -> None:
+    """Write down what the service said is done; unbuffered, so that threads do not mix lines."""
+    acknowledged.write(json.dumps([key, nights]).encode() + b"\n")
 
 
 def main(seconds: float) -> None:
     """Write for so long."""
     stop = threading.Event()
-    with open("acknowledged.jsonl", "w", encoding="utf-8") as acknowledged:
+    with open("acknowledged.jsonl", "wb", buffering=0) as acknowledged:
         threads = [
             threading.Thread(target=write, args=[number, acknowledged, stop])
             for number in range(WRITERS)
