@@ -29,7 +29,7 @@ from everstate.config import Config
 from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig
 from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
-from everstate.sources.cdc.capturing import Capturing, CaptureStatus
+from everstate.sources.cdc.capturing import CaptureStatus, Capturing
 from everstate.sources.cdc.notifications import Notification
 from everstate.sources.cdc.snapshots import snapshot
 
