@@ -130,7 +130,7 @@ def _backlog(config: Config, capturing: Capturing, topic: str, count: int) -> fl
 
 
 _INSERT = (
-    "INSERT INTO parcels SELECT n, 'AT', 'packed', n % 30000, n * 0.01, repeat('x', 200) "
+    "INSERT INTO parcels SELECT n, 'AT', 'packed', n %% 30000, n * 0.01, repeat('x', 200) "
     "FROM generate_series(%s::bigint, %s::bigint) n"
 )
 

@@ -45,5 +45,5 @@ class Parcel(BaseModel):
 
 captured = App("captured")
 """One table of another system's database."""
-captured.entity("parcel", key="id")(Parcel)
+captured.entity("parcel", key="id", source="capture")(Parcel)
 captured.capture(CAPTURED, kind="postgresql", tables={"public.parcels": Table(entity="parcel")})

@@ -19,6 +19,7 @@ from capture_cases import (
     eventually,
     make_tables,
     maria_source,
+    raw_rows,
     table_rows,
     without_nulls,
 )
@@ -180,6 +181,7 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
             wanted = without_nulls(table_rows(source))
             eventually(lambda: without_nulls(latest(config)) == wanted, 120, every_s=2.0)
             assert without_nulls(latest(config)) == wanted
+            assert without_nulls(raw_rows(config)) == wanted, "the raw topics say the same"
         finally:
             role.end()
             capturing.remove(drop=True, topics=True)
@@ -208,6 +210,9 @@ def break_things(
     name = "postgres" if source.kind == "postgresql" else "mariadb"
     if name == "mariadb":
         servers = type(servers)(stack.given, also=("mariadb",))
-    servers.restart(name)
+    servers.stop((name,))
+    assert eventually(lambda: capturing.status().connected is None, 20)
+    assert not capturing.status().well, "RUNNING does not mean connected"
+    servers.start()
     writer.wait(40)
     assert eventually(lambda: capturing.status().well, 60), capturing.status()

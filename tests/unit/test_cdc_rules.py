@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from capture_cases import UNAVAILABLE, fold
 from everstate.config import Config, expanded, load
 from everstate.errors import InvalidCapture, InvalidConfig
 from everstate.sources.cdc.capturing import _age_s, _states
@@ -185,3 +186,18 @@ def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_a
     every = [told("Incremental Snapshot", "STARTED", "a", "b"), one[1]]
     assert not first_of([*twice, *every]).interrupted
     assert first_of([]).state is None
+
+
+def test_the_oracle_of_raw_topics_sees_what_is_lost() -> None:
+    created = {"op": "c", "before": None, "after": {"id": 1, "name": "a", "note": "long"}}
+    updated = {"op": "u", "before": None, "after": {"id": 1, "name": "b", "note": UNAVAILABLE}}
+    deleted = {"op": "d", "before": {"id": 1}, "after": None}
+    rows: dict[str, dict[str, Any]] = {}
+    fold(rows, created)
+    fold(rows, updated)
+    assert rows == {"1": {"id": 1, "name": "b", "note": "long"}}
+    lost: dict[str, dict[str, Any]] = {}
+    fold(lost, created)
+    assert lost != rows
+    fold(rows, deleted)
+    assert rows == {}

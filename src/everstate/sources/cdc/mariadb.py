@@ -105,7 +105,11 @@ class MariaDatabase:
                 self.address.user,
             )
             logs = self._rows("SHOW BINARY LOGS")
+            newest = str(self._rows("SELECT @@global.gtid_binlog_pos AS at")[0]["at"])
         sizes = [(str(row["Log_name"]), int(row["File_size"])) for row in logs]
+        if newest and _gtids(newest) == _gtids(str(offset.get("gtids", ""))):
+            # A connector that begins by GTID stores the binlog's first place until it sees a row.
+            return Standing(bool(dumps), 0, None, idle=True)
         file, position = offset.get("file"), offset.get("pos")
         if file is None or position is None:
             return Standing(bool(dumps), None, None, "the connector has stored no position yet")
@@ -192,6 +196,10 @@ class MariaDatabase:
                 f"{name}: {doing}: MariaDB at {where} refuses: {reason}.",
                 advice=f"`everstate cdc doctor {name}` shows what is missing.",
             ) from cause
+
+
+def _gtids(text: str) -> set[str]:
+    return {part.strip() for part in text.split(",") if part.strip()}
 
 
 def _driver(capture: Capture) -> Any:

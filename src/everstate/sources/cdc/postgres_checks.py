@@ -32,9 +32,9 @@ def checks(
         looked.room("max_wal_senders", "pg_stat_replication"),
         looked.role(),
         *looked.tables(),
+        *looked.own_tables(),
         looked.publication(),
         looked.slot(),
-        *looked.own_tables(),
     ]
 
 
@@ -109,7 +109,7 @@ class _Checks:
         if row is None:
             tables = sql.SQL(", ").join(map(identifier, wanted))
             statement = self._sql("CREATE PUBLICATION {} FOR TABLE {};", itself, tables)
-            return Finding(what, "fail", "there is none", (*self._makings(), statement))
+            return Finding(what, "fail", "there is none", (statement,))
         if not row["whole"]:
             kinds = "insert, update, delete, truncate"
             statement = self._sql(f"ALTER PUBLICATION {{}} SET (publish = '{kinds}');", itself)
@@ -159,30 +159,25 @@ class _Checks:
         return Finding(f"slot {name}", "ok", found)
 
     def own_tables(self) -> list[Finding]:
+        schema, user = sql.Identifier(POSTGRES_SCHEMA), sql.Identifier(self._user)
+        query = "SELECT FROM pg_namespace WHERE nspname = %s"
+        making: list[str] = []
+        if self._maybe(query, POSTGRES_SCHEMA) is None:
+            making.append(self._sql("CREATE SCHEMA IF NOT EXISTS {};", schema))
+            making.append(self._sql("GRANT USAGE ON SCHEMA {} TO {};", schema, user))
         findings = []
         for table in self._own.tables:
-            if self._table(table) is None:
-                statements = tuple(s for s in self._makings() if table in s or "SCHEMA" in s)
-                findings.append(Finding(f"table {table}", "fail", "there is none", statements))
-            else:
+            if self._table(table) is not None:
                 findings.append(self._rights(table, "own"))
+                continue
+            rights = sql.SQL(", ").join(map(sql.SQL, _RIGHTS["own"]))
+            making += [
+                create_table(table, self._own).as_string(self._connection) + ";",
+                self._sql("GRANT {} ON {} TO {};", rights, identifier(table), user),
+            ]
+            findings.append(Finding(f"table {table}", "fail", "there is none", tuple(making)))
+            making = []
         return findings
-
-    def _makings(self) -> tuple[str, ...]:
-        """Statements that make what of ours is missing, for the connector's user to use."""
-        schema, user = sql.Identifier(POSTGRES_SCHEMA), sql.Identifier(self._user)
-        statements = [
-            self._sql("CREATE SCHEMA IF NOT EXISTS {};", schema),
-            self._sql("GRANT USAGE ON SCHEMA {} TO {};", schema, user),
-        ]
-        for table in self._own.tables:
-            if self._table(table) is None:
-                rights = sql.SQL(", ").join(map(sql.SQL, _RIGHTS["own"]))
-                statements += [
-                    create_table(table, self._own).as_string(self._connection) + ";",
-                    self._sql("GRANT {} ON {} TO {};", rights, identifier(table), user),
-                ]
-        return tuple(statements)
 
     def _rights(self, table: str, kind: str) -> Finding:
         wanted = _RIGHTS[kind]
