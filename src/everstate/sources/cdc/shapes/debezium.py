@@ -71,11 +71,11 @@ def read_rows(message: Message) -> list[SourceRow]:
         SourceRow(
             table=_table(message.table, source),
             op=op,
-            key=_key(message.key),
+            key=_key(message.key, connector),
             before=without_unavailable(before),
             after=known,
             is_whole=is_whole,
-            moved_from=_moved_from(message.headers),
+            moved_from=_key(message.headers.get(_OLD_KEY), connector),
             position=position,
             order=sort_key,
             transaction=transaction,
@@ -147,7 +147,7 @@ def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     return payload, {}
 
 
-def _key(key: bytes | None) -> Mapping[str, Any] | None:
+def _key(key: bytes | None, connector: str) -> Mapping[str, Any] | None:
     if key is None:
         return None
     try:
@@ -156,7 +156,7 @@ def _key(key: bytes | None) -> Mapping[str, Any] | None:
         raise Unreadable(f"the key is not JSON: {cause}") from cause
     if isinstance(found, dict) and "payload" in found and "schema" in found:
         found = found["payload"]
-    if isinstance(found, dict) and set(found) == {"id"} and isinstance(found["id"], str):
+    if connector == "mongodb" and isinstance(found, dict) and isinstance(found.get("id"), str):
         # MongoDB's key is a document in a string.
         inner = document(found["id"], quietly=True)
         return found if inner is None else {"_id": inner, "id": inner}
@@ -207,11 +207,6 @@ def _mongodb(
         raise Unreadable("an update of a part of a field cannot be completed; capture documents")
     removed = update.get("removedFields") or []
     return {**dict.fromkeys(removed), **changed}, False
-
-
-def _moved_from(headers: Mapping[str, bytes | None]) -> Mapping[str, Any] | None:
-    old = headers.get(_OLD_KEY)
-    return None if old is None else _key(old)
 
 
 def _table(declared: str, source: Mapping[str, Any]) -> str:
