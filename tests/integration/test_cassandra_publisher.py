@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cassandra_cases import committed, drop, own_keyspace
+from cassandra_cases import committed, drop, empty, own_keyspace
 from everstate.config import Config
 from everstate.errors import Fenced, SourceError
 from everstate.log.topics import Topics
@@ -21,21 +21,27 @@ from everstate.testing.log_checker import LogReport, check_changes
 from everstate.testing.store_contract import CLERK, ORDER, Order
 
 
-@pytest.fixture
-def config(cassandra: Any, topic_prefix: str) -> Iterator[Config]:
-    running: Config = cassandra.config
-    log = running.log.model_copy(update={"prefix": topic_prefix})
-    config = own_keyspace(running.model_copy(update={"log": log}))
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
+@pytest.fixture(scope="module")
+def keyspace(cassandra: Any) -> Iterator[Config]:
+    config = own_keyspace(cassandra.config)
     yield config
     with Database(config) as database:
         drop(database)
 
 
 @pytest.fixture
+def config(keyspace: Config, topic_prefix: str) -> Config:
+    log = keyspace.log.model_copy(update={"prefix": topic_prefix})
+    config = keyspace.model_copy(update={"log": log})
+    with Topics(config) as topics:
+        topics.ensure([ORDER.name])
+    return config
+
+
+@pytest.fixture
 def database(config: Config) -> Iterator[Database]:
     with Database(config) as database:
+        empty(database)
         yield database
 
 
@@ -64,9 +70,12 @@ def write_some(store: CassandraStore, note: str) -> int:
 
 
 def drain(publisher: Publisher) -> int:
-    total = 0
-    while moved := publisher.step():
-        total += moved
+    """Move everything; older seconds of the index are looked at again after one."""
+    total, moved_at = 0, time.monotonic()
+    while time.monotonic() - moved_at < 1.2:
+        if moved := publisher.step():
+            total, moved_at = total + moved, time.monotonic()
+        time.sleep(0.05)
     return total
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from capture_cases import (
     LONG,
     UNAVAILABLE,
@@ -26,7 +27,6 @@ from capture_cases import (
     table_rows,
     without_nulls,
 )
-
 from everstate.config import Config
 from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig
 from everstate.log.consumer import Consumer

@@ -119,11 +119,11 @@ def test_both_sides_give_an_entity_the_same_fingerprint_and_range() -> None:
     records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [value], "offset": [3]})
     logged: dict[str, Any] = next(iter(decoding(16, None)([records]))).to_pylist()[0]
     truth = Listed({"k": Stored("k", 7, ID, '{"a": "é", "b": [1.5]}')})
-    pieces = pa.RecordBatch.from_pydict({"piece": ["0"]})
-    stored: dict[str, Any] = next(iter(reading(truth, 16, None)([pieces]))).to_pylist()[0]
+    numbers = pa.RecordBatch.from_pydict({"id": [0]})
+    stored: dict[str, Any] = next(iter(reading(truth, ["all"], 16, None)([numbers]))).to_pylist()[0]
     assert {**stored, "offset": 3} == logged
     others = [number for number in range(16) if number != stored["number"]]
-    assert next(iter(reading(truth, 16, others)([pieces]))).num_rows == 0
+    assert next(iter(reading(truth, ["all"], 16, others)([numbers]))).num_rows == 0
     assert next(iter(decoding(16, others)([records]))).num_rows == 0
 
 

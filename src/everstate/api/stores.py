@@ -11,7 +11,18 @@ from everstate.config import Config
 from everstate.sources.crud.postgres import PostgresStore
 from everstate.sources.crud.store import Store
 
-OPENERS: Final[Mapping[Source, Callable[[Config, EntityType], Store]]] = {"store": PostgresStore}
+
+def _cassandra(config: Config, entity_type: EntityType) -> Store:
+    # Imported here: the driver is an extra.
+    from everstate.sources.crud.stores.cassandra import CassandraStore
+
+    return CassandraStore(config, entity_type)
+
+
+OPENERS: Final[Mapping[Source, Callable[[Config, EntityType], Store]]] = {
+    "store": PostgresStore,
+    "cassandra": _cassandra,
+}
 """What opens a store, by source of truth."""
 
 

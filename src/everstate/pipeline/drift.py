@@ -39,7 +39,6 @@ Action = Literal["none", "republished", "rebuilt"]
 
 _DRIFT: Final = (What.MISSING, What.STALE, What.DIFFERENT, What.EXTRA)
 _POLL_S: Final = 1.0
-_SLICES_MIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,33 +154,33 @@ class _Check:
         return report
 
     def _sums(self) -> tuple[int, int, list[int]]:
-        """Entities of each side, and the key ranges whose count or hash differ."""
-        stored = _by_range(self._stored(None))
-        logged = _by_range(self._logged(None))
-        differing = [
-            number
-            for number in stored.keys() | logged.keys()
-            if stored.get(number) != logged.get(number)
+        """Entities of each side, and the key ranges whose count or hash differ; one Spark job."""
+        sides = {"stored": self._stored(None), "logged": self._logged(None)}
+        marked = [
+            side.select(F.lit(n).alias("side"), "number", "hash") for n, side in sides.items()
         ]
+        # A decimal holds the sum of any number of 64-bit hashes.
+        total = F.sum(F.col("hash").cast("decimal(38,0)")).alias("total")
+        both = marked[0].unionAll(marked[1]).groupBy("side", "number")
+        sums: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in sides}
+        for row in both.agg(F.count("*").alias("entities"), total).collect():
+            sums[row["side"]][row["number"]] = (row["entities"], int(row["total"]))
+        stored, logged = sums["stored"], sums["logged"]
+        differing = [n for n in stored.keys() | logged.keys() if stored.get(n) != logged.get(n)]
         return (
-            sum(count for count, _ in stored.values()),
-            sum(count for count, _ in logged.values()),
+            sum(entities for entities, _ in stored.values()),
+            sum(entities for entities, _ in logged.values()),
             sorted(differing),
         )
 
     def _stored(self, ranges: Sequence[int] | None) -> DataFrame:
         """The source's entities, of some key ranges or all; read slice by slice by the tasks."""
-        pieces = self._pieces()
-        read = tasks.reading(self._truth, self._ranges, ranges)
-        return pieces.mapInArrow(read, tasks.SIDE_DDL)
-
-    def _pieces(self) -> DataFrame:
-        count = max(_SLICES_MIN, self._spark.sparkContext.defaultParallelism)
-        listed = self._truth.slices(count)
-        pieces = self._spark.createDataFrame([(piece,) for piece in listed], "piece string")
-        # One task a slice: a plain list would be cut by its rows' number alone.
-        numbered = pieces.withColumn("number", F.monotonically_increasing_id())
-        return numbered.repartitionByRange(len(listed), "number").select("piece")
+        wanted = max(1, self._spark.sparkContext.defaultParallelism)
+        pieces = self._truth.slices(wanted)
+        read = tasks.reading(self._truth, pieces, self._ranges, ranges)
+        # One task a slice, told by its number.
+        numbers = self._spark.range(0, len(pieces), 1, len(pieces))
+        return numbers.mapInArrow(read, tasks.SIDE_DDL)
 
     def _logged(self, ranges: Sequence[int] | None) -> DataFrame:
         """The log's newest change of each key, of some key ranges or all."""
@@ -249,14 +248,6 @@ class _Check:
     def _repaired(self, drifted: DataFrame) -> int:
         done = drifted.mapInArrow(tasks.repairing(self._truth), "done long")
         return sum(row["done"] for row in done.collect())
-
-
-def _by_range(side: DataFrame) -> dict[int, tuple[int, int]]:
-    """Number of the key range → entities in it, and the sum of their hashes."""
-    # A decimal holds the sum of any number of 64-bit hashes.
-    total = F.sum(F.col("hash").cast("decimal(38,0)"))
-    sums = side.groupBy("number").agg(F.count("*").alias("count"), total.alias("total"))
-    return {row["number"]: (row["count"], int(row["total"])) for row in sums.collect()}
 
 
 def _joined(stored: DataFrame, logged: DataFrame) -> DataFrame:

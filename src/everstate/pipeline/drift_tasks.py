@@ -81,14 +81,14 @@ def _canonical(state: str) -> bytes:
         return state.encode()
 
 
-def reading(truth: Truth, ranges: int, wanted: Sequence[int] | None) -> Task:
-    """In: slices of a source. Out: its entities (:data:`SIDE_DDL`), of the wanted key ranges."""
+def reading(truth: Truth, pieces: Sequence[str], ranges: int, wanted: Sequence[int] | None) -> Task:
+    """In: numbers of pieces. Out: their entities (:data:`SIDE_DDL`), of the wanted key ranges."""
     chosen = None if wanted is None else frozenset(wanted)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []
-        for piece in _values(batches, "piece"):
-            for stored in truth.read(piece):
+        for piece in _values(batches, "id"):
+            for stored in truth.read(pieces[piece]):
                 number = crc32(stored.key.encode()) % ranges
                 if chosen is None or number in chosen:
                     rows.append(_side(number, stored, keep_state=False))

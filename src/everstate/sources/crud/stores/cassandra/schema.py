@@ -54,6 +54,10 @@ CREATE TABLE IF NOT EXISTS {keyspace}.answered (
 """
 
 
+TOKEN_MIN: Final = -(2**63)
+TOKEN_MAX: Final = 2**63 - 1
+
+
 def install(database: Database, entities: tuple[str, ...]) -> None:
     """Make what is missing of keyspace and tables; idempotent."""
     settings = database.settings
@@ -104,7 +108,10 @@ class Statements:
             " WHERE key = ? AND version >= ? ORDER BY version ASC"
         )
         newest = f"SELECT key, head_version, version, change_id, after FROM {table}"
-        self.page = f"{newest} PER PARTITION LIMIT 1"
+        self.page = (
+            f"SELECT token(key) AS place, head_version, after FROM {table}"
+            " WHERE token(key) >= ? PER PARTITION LIMIT 1 LIMIT ?"
+        )
         self.slice = f"{newest} WHERE token(key) >= ? AND token(key) <= ? PER PARTITION LIMIT 1"
         self.newest = f"{newest} WHERE key = ? LIMIT 1"
 

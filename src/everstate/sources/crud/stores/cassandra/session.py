@@ -113,17 +113,6 @@ class Database:
             batch.add(self._prepare(session, statement).bind(values))
         return session.execute(batch).one()
 
-    def page(
-        self, statement: str, rows: int, paging_state: bytes | None
-    ) -> tuple[list[Any], bytes | None]:
-        """At most so many rows, and the state with which the next call goes on."""
-        with translated(self.settings):
-            session = self._connected()
-            bound = self._prepare(session, statement).bind(())
-            bound.fetch_size = rows
-            found = session.execute(bound, paging_state=paging_state)
-            return list(found.current_rows), found.paging_state
-
     def stream(self, statement: str, values: Sequence[Any], rows: int) -> Iterator[Any]:
         """Rows of a large result, fetched so many at a time."""
         with translated(self.settings):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -18,13 +17,18 @@ from everstate.errors import (
     EverstateError,
     InvalidQuery,
     NotFound,
-    SourceError,
     Unavailable,
     VersionConflict,
 )
 from everstate.sources.crud.store import AnsweredBefore, Kept, Once, Page, Scalar
 from everstate.sources.crud.stores.cassandra.partition import Head, Partitions, Step
-from everstate.sources.crud.stores.cassandra.schema import IndexStatements, Statements, install
+from everstate.sources.crud.stores.cassandra.schema import (
+    TOKEN_MAX,
+    TOKEN_MIN,
+    IndexStatements,
+    Statements,
+    install,
+)
 from everstate.sources.crud.stores.cassandra.session import Database
 from everstate.sources.outbox import Versioned, Written, WrittenMany
 from everstate.sources.outbox.rows import (
@@ -41,9 +45,9 @@ from everstate.sources.outbox.statements import ENVELOPE_BYTES, KEY_FACTOR
 
 _AT_ONCE: Final = 32
 _ONCE: Final = UUID("8a6a7a4e-5a55-5d3e-9d5e-2f3f6f0f6c11")
-_ANSWERED_TTL_S: Final = 86_400
 _KEY_BYTES_MAX: Final = 65_535
 _LOOKED_MAX: Final = 20
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,19})\.([0-9]{1,6})")
 
 
 class CassandraStore:
@@ -62,6 +66,7 @@ class CassandraStore:
     ) -> None:
         self._entity_type = entity_type
         self._limit = config.log.message_bytes_max
+        self._answer_ttl_s = max(1, int(config.api.idempotency_keep_hours * 3600))
         self._owned = database is None
         self._database = database or Database(config)
         self._sql = Statements(self._database.keyspace, entity_type.name)
@@ -100,23 +105,25 @@ class CassandraStore:
     ) -> Page:
         """At most ``limit`` entities in the order of their tokens, which is no order of keys.
 
-        Filters are applied here, not by the server. Cost: at most 20 fetches of ``limit`` rows.
+        Filters are applied here, not by the server. Cost: at most 20 reads of ``limit`` rows.
         """
-        state, found = _paging_state(cursor), list[Versioned]()
+        token, skip = _place(cursor)
+        found = list[Versioned]()
         for _ in range(_LOOKED_MAX):
-            try:
-                rows, state = self._database.page(self._sql.page, limit - len(found), state)
-            except SourceError as cause:
-                if cursor is None:
-                    raise
-                raise InvalidQuery("cursor: expected the cursor of an earlier page.") from cause
-            for row in rows:
+            wanted = limit - len(found)
+            rows = self._database.execute(self._sql.page, [token, skip + wanted])
+            for row in rows[skip:]:
                 if row.after is not None and _meets(row.after, equal):
                     entity = self._entity_type.validate_json(row.after)
                     found.append(Versioned(entity, row.head_version))
-            if state is None or len(found) == limit:
+            if len(rows) < skip + wanted:
+                return Page(found, None)
+            token = rows[-1].place
+            # Keys of one token come in an order that stays: how many of them were looked at.
+            skip = sum(1 for row in rows if row.place == token)
+            if len(found) == limit:
                 break
-        return Page(found, None if state is None else base64.urlsafe_b64encode(state).decode())
+        return Page(found, f"{token}.{skip}")
 
     def put(
         self,
@@ -202,7 +209,7 @@ class CassandraStore:
         return WrittenMany(changes=changes, keys=keys, unchanged=count - changes)
 
     def answered(self, once_id: str) -> Kept | None:
-        """What was kept for a day for a :class:`Once` that was done."""
+        """What was kept, for `api.idempotency_keep_hours`, for a :class:`Once` that was done."""
         rows = self._database.execute(self._index.answered, [once_id], serial=True)
         if not rows or rows[0].answer is None:
             return None
@@ -226,7 +233,7 @@ class CassandraStore:
         """
         row = row._replace(change_id=uuid5(_ONCE, once.id))
         taken = self._conditional(
-            self._index.take_once, [once.id, once.fingerprint, _ANSWERED_TTL_S]
+            self._index.take_once, [once.id, once.fingerprint, self._answer_ttl_s]
         )
         if not taken[0] and (taken.answer is not None or taken.fingerprint != once.fingerprint):
             raise AnsweredBefore(once.id)
@@ -248,7 +255,7 @@ class CassandraStore:
         return written
 
     def _answer(self, once: Once, written: Written) -> None:
-        values = [_ANSWERED_TTL_S, once.fingerprint, once.answer(written), once.id]
+        values = [self._answer_ttl_s, once.fingerprint, once.answer(written), once.id]
         self._conditional(self._index.answer_once, [*values, once.fingerprint])
 
     def _conditional(self, statement: str, values: Sequence[Any]) -> Any:
@@ -326,13 +333,14 @@ def _meets(state: str, equal: Mapping[str, Scalar] | None) -> bool:
     )
 
 
-def _paging_state(cursor: str | None) -> bytes | None:
+def _place(cursor: str | None) -> tuple[int, int]:
+    """The token at which a page begins, and how many keys of that token were looked at."""
     if cursor is None:
-        return None
-    try:
-        return base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True)
-    except (binascii.Error, UnicodeError) as cause:
-        raise InvalidQuery("cursor: expected the cursor of an earlier page.") from cause
+        return TOKEN_MIN, 0
+    told = _CURSOR.fullmatch(cursor)
+    if told is None or not TOKEN_MIN <= int(told[1]) <= TOKEN_MAX:
+        raise InvalidQuery("cursor: expected the cursor of an earlier page.")
+    return int(told[1]), int(told[2])
 
 
 def _bytes(text: str | None) -> int:

@@ -14,12 +14,16 @@ from everstate.changes import Kind, new_change_id
 from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Stored, What
 from everstate.config import Config
 from everstate.sources.crud.stores.cassandra.partition import BUCKET_S, Head, Partitions, Step
-from everstate.sources.crud.stores.cassandra.schema import IndexStatements, Statements
+from everstate.sources.crud.stores.cassandra.schema import (
+    TOKEN_MAX,
+    TOKEN_MIN,
+    IndexStatements,
+    Statements,
+)
 from everstate.sources.crud.stores.cassandra.session import Database
 from everstate.sources.outbox.rows import Row, moment_text, provenance_text
 
 _FETCH_ROWS: Final = 1_000
-_TOKENS: Final = (-(2**63), 2**63 - 1)
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class CassandraTruth:
 
     def slices(self, count: int) -> Sequence[str]:
         """Equal parts of the token ring."""
-        low, high = _TOKENS
+        low, high = TOKEN_MIN, TOKEN_MAX
         cuts = [low + (high - low) * n // count for n in range(count)]
         return [
             json.dumps((cut, cuts[n + 1] - 1 if n + 1 < count else high))
