@@ -23,6 +23,7 @@ from everstate.sources.cdc.shapes.semantic import conversions, document, without
 
 _OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
 _OLD_KEY: Final = "__debezium.oldkey"
+_PAYLOAD: Final = b'"payload"'
 _CELL: Final = {"value", "deletion_ts", "set"}
 _decode = msgspec.json.decode
 
@@ -136,9 +137,10 @@ def transaction_key(text: str) -> str:
 
 def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     try:
-        envelope = _decode_envelope(value)
-        if envelope.payload is not None:
-            return envelope.payload, conversions(bytes(envelope.schema))
+        if _PAYLOAD in value:
+            envelope = _decode_envelope(value)
+            if envelope.payload is not None:
+                return envelope.payload, conversions(bytes(envelope.schema))
         payload = _decode(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"not JSON of a change event: {cause}") from cause
