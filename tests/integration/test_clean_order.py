@@ -247,10 +247,10 @@ def test_a_reader_of_debezium_reads_our_changes_as_those_of_a_database(rig: Rig)
         # The reader of captures knows nothing of this form: it reads what Debezium writes.
         rows += READERS["debezium"](Message("orders", record.key, record.value, {}))
     assert [(row.op, row.key, row.before, row.after) for row in rows] == [
-        ("c", {"id": "10"}, None, {"id": 10, "customer_id": 1, "status": "open"}),
+        ("c", {"id": 10}, None, {"id": 10, "customer_id": 1, "status": "open"}),
         (
             "u",
-            {"id": "10"},
+            {"id": 10},
             {"id": 10, "customer_id": 1, "status": "open"},
             {"id": 10, "customer_id": 1, "status": "paid"},
         ),

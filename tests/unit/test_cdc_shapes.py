@@ -77,6 +77,11 @@ def test_debezium_keys_with_schemas_are_unwrapped() -> None:
     assert one("debezium", {"op": "c", "after": {"id": 3}}, key).key == {"id": 3}
 
 
+def test_debezium_keys_that_are_text_stay_text() -> None:
+    found = one("debezium", {"op": "c", "after": {"id": "10"}, "source": SOURCE}, {"id": "10"})
+    assert found.key == {"id": "10"}
+
+
 def test_debezium_schemas_tell_how_values_are_to_be_read() -> None:
     columns = [
         {"field": "day", "name": "io.debezium.time.Date"},

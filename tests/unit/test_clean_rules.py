@@ -238,6 +238,22 @@ def test_a_row_whose_key_changed_takes_what_it_does_not_know_from_its_old_key() 
     ]
 
 
+def test_a_row_whose_key_changed_waits_for_the_end_of_its_old_one() -> None:
+    rig = Rig(tables={"s.customers": Table(entity="customer")}, kind="postgresql")
+    rows = [{"CUSTOMER_ID": 1, "NAME": name} for name in ("old", "new")]
+    rig.run(rig.row("customers", "c", rows[0], source={"lsn": 10}))
+    after = {"CUSTOMER_ID": 2, "NAME": "__debezium_unavailable_value"}
+    body = json.dumps({"op": "c", "after": after, "source": {"lsn": 30}}).encode()
+    headers = [("__debezium.oldkey", b'{"CUSTOMER_ID":1}')]
+    (moved,) = rig.reader.read("customers", b'{"CUSTOMER_ID":2}', body, headers)
+    assert isinstance(moved, CleanRow)
+    assert rig.run(moved).changes == []
+    rig.run(rig.row("customers", "u", rows[1], source={"lsn": 20}))
+    batch = rig.run(rig.row("customers", "d", None, rows[1], source={"lsn": 30}))
+    assert rig.states(batch) == [None, {"customer_id": 2, "name": "new"}]
+    assert not rig.held
+
+
 def test_a_transaction_goes_on_when_its_end_and_all_its_rows_are_there() -> None:
     gate = TransactionGate(10.0)
     topic = ("t", 0)

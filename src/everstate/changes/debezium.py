@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -55,17 +56,30 @@ def debezium_records(
     """Key and value of a change in Debezium's form; a delete is followed by a tombstone.
 
     ``key_field`` names the key's column, ``database`` is what ``source.db`` says. Raises
-    InvalidChange. The states are not parsed.
+    InvalidChange. Of the states only the key is parsed.
     """
     try:
         wire = decode_wire(value)
     except msgspec.DecodeError as cause:
         raise InvalidChange("change", None, "message", str(cause)) from cause
-    key = _encode({key_field: wire.key})
+    key = _encode({key_field: _key(wire, key_field)})
     records: list[tuple[bytes, bytes | None]] = [(key, _encode(_envelope(wire, database)))]
     if wire.kind is Kind.DELETED:
         records.append((key, None))
     return records
+
+
+def _key(wire: WireChange, field: str) -> Any:
+    """Value of the key as the state has it; its text, where it is no field of the state."""
+    absent = wire.kind is Kind.DELETED
+    state = wire.original_entity_state if absent else wire.current_entity_state
+    return getattr(_key_decoder(field).decode(state), "key", None) or wire.key
+
+
+@lru_cache(maxsize=256)
+def _key_decoder(field: str) -> msgspec.json.Decoder[Any]:
+    kept = msgspec.defstruct("Key", [("key", Any, None)], rename={"key": field})
+    return msgspec.json.Decoder(kept)
 
 
 def _envelope(wire: WireChange, database: str) -> _Envelope:

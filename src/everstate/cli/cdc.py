@@ -284,3 +284,8 @@ def _size(count: int | None) -> str | None:
 
 cdc.command("preview")(preview)
 cdc.command("held")(held)
+
+
+def capturing_of(context: typer.Context, name: str, app: str | None) -> tuple[Config, Capturing]:
+    """Settings with addresses, and the capture with Connect's; raises CaptureFailed."""
+    return _connected(context), _capturing(context, name, app)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.cli.console import (
+    AppOption,
+    JsonOption,
+    config_of,
+    err,
+    load_app,
+    print_json,
+    table,
+)
 from everstate.local import connect
-from everstate.sources.cdc.holding import read_held
+from everstate.sources.cdc.holding import HeldEntity, read_held
 from everstate.sources.cdc.preview import preview as preview_rows
 
 _RAW_SHOWN = 160
@@ -47,6 +56,9 @@ def preview(
 def held(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Capture, as the app declares it.")],
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="Take a snapshot of each key that asks for one.")
+    ] = False,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -54,6 +66,8 @@ def held(
     config = connect(config_of(context))
     project = load_app(app, config)
     found = read_held(config, project.capture_of(name).name)
+    if snapshot:
+        _take_snapshots(context, name, app, found)
     if json:
         print_json(
             [
@@ -85,3 +99,18 @@ def held(
         for one in found
     ]
     table(("table", "key", "rows", "reason", "waits for", "asks for snapshot", "since"), rows)
+
+
+def _take_snapshots(
+    context: typer.Context, name: str, app: str | None, found: Sequence[HeldEntity]
+) -> None:
+    """Have each key that asks for it read again, one after the other."""
+    from everstate.cli.cdc import capturing_of
+    from everstate.sources.cdc.snapshots import snapshot
+
+    config, capturing = capturing_of(context, name, app)
+    for one in found:
+        if one.asks_for_snapshot:
+            key = {column: str(value) for column, value in one.columns.items()}
+            done = snapshot(config, capturing, table=one.table, key=key)
+            err.print(f"{one.table} {one.key}: {done.rows} rows were read", highlight=False)

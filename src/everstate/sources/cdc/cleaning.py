@@ -280,15 +280,18 @@ class Cleaning:
         """How many records of each partition may go on."""
         taken: dict[Place, int] = {}
         left = _BATCH_ROWS_MAX
-        too_many = self.waiting > self._config.pipeline.batch_changes_max
-        for place, queue in self._queues.items():
-            count = 0
+        too_many = self.waiting >= self._config.pipeline.batch_changes_max
+        filled = {place: queue for place, queue in self._queues.items() if queue.rows}
+        for number, (place, queue) in enumerate(filled.items()):
+            # A fair part for each, so that none runs ahead of the others in the source's log.
+            share, count = left // (len(filled) - number), 0
             for _, rows in queue.rows:
-                if left <= 0:
+                if share <= 0:
                     break
                 if not too_many and any(self._is_gated(row, now_s) for row in rows):
                     break
                 count += 1
+                share -= len(rows)
                 left -= len(rows)
             if count:
                 taken[place] = count
@@ -308,11 +311,12 @@ class Cleaning:
         """For each partition the first offset that is still needed."""
         at: dict[str, dict[int, int]] = {}
         for (topic, partition), queue in self._queues.items():
+            part = self.topics[topic]
             first = queue.rows[0][0] if queue.rows else queue.read_to
-            needed = self._gate.needed_from((topic, partition))
-            if needed is not None:
-                first = min(first, needed)
-            at.setdefault(self.topics[topic], {})[partition] = first
+            if part in _SINGLE:
+                needed = self._gate.needed_from((topic, partition))
+                first = first if needed is None else min(first, needed)
+            at.setdefault(part, {})[partition] = first
         return at
 
     def _held_records(self, batch: Batch) -> list[OutRecord]:

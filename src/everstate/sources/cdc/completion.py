@@ -158,6 +158,8 @@ def _completed(
     fields: dict[str, Any] = row.known
     if not row.covers:
         base = _base(row, known, lookup, mapping.entity_type.name, is_unsure)
+        if base is None and row.moved_from is not None:
+            return Held(PRIOR_UNKNOWN, mapping.entity_type.name, row.moved_from)
         if base is None:
             return Held(PRIOR_UNKNOWN)
         fields = {**_decode(base), **fields}
@@ -184,9 +186,11 @@ def _base(
 ) -> bytes | None:
     """The state that what the row does not know is taken from."""
     if row.moved_from is not None:
-        # The row had another key: its old entity was deleted just before, or is about to be.
+        # The row had another key. Only once that one's end was taken is its last state known.
         old = lookup(entity, row.moved_from)
-        if old is None or is_after(old.position, row.position):  # type: ignore[arg-type]
+        if old is None or not old.is_deleted:
+            return None
+        if is_after(old.position, row.position):  # type: ignore[arg-type]
             return None
         return old.image
     if row.before is not None:

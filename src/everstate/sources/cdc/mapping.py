@@ -178,7 +178,10 @@ class TableMapping:
         """Entity key of the values of the key columns."""
         fields = {}
         for name, value in columns.items():
-            column = self._column(name, None)
+            try:
+                column = self._columns[name, None]
+            except KeyError:
+                column = self._column(name, None)
             if column is None:
                 continue
             fields[column.field] = self._checked(column, value)

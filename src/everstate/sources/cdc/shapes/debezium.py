@@ -23,6 +23,7 @@ from everstate.sources.cdc.shapes.semantic import conversions, document, without
 
 _OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
 _OLD_KEY: Final = "__debezium.oldkey"
+_PAYLOAD: Final = b'"payload"'
 _CELL: Final = {"value", "deletion_ts", "set"}
 _decode = msgspec.json.decode
 
@@ -71,11 +72,11 @@ def read_rows(message: Message) -> list[SourceRow]:
         SourceRow(
             table=_table(message.table, source),
             op=op,
-            key=_key(message.key),
+            key=_key(message.key, connector),
             before=without_unavailable(before),
             after=known,
             is_whole=is_whole,
-            moved_from=_moved_from(message.headers),
+            moved_from=_key(message.headers.get(_OLD_KEY), connector),
             position=position,
             order=sort_key,
             transaction=transaction,
@@ -136,9 +137,10 @@ def transaction_key(text: str) -> str:
 
 def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     try:
-        envelope = _decode_envelope(value)
-        if envelope.payload is not None:
-            return envelope.payload, conversions(bytes(envelope.schema))
+        if _PAYLOAD in value:
+            envelope = _decode_envelope(value)
+            if envelope.payload is not None:
+                return envelope.payload, conversions(bytes(envelope.schema))
         payload = _decode(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"not JSON of a change event: {cause}") from cause
@@ -147,7 +149,7 @@ def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     return payload, {}
 
 
-def _key(key: bytes | None) -> Mapping[str, Any] | None:
+def _key(key: bytes | None, connector: str) -> Mapping[str, Any] | None:
     if key is None:
         return None
     try:
@@ -156,7 +158,7 @@ def _key(key: bytes | None) -> Mapping[str, Any] | None:
         raise Unreadable(f"the key is not JSON: {cause}") from cause
     if isinstance(found, dict) and "payload" in found and "schema" in found:
         found = found["payload"]
-    if isinstance(found, dict) and set(found) == {"id"} and isinstance(found["id"], str):
+    if connector == "mongodb" and isinstance(found, dict) and isinstance(found.get("id"), str):
         # MongoDB's key is a document in a string.
         inner = document(found["id"], quietly=True)
         return found if inner is None else {"_id": inner, "id": inner}
@@ -207,11 +209,6 @@ def _mongodb(
         raise Unreadable("an update of a part of a field cannot be completed; capture documents")
     removed = update.get("removedFields") or []
     return {**dict.fromkeys(removed), **changed}, False
-
-
-def _moved_from(headers: Mapping[str, bytes | None]) -> Mapping[str, Any] | None:
-    old = headers.get(_OLD_KEY)
-    return None if old is None else _key(old)
 
 
 def _table(declared: str, source: Mapping[str, Any]) -> str:
