@@ -31,6 +31,7 @@ BENCHES = (
     "outbox",
     "clean",
     "drift",
+    "cdc",
 )
 
 

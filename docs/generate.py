@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,13 +51,20 @@ def _config_page() -> str:
         lines.append("| setting | default | environment | what |\n|---|---|---|---|")
         for name, info in model.model_fields.items():
             default = info.get_default(call_default_factory=True)
-            shown = "" if default in (None, PydanticUndefined, {}) else f"`{default}`"
+            shown = "" if default in (None, PydanticUndefined, {}) else f"`{_toml(default)}`"
             note = notes.get((model.__name__, name), "")
             lines.append(
                 f"| `{name}` | {shown} | `EVERSTATE_{section.upper()}_{name.upper()}` | {note} |"
             )
         lines.append("")
     return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    """A value as everstate.toml has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(str(value)) if isinstance(value, str | Path) else str(value)
 
 
 def _errors_page() -> str:
@@ -85,6 +94,7 @@ def _cli_page() -> str:
     ]
     for path, command in _commands(group, "everstate"):
         lines.append(f"## {path}\n\n{inspect.cleandoc(command.help or '')}\n")
+        lines.append(f"`{_synopsis(path, command)}`\n")
         rows = [row for parameter in command.params if (row := _parameter(parameter))]
         if rows:
             lines += ["| argument or option | what |\n|---|---|", *rows, ""]
@@ -102,14 +112,47 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path} {name}", child
 
 
+def _synopsis(path: str, command: Any) -> str:
+    """How the command is written: arguments in their order, then that there are options."""
+    words = [path]
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            name = f"{parameter.name.upper()}{' …' if parameter.nargs == -1 else ''}"
+            words.append(name if parameter.required else f"[{name}]")
+    needed = [each for each in command.params if each.param_type_name != "argument"]
+    words += [f"{each.opts[0]} {_value(each)}" for each in needed if each.required]
+    return " ".join([*words, "[OPTIONS]"])
+
+
+def _value(parameter: Any) -> str:
+    """What an option takes: its choices, or a word for its type; nothing for a flag."""
+    if parameter.is_flag:
+        return ""
+    kind = parameter.type_descriptor.annotation
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "{" + ",".join(str(member.value) for member in kind) + "}"
+    return {int: "N", float: "N", Path: "FILE"}.get(kind, "TEXT")
+
+
 def _parameter(parameter: Any) -> str | None:
     if getattr(parameter, "hidden", False) or parameter.name == "help":
         return None
     note = getattr(parameter, "help", None) or ""
     if parameter.param_type_name == "argument":
         return f"| `{parameter.name.upper()}` | {note} |"
-    names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len))
+    value = _value(parameter)
+    names = ", ".join(f"`{name} {value}`".replace(" `", "`") for name in _shortest_first(parameter))
+    default = parameter.default
+    shown = (
+        "" if parameter.is_flag or default in (None, "", [], ()) or callable(default) else default
+    )
+    if shown != "" and "efault" not in note:
+        note = f"{note} Default: {getattr(shown, 'value', shown)}."
     return f"| {names} | {note} |"
+
+
+def _shortest_first(parameter: Any) -> list[str]:
+    return sorted(parameter.opts, key=len)
 
 
 def _attribute_notes(source: str) -> dict[tuple[str, str], str]:

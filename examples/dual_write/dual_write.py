@@ -3,7 +3,8 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import psycopg
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
 from everstate.sources.outbox import EntityStore, Relay
 
-KEYS, ROUNDS = 20, 50
+KEYS, ROUNDS = 20, 5
 app = App("dual-write")
 
 
@@ -28,12 +29,21 @@ class Parcel(BaseModel):
     place: str
 
 
-def two_clients(client: Callable[[str, random.Random], None]) -> None:
-    """Run two clients at once; the same load each time."""
-    clients = [
-        threading.Thread(target=client, args=(name, random.Random(name)))
-        for name in ("north", "south")
-    ]
+Write = Callable[[str, str], None]
+"""Writes the place of a parcel, by its key."""
+
+
+def two_clients(make: Callable[[str], AbstractContextManager[Write]]) -> None:
+    """Let two clients move the same parcels at the same time, again and again."""
+    together = threading.Barrier(2)
+
+    def client(name: str) -> None:
+        with make(name) as write:
+            for turn in range(ROUNDS * KEYS):
+                together.wait()
+                write(f"p-{turn % KEYS}", f"{name}-{turn}")
+
+    clients = [threading.Thread(target=client, args=(name,)) for name in ("north", "south")]
     for each in clients:
         each.start()
     for each in clients:
@@ -43,16 +53,21 @@ def two_clients(client: Callable[[str, random.Random], None]) -> None:
 def without_a_log(config: Config) -> int:
     """Each client writes store A, then store B; says how many parcels differ in the end."""
 
-    def client(name: str, chance: random.Random) -> None:
+    @contextmanager
+    def client(name: str) -> Iterator[Write]:
+        network = random.Random(name)
         with (
             psycopg.connect(config.store_dsn, autocommit=True) as a,
             psycopg.connect(config.store_dsn, autocommit=True) as b,
         ):
-            for round_ in range(ROUNDS):
-                key, place = f"p-{chance.randrange(KEYS)}", f"{name}-{round_}"
-                a.execute("UPDATE dual_a SET place = %s WHERE key = %s", [place, key])
-                time.sleep(chance.uniform(0, 0.004))  # the network
-                b.execute("UPDATE dual_b SET place = %s WHERE key = %s", [place, key])
+
+            def write(key: str, place: str) -> None:
+                for number, store in enumerate((a, b)):
+                    time.sleep(network.uniform(0, 0.005))
+                    table = "dual_b" if number else "dual_a"
+                    store.execute(f"UPDATE {table} SET place = %s WHERE key = %s", [place, key])
+
+            yield write
 
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         for table in ("dual_a", "dual_b"):
@@ -77,14 +92,16 @@ def with_a_log(config: Config) -> int:
     with EntityStore(config, parcel) as store, Relay(config, [parcel]) as relay:
         store.install()
 
-        def client(name: str, chance: random.Random) -> None:
+        @contextmanager
+        def client(name: str) -> Iterator[Write]:
             source = Provenance(api_version="v1", service_name="client", identifier=name)
-            for round_ in range(ROUNDS):
-                place = f"{name}-{round_}"
-                store.put(
-                    Parcel(parcel_id=f"p-{chance.randrange(KEYS)}", place=place), provenance=source
-                )
-                time.sleep(chance.uniform(0, 0.004))
+            network = random.Random(name)
+
+            def write(key: str, place: str) -> None:
+                time.sleep(network.uniform(0, 0.005))
+                store.put(Parcel(parcel_id=key, place=place), provenance=source)
+
+            yield write
 
         two_clients(client)
         while relay.step():

@@ -10,7 +10,14 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -48,13 +55,20 @@ class LogConfig(Section):
     """More client options (security, …) for every producer, consumer and Spark reader, in
     librdkafka's names; Spark gets those that Kafka's Java client spells the same."""
     prefix: str = Field(default="everstate", pattern=r"^[a-zA-Z0-9_-]+$")
+    """First part of every topic's name; projects on one cluster need different ones."""
     partitions: int = Field(default=4, ge=1, le=1000)
+    """Partitions of a new topic: how many tasks can keep views at once. A topic that exists stays
+    as it is."""
     replication: int = Field(default=1, ge=1)
+    """Copies of each partition; 3 on a cluster that may lose a broker."""
     changes_retention_hours: float = Field(default=72, gt=0)
+    """How long `.changes` keeps a change; the archive has it for good."""
     dead_retention_hours: float = Field(default=720, gt=0)
+    """How long `.dead` keeps a letter."""
     message_bytes_max: int = Field(default=1_048_576, ge=1024)
     """Largest value of one record, in bytes; checked before a write commits."""
     linger_ms: float = Field(default=5, ge=0)
+    """How long a producer waits for more records to send together; 0 sends each at once."""
     queue_messages_max: int = Field(default=200_000, ge=1)
     """A full producer queue makes ``send`` wait: back-pressure, never loss."""
 
@@ -67,7 +81,9 @@ class StoreConfig(Section):
     outbox_keep_hours: float = Field(default=24, ge=0)
     """How long published rows stay, so that a log that lost its tail can be refilled."""
     relay_batch_rows: int = Field(default=10_000, ge=1)
+    """Most changes that the relay sends in one Kafka transaction."""
     relay_poll_ms: int = Field(default=20, ge=1)
+    """How long the relay waits when the outbox is empty, before it looks again."""
     relay: Literal["polling", "replication"] = "polling"
     """How the relay learns of changes; replication is quicker, and needs wal_level = logical."""
     slot_lost: Literal["stop", "refill"] = "stop"
@@ -140,6 +156,12 @@ class CommandsConfig(Section):
     transaction_timeout_s: float = Field(default=10, ge=1, le=900)
     """The broker aborts a transaction that is open for longer."""
 
+    @model_validator(mode="after")
+    def _answers_outlive_memory(self) -> CommandsConfig:
+        if self.remember_hours > self.retention_hours:
+            raise ValueError("remember_hours is more than retention_hours, which bounds it")
+        return self
+
 
 class ViewsConfig(Section):
     """`[views]`: where the views live."""
@@ -147,6 +169,7 @@ class ViewsConfig(Section):
     dsn: str | None = None
     """libpq connection string; ``None``: the same database as the store."""
     schema_name: str = Field(default="everstate_views", pattern=r"^[a-z_][a-z0-9_]*$")
+    """PostgreSQL schema of the views and of their positions; another one begins anew."""
 
 
 class ArchiveConfig(Section):
@@ -155,8 +178,11 @@ class ArchiveConfig(Section):
     path: str | None = None
     """Folder or URL of the lake; ``None``: ``<data_dir>/archive``."""
     trigger_s: float = Field(default=60, gt=0)
+    """How often the archive takes over what is new: how far it may trail the log."""
     batch_changes_max: int = Field(default=1_000_000, ge=1)
+    """Most changes of one commit, over all partitions."""
     compact_every_s: float = Field(default=3600, gt=0)
+    """How often small files are written together."""
     file_mib: int = Field(default=128, ge=1)
     """Size that compaction aims at."""
 
@@ -165,15 +191,20 @@ class PipelineConfig(Section):
     """`[pipeline]`: Spark and how views are kept."""
 
     master: str = "local[*]"
+    """Spark's master: `local[N]` runs in this process on N cores; or a cluster's `spark://…`."""
     driver_memory: str = "3g"
+    """Heap of Spark's JVM; with `local[N]` all the work is done in it."""
     options: dict[str, str] = Field(default_factory=dict)
-    """More Spark settings."""
+    """More Spark settings, by their names `spark.…`; those that carry a guarantee are refused."""
     batch_changes_max: int = Field(default=200_000, ge=1)
     """Most changes of one keeper batch over all partitions."""
     poll_ms: int = Field(default=50, ge=1)
+    """How long the keeper waits when there is nothing new, before it looks again."""
     held_max: int = Field(default=10_000, ge=0)
-    """Most changes held behind version gaps, per view group; more quarantines the group."""
+    """Most changes held behind version gaps, per view group; a partition that brings more waits,
+    and the log says why, until a gap fills or the limit is raised. A view alone is put aside."""
     retry_s_max: float = Field(default=10, gt=0)
+    """Longest pause between attempts while a server is away, or the disk is full."""
 
 
 class TokenConfig(Section):
@@ -210,11 +241,13 @@ class LocalConfig(Section):
     """`[local]`: the local stack."""
 
     fsync: bool = True
+    """Whether PostgreSQL waits for the disk at each commit; `false` only for tests."""
     jars_url: str | None = None
     """A Maven repository of your own; ``None``: the public one."""
     cache_dir: Path | None = None
     """Where jars are kept; ``None``: the user's cache folder."""
     kafka_heap_mb: int = Field(default=512, ge=128)
+    """Heap of the broker, in MiB."""
 
 
 class CaptureConfig(Section):

@@ -142,7 +142,10 @@ class Reader:
 
 
 def _program(word: str, at: int) -> list[str]:
-    return [sys.executable, "-m", "everstate.cli"] if at == 0 and word == "everstate" else [word]
+    if at > 0:
+        return [word]
+    known = {"everstate": [sys.executable, "-m", "everstate.cli"], "python": [sys.executable]}
+    return known.get(word, [word])
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,20 +51,30 @@ def test_an_output_is_compared_with_what_the_page_shows(
     assert make_reader.matches(expected, output) is same
 
 
+@pytest.fixture
+def alone(tmp_path: Path, make_reader: Any) -> Iterator[Any]:
+    """A reader who has nothing but the package: the local stack is started as the page says."""
+    made = make_reader(tmp_path, {"PYTHONPATH": str(tmp_path)})
+    yield made
+    made.stop()
+    down = [sys.executable, "-m", "everstate.cli", "-C", str(tmp_path), "down"]
+    subprocess.run(down, check=True, capture_output=True)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "page",
     [
         "own-entity-type.md",
-        "import-a-file.md",
-        "own-servers.md",
+        "commands.md",
         "rest.md",
         "drift.md",
         "outbox.md",
+        "clean.md",
     ],
 )
 def test_a_howto_does_what_it_says(reader: Any, page: str) -> None:
-    reader.follow(DOCS / "howto" / page)
+    assert reader.follow(DOCS / "howto" / page) >= 5
 
 
 @pytest.mark.timeout(600)
@@ -71,3 +84,22 @@ def test_the_capture_howto_does_what_it_says(reader: Any, database: str, tmp_pat
         assert reader.follow(DOCS / "howto" / "cdc.md") > 8
     finally:
         Stack(load(tmp_path), also=("connect",)).stop(("connect",))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.kafka
+@pytest.mark.postgres
+@pytest.mark.parametrize(("page", "blocks"), [("import-a-file.md", 5), ("own-servers.md", 2)])
+def test_a_howto_does_what_it_says_for_who_has_nothing(alone: Any, page: str, blocks: int) -> None:
+    assert alone.follow(DOCS / "howto" / page) == blocks
+
+
+@pytest.mark.timeout(900)
+def test_the_migration_goes_forward_and_back_with_writes_running(
+    reader: Any, tmp_path: Path
+) -> None:
+    for file in (DOCS.parent / "examples" / "migrate").iterdir():
+        shutil.copy(file, tmp_path)
+    assert reader.follow(DOCS / "howto" / "migrate.md") == 7
+    # Some hundred writes were acknowledged while the service moved.
+    assert len((tmp_path / "acknowledged.jsonl").read_text("utf-8").splitlines()) > 200

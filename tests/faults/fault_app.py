@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 import time
+import uuid
+from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, TextIO
 
@@ -54,9 +56,11 @@ def parcel(rng: random.Random) -> Parcel:
 
 
 def write(config: Config, acknowledged: TextIO, seed: int, pause_s: float) -> None:
-    """Write for ever; each change whose commit was acknowledged becomes a line of the file.
+    """Write for ever; each commit that was acknowledged becomes a line of the file.
 
-    Goes on by itself when the database was away. A write whose outcome is unknown has no line.
+    The line has the change's id, or of a set-based write the call's id (its correlation id) and
+    how many changes it made. Goes on by itself when the database was away. A write whose outcome
+    is unknown has no line.
     """
     rng = random.Random(seed)
     with EntityStore(config, app.entity_type(ENTITY)) as store:
@@ -73,7 +77,10 @@ def one_write(store: EntityStore, rng: random.Random, acknowledged: TextIO) -> N
     """One transaction: mostly one parcel, at times fifty, at times a deletion."""
     chance = rng.random()
     if chance < 0.06:
-        store.put_many([parcel(rng) for _ in range(50)], provenance=CLERK)
+        call = uuid.uuid4().hex
+        clerk = replace(CLERK, correlation_id=call)
+        many = store.put_many([parcel(rng) for _ in range(50)], provenance=clerk)
+        tell(acknowledged, f"{call} {many.changes}")
         return
     if chance < 0.16:
         try:
@@ -83,8 +90,13 @@ def one_write(store: EntityStore, rng: random.Random, acknowledged: TextIO) -> N
     else:
         written = store.put(parcel(rng), provenance=CLERK)
     if written.change_id is not None:
-        acknowledged.write(f"{written.change_id}\n")
-        acknowledged.flush()
+        tell(acknowledged, str(written.change_id))
+
+
+def tell(acknowledged: TextIO, line: str) -> None:
+    """Note an acknowledgement at once."""
+    acknowledged.write(f"{line}\n")
+    acknowledged.flush()
 
 
 if __name__ == "__main__":

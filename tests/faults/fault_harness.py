@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import confluent_kafka
 import psycopg
@@ -23,6 +23,10 @@ from fault_app import ENTITY
 
 from everstate.config import Config
 
+Place = tuple[int, int]
+"""Partition and offset in `.changes`."""
+Foreign = Mapping[Place, str]
+"""Records that the test itself put into the log: `duplicate` or `unreadable`."""
 Group = tuple[int, Decimal, int]
 """Count, sum of fees, sum of weights of a region."""
 
@@ -37,6 +41,8 @@ class Committed:
     kind: str
     before: Any
     after: Any
+    call: str | None = None
+    """Correlation id: which set-based write it came with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,25 @@ class Lake:
     rows: list[Seen] = field(default_factory=list)
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
     """(partition, start, end) of every append, in the order of the commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the main group says became of the log's records (law 7)."""
+
+    applied: int
+    duplicate: int
+    held: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record of `.dead`: the place in the log that it names, and its bytes."""
+
+    place: Place
+    key: bytes | None
+    value: bytes | None
 
 
 # ---- the judgements: pure ------------------------------------------------------------------
@@ -158,11 +183,50 @@ def archive_problems(log: Sequence[Seen], lake: Lake, ends: Mapping[int, int]) -
     return problems
 
 
+def state_problems(log: Sequence[Seen], state: Sequence[Seen]) -> list[str]:
+    """Keys whose newest record in `.state` is not their newest change, byte for byte."""
+    wanted = {record.key: (record.partition, record.value) for record in log}
+    found = {record.key: (record.partition, record.value) for record in state}
+    return _differences(".state", wanted, found)
+
+
+def account_problems(log: Sequence[Seen], foreign: Foreign, account: Account) -> list[str]:
+    """Where the main group's counters do not say what became of each record (law 7)."""
+    planted = Counter(foreign.values())
+    wanted = Account(len(log) - len(foreign), planted["duplicate"], 0, planted["unreadable"])
+    return [] if account == wanted else [f"counters: {account}, should be {wanted}"]
+
+
+def dead_problems(log: Sequence[Seen], foreign: Foreign, letters: Sequence[Letter]) -> list[str]:
+    """Unreadable records that are not in `.dead` once, with their bytes; and what else is there."""
+    wanted = Counter(
+        Letter((record.partition, record.offset), record.key, record.value)
+        for record in log
+        if foreign.get((record.partition, record.offset)) == "unreadable"
+    )
+    found = Counter(letters)
+    problems = [f".dead: {each.place} is missing" for each in wanted - found]
+    return problems + [f".dead: {each.place} should not be there" for each in found - wanted]
+
+
 def acknowledged_problems(committed: Iterable[Committed], lines: Iterable[str]) -> list[str]:
-    """Writes whose commit was acknowledged, and that the store no longer has."""
-    known = {change.change_id for change in committed}
-    said = {line.strip() for line in lines if line.endswith("\n")}
-    return [f"store: acknowledged change {each} is lost" for each in sorted(said - known)]
+    """Writes whose commit was acknowledged, and that the store no longer has.
+
+    A line is a change's id, or the id of a set-based write and its number of changes.
+    """
+    changes = list(committed)
+    known = {change.change_id for change in changes}
+    calls = Counter(change.call for change in changes)
+    problems = []
+    for line in lines:
+        if not line.endswith("\n"):
+            continue  # the writer was killed within it
+        name, _, count = line.strip().partition(" ")
+        if not count and name not in known:
+            problems.append(f"store: acknowledged change {name} is lost")
+        if count and calls[name] != int(count):
+            problems.append(f"store: {calls[name]} of {count} changes of call {name} are there")
+    return problems
 
 
 def _content(message: dict[str, Any]) -> Committed:
@@ -173,6 +237,7 @@ def _content(message: dict[str, Any]) -> Committed:
         message["kind"],
         message["originalEntityState"],
         message["currentEntityState"],
+        message["provenance"]["correlationId"],
     )
 
 
@@ -201,14 +266,15 @@ def _where(record: Seen) -> str:
 def read_committed_changes(config: Config) -> list[Committed]:
     """Every change in the outbox (which is trimmed a day late at the earliest)."""
     query = (
-        "SELECT change_id::text, key, version, kind, before, after "
+        "SELECT change_id::text, key, version, kind, before, after, "
+        "provenance::jsonb ->> 'correlation_id' "
         "FROM everstate_store.outbox WHERE entity = %s"
     )
     with psycopg.connect(config.store_dsn) as connection:
         rows = connection.execute(query, (ENTITY,)).fetchall()
     return [
-        Committed(i, k, v, kind, _loaded(before), _loaded(after))
-        for i, k, v, kind, before, after in rows
+        Committed(i, k, v, kind, _loaded(before), _loaded(after), call)
+        for i, k, v, kind, before, after, call in rows
     ]
 
 
@@ -216,21 +282,50 @@ def _loaded(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-def read_log(config: Config) -> tuple[list[Seen], dict[int, int]]:
+def read_log(config: Config, entity: str = ENTITY) -> tuple[list[Seen], dict[int, int]]:
     """Committed records of `.changes`, partition by partition, and each partition's end."""
-    topic = f"{config.log.prefix}.{ENTITY}.changes.g1"
+    messages, ends = _read_topic(config, f"{config.log.prefix}.{entity}.changes.g1")
+    return [_seen(message) for message in messages], ends
+
+
+def read_state(config: Config) -> list[Seen]:
+    """Committed records of `.state`."""
+    messages, _ = _read_topic(config, f"{config.log.prefix}.{ENTITY}.state.g1")
+    return [_seen(message) for message in messages]
+
+
+def read_dead(config: Config) -> list[Letter]:
+    """Committed records of `.dead`."""
+    messages, _ = _read_topic(config, f"{config.log.prefix}.{ENTITY}.dead")
+    letters = []
+    for message in messages:
+        headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
+        place = (int(headers["everstate_partition"]), int(headers["everstate_offset"]))
+        letters.append(Letter(place, message.key(), message.value()))
+    return letters
+
+
+def _seen(message: confluent_kafka.Message) -> Seen:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return Seen(partition, offset, message.key(), message.value())
+
+
+def _read_topic(config: Config, topic: str) -> tuple[list[confluent_kafka.Message], dict[int, int]]:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": config.bootstrap_servers,
             "group.id": "fault-checker",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
             "isolation.level": "read_committed",
         }
     )
     found = consumer.list_topics(topic, timeout=30).topics[topic]
     assert found.error is None, found.error
-    records: list[Seen] = []
+    records: list[confluent_kafka.Message] = []
     ends: dict[int, int] = {}
     for partition in sorted(found.partitions):
         consumer.assign([TopicPartition(topic, partition, 0)])
@@ -239,15 +334,25 @@ def read_log(config: Config) -> tuple[list[Seen], dict[int, int]]:
             assert message is not None, f"{topic}[{partition}]: no end within 30 s"
             error = message.error()
             if error is None:
-                records.append(
-                    Seen(partition, message.offset() or 0, message.key(), message.value())
-                )
+                records.append(message)
             elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 ends[partition] = message.offset() or 0
             else:
                 raise confluent_kafka.KafkaException(error)
     consumer.close()
     return records, ends
+
+
+def read_account(config: Config) -> Account:
+    """The main group's counters, over its partitions."""
+    query = (
+        "SELECT sum(applied)::bigint, sum(duplicate)::bigint, sum(held)::bigint, "
+        f"sum(dead)::bigint FROM {config.views.schema_name}.counters WHERE view_group = %s"
+    )
+    with psycopg.connect(config.views_dsn) as connection:
+        row = connection.execute(query.encode(), (ENTITY,)).fetchone()
+    assert row is not None
+    return Account(*row)
 
 
 def read_tables(config: Config) -> Tables:
@@ -280,9 +385,9 @@ def read_tables(config: Config) -> Tables:
     return tables
 
 
-def read_lake(config: Config) -> Lake:
+def read_lake(config: Config, entity: str = ENTITY) -> Lake:
     """Rows and commits of the archive, by delta-rs."""
-    table = DeltaTable(f"{config.archive_path}/{ENTITY}")
+    table = DeltaTable(f"{config.archive_path}/{entity}")
     data = pa.table(
         table.to_pyarrow_dataset().to_table(columns=["partition", "offset", "raw_key", "raw_value"])
     )
@@ -294,13 +399,17 @@ def read_lake(config: Config) -> Lake:
     return lake
 
 
-def problems(config: Config, acknowledged: Iterable[str]) -> list[str]:
+def problems(config: Config, acknowledged: Iterable[str], foreign: Foreign) -> list[str]:
     """Everything that is wrong, of a project at rest; empty when nothing is."""
     committed = read_committed_changes(config)
     log, ends = read_log(config)
+    own = [record for record in log if (record.partition, record.offset) not in foreign]
     return [
         *acknowledged_problems(committed, acknowledged),
-        *log_problems(committed, log),
-        *view_problems(log, read_tables(config), ends),
+        *log_problems(committed, own),
+        *state_problems(own, read_state(config)),
+        *view_problems(own, read_tables(config), ends),
+        *account_problems(log, foreign, read_account(config)),
+        *dead_problems(log, foreign, read_dead(config)),
         *archive_problems(log, read_lake(config), ends),
     ]

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import confluent_kafka
 import psutil
 import psycopg
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from fault_app import ENTITY
-from fault_harness import read_lake
+from fault_harness import read_lake, read_log
 
 from everstate.config import Config, load
 from everstate.errors import Unavailable
@@ -53,6 +54,7 @@ class Rig:
         with Topics(self.config) as topics:
             topics.ensure([ENTITY])
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.foreign: dict[tuple[int, int], str] = {}
         self.log_names = TopicNames(self.config.log.prefix)
         self.topic = self.log_names.changes(ENTITY)
         self._environment = {**os.environ, "PYTHONPATH": str(HERE)}
@@ -63,6 +65,29 @@ class Rig:
         """Start `relay` or `pipeline` as `everstate run --only` does."""
         everstate = [sys.executable, "-m", "everstate.cli", "--project", str(self.folder)]
         self._spawn(role, [*everstate, "run", "--only", role])
+
+    def start_supervised(self) -> None:
+        """Start both roles as `everstate run` does, under its supervisor."""
+        everstate = [sys.executable, "-m", "everstate.cli", "--project", str(self.folder)]
+        self._spawn("everstate", [*everstate, "run"])
+
+    def kill_supervised(self, role: str) -> None:
+        """SIGKILL a role and what it started; its supervisor is to start it again."""
+        for child in psutil.Process(self.processes["everstate"].pid).children():
+            if role in child.cmdline():
+                kill_family(child)
+                return
+        raise AssertionError(f"{role} does not run: {self.told('everstate')}")
+
+    def stop(self, name: str) -> int:
+        """SIGTERM one process and wait; its exit code. Nothing that it started may be left."""
+        process = self.processes.pop(name)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        code = process.wait(90)
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == []
+        return code
 
     def start_load(self) -> None:
         """Start the writers that do not run."""
@@ -82,16 +107,9 @@ class Rig:
     def kill(self, name: str) -> None:
         """SIGKILL one process and what it started (Spark's JVM and workers)."""
         process = self.processes.pop(name, None)
-        if process is None:
-            return
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        for child in family:
-            try:
-                child.kill()
-            except psutil.NoSuchProcess:
-                continue
+        if process is not None:
+            kill_family(psutil.Process(process.pid))
+            process.wait()
 
     def orphan(self, name: str) -> list[psutil.Process]:
         """SIGKILL one process and nothing else: what it started is to end by itself."""
@@ -176,6 +194,38 @@ class Rig:
             row = connection.execute(query).fetchone()
         return row is not None and bool(row[0])
 
+    def letters_sent(self) -> bool:
+        """Whether each dead change that the keeper noted is published."""
+        schema = self.config.views.schema_name
+        query = f"SELECT NOT EXISTS (SELECT FROM {schema}.dead WHERE published_at IS NULL)"
+        with psycopg.connect(self.config.views_dsn) as connection:
+            row = connection.execute(query.encode()).fetchone()
+        return row is not None and bool(row[0])
+
+    def disturb(self) -> None:
+        """Put two records into the log that no relay wrote: one again, and one unreadable."""
+        log, _ = read_log(self.config)
+        again = [each for each in log if (each.partition, each.offset) not in self.foreign][-1]
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.config.bootstrap_servers})
+
+        def note(what: str) -> Callable[[object, confluent_kafka.Message], None]:
+            def delivered(error: object, message: confluent_kafka.Message) -> None:
+                assert error is None, error
+                place = (message.partition() or 0, message.offset() or 0)
+                self.foreign[place] = what
+
+            return delivered
+
+        for what, value in (("duplicate", again.value), ("unreadable", b'{"id": 7')):
+            producer.produce(
+                self.topic,
+                key=again.key,
+                value=value,
+                partition=again.partition,
+                on_delivery=note(what),
+            )
+        assert producer.flush(30) == 0
+
     def progress(self) -> None:
         """Wait until the views have taken something that came after now."""
         aim = sum(self.ends().values())
@@ -187,22 +237,21 @@ class Rig:
         self.until("the outbox is published", self.published)
         ends = self.ends()
         self.until("the views are at the log's end", lambda: self.kept() == ends)
+        self.until("dead letters are sent", self.letters_sent)
         self.until("the archive is at the log's end", lambda: self.archived() == ends)
 
     def until(self, what: str, done: Callable[[], bool]) -> None:
-        """Wait for something, with roles that ended started again as a supervisor would."""
+        """Wait for something; whatever runs goes on by itself, and nobody starts it again."""
         deadline = time.monotonic() + PATIENCE_S
-        revived: list[str] = []
         while not done():
-            for name, process in list(self.processes.items()):
-                if process.poll() is not None and not name.startswith("writer"):
-                    revived.append(name)
-                    del self.processes[name]
-                    self.start(name)
-            assert time.monotonic() < deadline, (
-                f"not within {PATIENCE_S:.0f} s: {what}; ended and started again: {revived}; "
-                f"pipeline: {self.told('pipeline')}\nrelay: {self.told('relay')}"
-            )
+            ended = {
+                name: process.returncode
+                for name, process in self.processes.items()
+                if process.poll() is not None
+            }
+            told = "\n".join(f"--- {name}: {self.told(name)}" for name in ended or self.processes)
+            assert not ended, f"ended while waiting for {what}: {ended}\n{told}"
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}\n{told}"
             time.sleep(_POLL_S)
 
     def acknowledged(self) -> Iterable[str]:
@@ -210,3 +259,14 @@ class Rig:
         for path in sorted(self.folder.glob("*.acknowledged")):
             with open(path, encoding="utf-8") as lines:
                 yield from lines
+
+
+def kill_family(process: psutil.Process) -> None:
+    """SIGKILL a process, then what it had started."""
+    family = process.children(recursive=True)
+    process.kill()
+    for child in family:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 from fault_app import parcel
 from fault_harness import (
+    Account,
     Committed,
     Lake,
+    Letter,
     Seen,
     Tables,
+    account_problems,
     acknowledged_problems,
     archive_problems,
+    dead_problems,
     fold,
     log_problems,
+    state_problems,
     view_problems,
 )
 
@@ -37,12 +43,20 @@ class World:
             self._step(number, rng, states)
         for partition in self.ends:
             self.ends[partition] += 1  # a transaction's marker
+        newest = {each.key: each for each in self.log}
+        self.state = list(newest.values())
         self.tables: Tables = fold(self.log)
         self.tables.positions = dict(self.ends)
         self.lake = Lake(
             rows=list(self.log),
             ranges=[(p, a, b) for p, e in self.ends.items() for a, b in ((0, 50), (50, e))],
         )
+
+    def lines(self) -> list[str]:
+        """What the writers noted: single changes, and set-based writes with their counts."""
+        single = [each.change_id for each in self.committed if each.call is None]
+        many = Counter(each.call for each in self.committed if each.call is not None)
+        return [f"{one}\n" for one in (*single, *(f"{call} {n}" for call, n in many.items()))]
 
     def _step(self, number: int, rng: random.Random, states: dict[str, tuple[int, object]]) -> None:
         entity = parcel(rng)
@@ -53,7 +67,8 @@ class World:
             None if delete else entity.model_copy(update={"parcel_id": key}).model_dump(mode="json")
         )
         kind = "deleted" if delete else "updated" if before is not None else "created"
-        change = Committed(f"id-{number}", key, version + 1, kind, before, after)
+        call = f"call-{number // 50}" if number % 3 == 0 else None
+        change = Committed(f"id-{number}", key, version + 1, kind, before, after, call)
         states[key] = (version + 1, after)
         self.committed.append(change)
         value = json.dumps(
@@ -64,6 +79,7 @@ class World:
                 "kind": kind,
                 "originalEntityState": before,
                 "currentEntityState": after,
+                "provenance": {"correlationId": change.call},
             }
         )
         partition = int(key[2:]) % PARTITIONS
@@ -81,8 +97,10 @@ def test_a_right_world_has_no_problems(world: World) -> None:
     assert log_problems(world.committed, world.log) == []
     assert view_problems(world.log, world.tables, world.ends) == []
     assert archive_problems(world.log, world.lake, world.ends) == []
-    lines = [f"{change.change_id}\n" for change in world.committed]
-    assert acknowledged_problems(world.committed, lines) == []
+    assert acknowledged_problems(world.committed, world.lines()) == []
+    assert state_problems(world.log, world.state) == []
+    assert account_problems(world.log, {}, Account(600, 0, 0, 0)) == []
+    assert dead_problems(world.log, {}, []) == []
 
 
 def test_a_lost_record_is_seen(world: World) -> None:
@@ -192,8 +210,44 @@ def test_an_archive_that_started_again_is_seen(world: World) -> None:
 
 
 def test_an_acknowledged_write_that_the_store_lost_is_seen(world: World) -> None:
-    lines = [f"{change.change_id}\n" for change in world.committed]
-    gone = world.committed.pop(50)
+    lines = world.lines()
+    single, of_many = world.committed.pop(50), world.committed.pop(59)
+    assert (single.call, of_many.call) == (None, "call-1")
     assert acknowledged_problems(world.committed, [*lines, "cut"]) == [
-        f"store: acknowledged change {gone.change_id} is lost"
+        f"store: acknowledged change {single.change_id} is lost",
+        "store: 16 of 17 changes of call call-1 are there",
     ]
+
+
+def test_a_state_topic_that_is_not_the_newest_change_is_seen(world: World) -> None:
+    """C7: a null for a deletion, an older version, a key that is missing."""
+    grave = next(at for at, each in enumerate(world.state) if b'"deleted"' in (each.value or b""))
+    world.state[grave] = replace(world.state[grave], value=None)
+    older = next(each for each in world.log if each.key == world.state[grave - 1].key)
+    world.state[grave - 1] = replace(world.state[grave - 1], value=older.value)
+    gone = world.state.pop()
+    found = state_problems(world.log, world.state)
+    assert [each.partition(" is ")[0] for each in sorted(found)] == sorted(
+        f".state: {key!r}" for key in (world.state[grave].key, world.state[grave - 1].key, gone.key)
+    )
+
+
+def test_an_account_that_forgets_a_record_is_seen(world: World) -> None:
+    """Law 7: in = applied + duplicate + held + dead, each with its own number."""
+    foreign = {(0, 3): "duplicate", (1, 4): "unreadable"}
+    assert account_problems(world.log, foreign, Account(598, 1, 0, 1)) == []
+    for wrong in (Account(599, 0, 0, 1), Account(598, 1, 0, 0), Account(597, 1, 1, 1)):
+        assert len(account_problems(world.log, foreign, wrong)) == 1
+
+
+def test_a_letter_that_is_lost_doubled_or_changed_is_seen(world: World) -> None:
+    record = world.log[3]
+    place = (record.partition, record.offset)
+    letter = Letter(place, record.key, record.value)
+    foreign = {place: "unreadable"}
+    assert dead_problems(world.log, foreign, [letter]) == []
+    assert dead_problems(world.log, foreign, []) == [f".dead: {place} is missing"]
+    assert dead_problems(world.log, foreign, [letter] * 2) == [
+        f".dead: {place} should not be there"
+    ]
+    assert len(dead_problems(world.log, foreign, [replace(letter, value=b"{}")])) == 2

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from everstate.api.server import serve
 from everstate.app import App
 from everstate.config import Config
 
@@ -37,3 +43,38 @@ def configured(config: Config, database: str, prefix: str, **api: Any) -> Config
             "api": config.api.model_copy(update=api),
         }
     )
+
+
+@contextmanager
+def serving(config: Config, app: App) -> Iterator[str]:
+    """A server in a thread; gives its address."""
+    stop, ready, addresses = threading.Event(), threading.Event(), list[str]()
+
+    def told(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    thread = threading.Thread(target=serve, args=(config, app, stop, told))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield addresses[0]
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def client(config: Config, app: App) -> Iterator[httpx.Client]:
+    """A client of a server that lives as long as the block."""
+    with (
+        serving(configured_port(config), app) as address,
+        httpx.Client(base_url=address, timeout=30) as made,
+    ):
+        yield made
+
+
+def configured_port(config: Config, port: int = 0) -> Config:
+    """The settings with another port; 0 takes a free one."""
+    return config.model_copy(update={"api": config.api.model_copy(update={"port": port})})

@@ -3,124 +3,23 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
-from pydantic import BaseModel, Field
+from keep_cases import World, drain, orders_app
 from pyspark.sql import SparkSession
 
-from everstate.app import App
-from everstate.changes import Change, ChangeCodec, Kind, Provenance, new_change_id
+from everstate.changes import new_change_id
 from everstate.config import Config, load
-from everstate.errors import PipelineError
+from everstate.errors import HeldOverflow, LogIdentityChanged, PipelineError
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
-from everstate.log.producer import Producer
 from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
-from everstate.pipeline.archiver import Archiver
 from everstate.pipeline.dead import DeadLetterSender
 from everstate.pipeline.keep import Keeper
-from everstate.pipeline.verify import ViewReport, verify_views
-
-NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
-WHO = Provenance(api_version="v1", service_name="test", identifier="t")
-
-
-class Order(BaseModel):
-    order_id: str
-    country: str | None
-    amount: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
-    parts: int = 1
-
-
-def orders_app(*more: tuple[str, str]) -> App:
-    app = App("orders")
-    app.entity("ordr", key="order_id")(Order)
-    app.view(
-        "by_country",
-        sql="SELECT country, count(*) AS orders, sum(amount) AS amount, avg(amount) AS mean "
-        "FROM ordr GROUP BY country",
-    )
-    app.view("large", sql="SELECT country, amount FROM ordr WHERE amount >= 100")
-    for name, text in more:
-        app.view(name, sql=text)
-    return app
-
-
-@dataclass
-class World:
-    """One test's log, database and archive."""
-
-    config: Config
-    spark: SparkSession
-    app: App = field(default_factory=orders_app)
-
-    def __post_init__(self) -> None:
-        self.codec = ChangeCodec(self.app.entity_type("ordr"))
-        self.topic = TopicNames(self.config.log.prefix).changes("ordr")
-        self.states: dict[str, tuple[int, Order | None]] = {}
-        with Topics(self.config) as topics:
-            topics.ensure(["ordr"])
-
-    def keeper(self) -> Keeper:
-        keeper = Keeper(self.spark, self.config, self.app)
-        keeper.prepare()
-        return keeper
-
-    def change(self, key: str, order: Order | None) -> OutRecord:
-        version, before = self.states.get(key, (0, None))
-        kind = Kind.CREATED if before is None else Kind.UPDATED
-        self.states[key] = (version + 1, order)
-        made: Change[Any] = Change(
-            id=new_change_id(),
-            entity="ordr",
-            schema_version=1,
-            key=key,
-            version=version + 1,
-            kind=Kind.DELETED if order is None else kind,
-            occurred_at=NOW,
-            recorded_at=NOW,
-            provenance=WHO,
-            current=order,
-            original=before,
-        )
-        encoded, value, headers = self.codec.encode(made)
-        return OutRecord(self.topic, encoded, value, headers)
-
-    def put(self, key: str, country: str | None, amount: str, parts: int = 1) -> OutRecord:
-        order = Order(order_id=key, country=country, amount=Decimal(amount), parts=parts)
-        return self.change(key, order)
-
-    def send(self, *records: OutRecord) -> None:
-        with Producer(self.config) as producer:
-            producer.send_many(records)
-            producer.flush(30)
-
-    def archive(self) -> None:
-        with Offsets(self.config) as offsets, Topics(self.config) as topics:
-            entity_type = self.app.entity_type("ordr")
-            Archiver(
-                self.spark, self.config, entity_type, offsets=offsets, topics=topics
-            ).catch_up()
-
-    def verify(self) -> dict[str, ViewReport]:
-        self.archive()
-        return {r.name: r for r in verify_views(self.spark, self.config, self.app)}
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.config.views_dsn) as connection:
-            schema = sql.SQL("SET search_path TO {}").format(
-                sql.Identifier(self.config.views.schema_name)
-            )
-            connection.execute(schema)
-            return connection.execute(sql.SQL(query)).fetchall()
 
 
 @pytest.fixture
@@ -140,14 +39,6 @@ def world(
         pipeline=stack_config.pipeline.model_dump(),
     )
     return World(config, spark)
-
-
-def drain(keeper: Keeper) -> tuple[int, int, int, int]:
-    total = [0, 0, 0, 0]
-    while (batch := keeper.step()) is not None:
-        for place, count in enumerate((batch.applied, batch.duplicate, batch.held, batch.dead)):
-            total[place] += count
-    return total[0], total[1], total[2], total[3]
 
 
 BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
@@ -230,14 +121,13 @@ def test_c14_a_gap_holds_later_versions_and_is_released_in_order(world: World) -
     keeper.close()
 
 
-def test_c15_a_new_view_catches_up_alone_from_the_archive_or_the_log_and_joins(
+def test_c15_a_new_view_catches_up_alone_from_the_log_and_joins(
     world: World,
 ) -> None:
     keeper = world.keeper()
     world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=n) for n in range(30)])
     drain(keeper)
     keeper.close()
-    world.archive()
     world.app = orders_app(("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr"))
     keeper = world.keeper()
     assert world.rows("SELECT view_group, status FROM view WHERE name = 'parts'") == [
@@ -317,3 +207,92 @@ def test_c11_two_keepers_apply_every_change_once(world: World) -> None:
         thread.join()
     assert world.rows(BY_COUNTRY) == [("NL", 200, Decimal("200.00"))]
     assert world.rows("SELECT sum(applied) FROM counters") == [(200,)]
+
+
+PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
+HEAVY = ("many", "SELECT country, parts FROM ordr WHERE parts > 0")
+STATUS = "SELECT view_group, status, coalesce(reason, '') FROM view WHERE name = 'many'"
+
+
+def test_c15_c27_a_new_view_takes_from_the_archive_what_the_log_no_longer_has(
+    world: World,
+) -> None:
+    """First the archive, which trails the log, then the log; what neither has is told."""
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=n) for n in range(30)])
+    drain(keeper)
+    world.archive()
+    archived = world.ends()
+    world.send(*[world.put(f"o-{n}", "BE", "5.00", parts=n) for n in range(25, 40)])
+    drain(keeper)
+    keeper.close()
+    world.forget({partition: end - 1 for partition, end in archived.items()})
+    world.app = orders_app(PARTS)
+    keeper = world.keeper()
+    (unit,) = keeper._units()
+    assert (unit.archived, unit.alone) == (True, True)
+    assert {p: span.end for p, span in unit.spans.items()} == archived
+    drain(keeper)
+    assert keeper.step() is None
+    assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(40)), 40)]
+    keeper.close()
+    world.forget(world.ends())
+    world.app = orders_app(PARTS, HEAVY)
+    keeper = world.keeper()
+    world.send(world.put("o-99", "NL", "1.00", parts=60))
+    drain(keeper)
+    ((group, status, reason),) = world.rows(STATUS)
+    assert (group, status) == ("ordr/many", "quarantined")
+    assert "neither in the log nor in the archive" in reason
+    assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(40)) + 60, 41)]
+    keeper.close()
+
+
+def test_c8_a_topic_made_again_is_not_read(world: World) -> None:
+    keeper = world.keeper()
+    world.send(world.put("o-1", "NL", "5.00"))
+    drain(keeper)
+    with Topics(world.config) as topics:
+        topics.delete([world.topic])
+        topics.ensure(["ordr"])
+    world.send(world.put("o-1", "BE", "5.00"))
+    with pytest.raises(LogIdentityChanged):
+        keeper.step()
+    keeper.close()
+    with pytest.raises(LogIdentityChanged):
+        world.keeper()
+    assert world.rows(BY_COUNTRY) == [("NL", 1, Decimal("5.00"))]
+
+
+def test_c12_the_keepers_plan_moves_no_row_between_tasks(world: World) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
+    (unit,) = keeper._units()
+    plan = keeper._job(unit)._jdf.queryExecution().executedPlan().toString()
+    assert "MapInArrow" in plan
+    assert "Exchange" not in plan
+    assert "Sort" not in plan
+    assert drain(keeper)[0] == 20
+    keeper.close()
+
+
+def test_c14_a_partition_that_would_hold_too_much_waits_and_the_others_go_on(world: World) -> None:
+    first, *later = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 6))
+    lost, *held = later
+    others = [world.put(f"x-{n}", "BE", "1.00") for n in range(20)]
+    pipeline = world.config.pipeline
+    keeper = world.keeper(held_max=2)
+    world.send(first, *held, *others)
+    for _ in range(2):
+        with pytest.raises(HeldOverflow, match=r"3 changes wait .* held_max is 2"):
+            drain(keeper)
+    assert world.rows("SELECT count(*) FROM ordr_latest WHERE key = 'o-1'") == [(0,)]
+    assert world.rows("SELECT count(*) > 5 FROM ordr_latest") == [(True,)]
+    keeper.close()
+    keeper = world.keeper(held_max=pipeline.held_max)
+    drain(keeper)
+    world.send(lost)
+    drain(keeper)
+    assert world.rows(BY_COUNTRY) == [("BE", 20, Decimal("20.00")), ("NL", 1, Decimal("5.00"))]
+    assert world.rows("SELECT sum(applied), sum(held) FROM counters") == [(25, 0)]
+    keeper.close()

@@ -124,18 +124,18 @@ def test_a_broker_that_is_away_is_waited_for(stack: Any, log_config: Config, top
         waiting.send(OutRecord(topic, b"k", b"connected"))
         waiting.flush()
         os.kill(broker, signal.SIGSTOP)
-        resume = threading.Timer(4, os.kill, (broker, signal.SIGCONT))
-        resume.start()
+        resume = threading.Timer(1.5, os.kill, (broker, signal.SIGCONT))
         try:
             producer.send(OutRecord(topic, b"k", b"during"))
             with pytest.raises(Unavailable, match="1 records within 1 s; they stay queued"):
                 producer.flush(timeout_s=1)
             began = time.monotonic()
+            resume.start()
             waiting.send_many(OutRecord(topic, b"k", b"w") for _ in range(30))
             assert time.monotonic() - began > 1
             producer.flush()
         finally:
-            resume.join()
+            resume.cancel()
             os.kill(broker, signal.SIGCONT)
     found = values(log_config, topic)
     assert sorted(found, key=str) == sorted(

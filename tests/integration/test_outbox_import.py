@@ -125,12 +125,12 @@ GOOD = '{"thing_id": "a", "day": "2013-01-01"}'
             "x.jsonl",
             f'{{"thing_id": "b", "note": "{"x" * 2_000_000}", "day": "2013-01-01"}}',
             1,
-            "",
+            "limit",
         ),
         ("x.csv", "thing_id,day\na,2013-01-01\nb\n", 2, "1 cells, but 2 columns"),
         ("x.csv", "thing_id,day,parts\na,2013-01-01,nonsense\n", 1, "no JSON"),
         ("x.csv", b"thing_id,day\na,2013-01-01\nb\xff,2013-01-01\n", 2, "no Unicode text"),
-        ("x.parquet", b"PAR1 is not enough", 1, ""),
+        ("x.parquet", b"PAR1 is not enough", 1, "arquet"),
         ("x.txt", GOOD, None, "its ending is none of .jsonl"),
         ("missing.csv", None, None, "No such file"),
     ],
@@ -212,3 +212,4 @@ def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
     assert json.loads(told.stdout) == {"rows": 2, "changes": 2, "unchanged": 0}
     failed = run(cli, ["-C", str(tmp_path), "import", "thing", str(bad)])
     assert failed.exit_code == 2
+    assert "bad.csv, row 2: " in failed.stderr

@@ -21,7 +21,7 @@ from everstate.sources.outbox.pending import Page, Pending
 from everstate.testing.log_checker import check_log
 from everstate.testing.store_contract import CLERK, ORDER, Order
 
-HELD_OPEN_S = 10.0 if os.environ.get("EVERSTATE_FULL") else 2.0
+HELD_OPEN_S = 10.0 if os.environ.get("EVERSTATE_FULL") else 1.0
 _COLUMNS = "id, xid::text, entity, key, bytes"
 
 
@@ -89,6 +89,16 @@ def test_C1_the_schedule_that_breaks_xid_order_comes_out_in_version_order(
     report = check_log(config, [ORDER.name])
     assert report.problems == []
     assert report.changes == 9
+
+
+def wait_until_published(config: Config) -> None:
+    """Until nothing that is committed waits in the outbox."""
+    deadline = time.monotonic() + 30
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        query = "SELECT count(*) FROM everstate_store.outbox_pending"
+        while (left := connection.execute(query).fetchone()) != (0,):
+            assert time.monotonic() < deadline, f"{left} changes wait"
+            time.sleep(0.02)
 
 
 def by_sequence(cursor: list[int]) -> Callable[[Connection, int], Page]:
@@ -164,14 +174,19 @@ def test_a_transaction_in_another_database_stalls_nobody(
 def test_C1_long_and_short_transactions_interleaved_come_out_whole_and_in_order(
     config: Config, store: EntityStore
 ) -> None:
-    """Acceptance 5: one transaction is held open, others are long or short, pages are small."""
+    """Acceptance 5: one transaction is held open, others are long or short, pages are small.
+
+    All others are in the log while it is still open.
+    """
     small = config.store.model_copy(update={"relay_batch_rows": 7, "relay_poll_ms": 1})
-    stop = threading.Event()
+    stop, release = threading.Event(), threading.Event()
+    begun = time.monotonic()
 
     def hold() -> None:
         with store.transaction() as connection:
             put(store, "held", "1", connection)
-            time.sleep(HELD_OPEN_S)
+            release.wait(60)
+            time.sleep(max(0.0, HELD_OPEN_S - (time.monotonic() - begun)))
             put(store, "held-too", "1", connection)
 
     def write(writer: int) -> None:
@@ -193,8 +208,12 @@ def test_C1_long_and_short_transactions_interleaved_come_out_whole_and_in_order(
                 holding = pool.submit(hold)
                 for writer in [pool.submit(write, number) for number in range(4)]:
                     writer.result()
+                wait_until_published(config)
+                assert not holding.done()
+                release.set()
                 holding.result()
         finally:
+            release.set()
             stop.set()
             running.join()
         drain(relay)

@@ -123,10 +123,16 @@ def test_explain_follows_a_version_to_the_log_and_the_views(everstate: Run) -> N
     assert applied == {"guest": True, "guest/names": False}
     code, out, _ = everstate("explain", "guest", "tom", "--version", "2")
     assert code == 0
-    assert "deleted" in out or "Checked" in out
+    assert "guest tom, version 2" in out
+    assert "not yet, at offset 3" in out
 
 
-def test_views_are_shown_also_while_the_log_is_away(everstate: Run) -> None:
+def test_a_view_that_is_not_declared_is_named(everstate: Run) -> None:
     code, _, err = everstate("views", "show", "nothing")
     assert code == 2
-    assert "unknown view" in err
+    assert "unknown view 'nothing'" in err
+
+
+def test_a_view_is_shown_also_while_the_log_is_away(everstate: Run) -> None:
+    shown = json_of(everstate("views", "show", "guest_latest", "--json"))
+    assert {row["key"] for row in shown} == {"eva", "tom", "ada"}

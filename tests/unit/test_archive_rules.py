@@ -126,3 +126,10 @@ def test_settings_that_carry_a_guarantee_cannot_be_changed() -> None:
     config = load(".", pipeline={"options": {"spark.speculation": "true"}})
     with pytest.raises(InvalidConfig, match=r"spark\.speculation"):
         session_settings(config)
+
+
+@pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition", "kafka.group.id"])
+def test_c12_options_of_the_reader_are_refused(name: str) -> None:
+    """They would cut a partition's range in pieces, or share its consumers."""
+    with pytest.raises(InvalidConfig, match=name):
+        session_settings(load(pipeline={"options": {name: "8"}}))

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+import everstate.cli as cli_package
 from everstate.cli import cli
 from everstate.cli.console import load_app, print_json, table
 from everstate.cli.verbs import VERBS, VerbCommands
@@ -114,7 +114,10 @@ def test_json_takes_what_results_are_made_of(capsys: pytest.CaptureFixture[str])
     assert '"a/b"' in capsys.readouterr().out
 
 
-def test_a_verb_is_registered_under_its_name() -> None:
+def test_the_commands_are_the_menus_verbs_each_registered_by_its_own_module() -> None:
     commands = VerbCommands()
-    assert list(commands) == [verb.name for verb in VERBS] == list(dict.fromkeys(commands))
-    assert isinstance(typer.main.get_command(cli).name, str | None)
+    assert list(commands) == [verb.name for verb in VERBS]
+    folder = Path(cli_package.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py") if "def register(" in path.read_text()}
+    assert modules == {verb.module for verb in VERBS}
+    assert {commands[name].name for name in commands} == set(commands)

@@ -10,13 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstate.errors import InvalidBody
-from everstate.sources.crud.patches import apply_json_patch, merge
+from everstate.sources.crud.patches import (
+    JSON_PATCH,
+    MERGE_PATCH,
+    apply_json_patch,
+    check_patch,
+    merge,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
 )
+
+
+def applied(document: Any, operations: Any) -> Any:
+    check_patch("guest", JSON_PATCH, operations)
+    return apply_json_patch("guest", document, operations)
+
+
+@pytest.mark.parametrize("patch", [None, 3, [], "a"])
+def test_a_merge_patch_of_an_entity_is_an_object(patch: Any) -> None:
+    with pytest.raises(InvalidBody):
+        check_patch("guest", MERGE_PATCH, patch)
+    check_patch("guest", MERGE_PATCH, {})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +78,7 @@ def test_a_json_patch_is_applied_in_order_and_leaves_its_document_alone() -> Non
         {"op": "replace", "path": "/name", "value": None},
         {"op": "remove", "path": "/nick"},
     ]
-    assert apply_json_patch("guest", document, operations) == {
+    assert applied(document, operations) == {
         "name": None,
         "tags": ["b"],
         "first": "a",
@@ -93,7 +111,7 @@ def test_a_json_patch_that_cannot_be_applied_names_its_operation(
     operations: Any, field: str
 ) -> None:
     with pytest.raises(InvalidBody) as refusal:
-        apply_json_patch("guest", {"a": 1, "l": [1]}, operations)
+        applied({"a": 1, "l": [1]}, operations)
     assert refusal.value.problems[0][0].startswith(field)
 
 
@@ -111,4 +129,4 @@ def test_a_json_patch_that_cannot_be_applied_names_its_operation(
 )
 def test_a_json_patch_is_applied_or_refused_and_nothing_else(operations: Any) -> None:
     with suppress(InvalidBody):
-        apply_json_patch("guest", {"a": {"l": 1}, "l": [1, {"a": 2}]}, operations)
+        applied({"a": {"l": 1}, "l": [1, {"a": 2}]}, operations)

@@ -67,8 +67,7 @@ def test_every_page_of_the_documentation_is_reached_from_the_readme() -> None:
         reached.add(page)
         links = _LINK.findall(page.read_text("utf-8"))
         ahead += [(page.parent / target).resolve() for target in links if "://" not in target]
-    pages = {page for page in PAGES if page.parent.name != "decisions"}
-    assert {name_of(page) for page in pages if page not in reached} == set()
+    assert {name_of(page) for page in PAGES if page not in reached} == set()
 
 
 def test_the_example_is_the_one_of_the_howto() -> None:
@@ -78,3 +77,32 @@ def test_the_example_is_the_one_of_the_howto() -> None:
         code = file.read_text("utf-8")
         if file.suffix != ".md":
             assert re.sub(r'\A""".*?"""\n\n', "", code) in page, file.name
+
+
+def test_every_setting_says_what_it_is() -> None:
+    lines = (DOCS / "reference" / "config.md").read_text("utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
+    assert len(rows) > 30
+    assert [row for row in rows if not row.endswith(". |")] == []
+    assert [row for row in rows if re.search(r"`(True|False|None)` \| `EVERSTATE", row)] == []
+
+
+def test_what_goes_wrong_has_its_paragraph() -> None:
+    """Each error that an operator, and not a caller, has to mend."""
+    page = (DOCS / "howto" / "when-something-is-wrong.md").read_text("utf-8")
+    named = {
+        "ArchiveError",
+        "ArchiveFull",
+        "DataLoss",
+        "Fenced",
+        "HeldOverflow",
+        "LocalStackError",
+        "LogIdentityChanged",
+        "PipelineError",
+        "RecordRefused",
+        "Unavailable",
+        "VerificationFailed",
+        "ViewFailed",
+        "ViewStoreError",
+    }
+    assert {name for name in named if f"`{name}`" not in page} == set()

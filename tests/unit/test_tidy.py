@@ -112,13 +112,52 @@ def test_only_the_settings_read_the_environment() -> None:
     assert readers == []
 
 
-def test_library_code_catches_no_bare_exception() -> None:
-    bare = []
-    for path in python_files("src"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ExceptHandler) and node.type is None:
-                bare.append(where(path, node.lineno))
-    assert bare == []
+def swallows_everything(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler takes any error, and neither raises it nor keeps it for another thread."""
+    caught = "" if handler.type is None else ast.unparse(handler.type)
+    if handler.type is not None and not {"Exception", "BaseException"} & set(
+        re.findall(r"\w+", caught)
+    ):
+        return False
+    parts = [part for line in handler.body for part in ast.walk(line)]
+    raised = any(isinstance(part, ast.Raise) for part in parts)
+    kept = any(
+        isinstance(part, ast.Assign)
+        and isinstance(part.targets[0], ast.Attribute)
+        and ast.unparse(part.value) == handler.name
+        for part in parts
+    )
+    return not raised and not kept
+
+
+def test_library_code_swallows_no_exception_that_it_does_not_know() -> None:
+    swallowed = [
+        where(path, node.lineno)
+        for path in python_files("src")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ExceptHandler) and swallows_everything(node)
+    ]
+    assert swallowed == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "swallows"),
+    [
+        ("except: pass", True),
+        ("except Exception: pass", True),
+        ("except (ValueError, Exception) as e: print(e)", True),
+        ("except ValueError: pass", False),
+        ("except BaseException: raise", False),
+        ("except Exception as e: self.error = e", False),
+    ],
+)
+def test_a_handler_that_swallows_is_known(handler: str, swallows: bool) -> None:
+    (found,) = (
+        node
+        for node in ast.walk(ast.parse(f"try: x()\n{handler}"))
+        if isinstance(node, ast.ExceptHandler)
+    )
+    assert swallows_everything(found) is swallows
 
 
 def test_every_room_has_a_readme() -> None:

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 import everstate
+from everstate.api.commands import COMMAND_SCHEMAS, CommandDesk
 from everstate.api.health import Health, health_router
 from everstate.api.latest import Latest
 from everstate.api.problems import handle_errors
@@ -41,6 +42,7 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
         body_bytes_max=config.log.message_bytes_max,
         threads=config.api.threads,
     )
+    commands = CommandDesk(config, app, desk.callers)
     schemas = Schemas([*(store.entity_type for store in used.values()), *events])
 
     @asynccontextmanager
@@ -48,8 +50,10 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
         try:
             if events:
                 await desk.work(log.open)
+            await desk.work(commands.open)
             yield
         finally:
+            await desk.work(commands.close)
             await desk.work(log.close)
             latest.close()
             close_stores(opened)
@@ -64,6 +68,7 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
     )
     handle_errors(api)
     api.include_router(health_router(Health(used, log if events else None), desk))
+    api.include_router(commands.routes())
     for store in used.values():
         resource = Resource(store, page_max=config.api.page_max)
         api.include_router(entity_router(resource, desk, schemas))
@@ -83,7 +88,12 @@ def _describe(api: FastAPI, schemas: Schemas, *, secured: bool) -> None:
                 title=api.title, version=api.version, routes=api.routes, description=_WHAT
             )
             components = made.setdefault("components", {})
-            components["schemas"] = dict(sorted(schemas.components.items()))
+            answers = {
+                name: each
+                for name, each in components.get("schemas", {}).items()
+                if name in COMMAND_SCHEMAS
+            }
+            components["schemas"] = dict(sorted({**answers, **schemas.components}.items()))
             if secured:
                 components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
                 _secure(made["paths"])

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from everstate.errors import (
     AlreadyExists,
@@ -71,7 +71,7 @@ async def _ours(request: Request, error: Exception) -> Response:
         status,
         words[0] + words[1:].lower(),
         error.message,
-        kind=f"urn:everstate:problem:{words.lower().replace(' ', '-')}",
+        kind=f"urn:everstate:error:{name}",
         more=more,
         headers=headers,
     )
@@ -104,11 +104,11 @@ async def _frameworks(request: Request, error: Exception) -> Response:
 
 def _allowed(request: Request) -> list[str]:
     """Methods of the path over all its routes; the framework knows only those of one."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    asked = [{**request.scope, "method": method} for method in _METHODS]
     return [
-        method
-        for method in _METHODS
-        if any(r.matches({**request.scope, "method": method})[0] is Match.FULL for r in routes)
+        str(scope["method"])
+        for scope in asked
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
     ]
 
 

@@ -94,12 +94,8 @@ def address_of(listener: socket.socket) -> str:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as cause:
         raise InvalidConfig(
             "api.port", port, f"a free port of {host} ({cause.strerror})"
         ) from cause
-    return listener

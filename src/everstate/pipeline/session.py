@@ -110,6 +110,9 @@ def session_settings(config: Config) -> dict[str, str]:
     """Spark's settings for this configuration, as text; raises InvalidConfig (see above)."""
     options = config.pipeline.options
     for name in options:
+        if not name.startswith("spark."):
+            # Options of a reader, such as `minPartitions`, would cut a partition's range (C12).
+            raise InvalidConfig(f"pipeline.options[{name!r}]", options[name], "a name spark.…")
         if name in _FIXED and options[name] != _FIXED[name]:
             raise InvalidConfig(
                 f"pipeline.options[{name!r}]", options[name], f"{_FIXED[name]!r}, or no such option"
@@ -151,7 +154,11 @@ def spark_errors(doing: str) -> Iterator[None]:
 
 
 _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
-    (r"No space left on device|Disk quota exceeded", ArchiveFull, "there is no room on the disk"),
+    (
+        r"No space left on device|Disk quota exceeded|File too large",
+        ArchiveFull,
+        "there is no room on the disk",
+    ),
     (
         r"ConcurrentTransactionException|DELTA_CONCURRENT_TRANSACTION",
         Fenced,

@@ -16,7 +16,7 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidBody
 from everstate.sources.crud import openapi as says
 from everstate.sources.crud.answers import JSON, Answer, Incoming, content_type_of
-from everstate.sources.crud.asgi import Desk, respond
+from everstate.sources.crud.asgi import KEY, Desk, respond
 from everstate.sources.crud.bodies import read_entity
 from everstate.sources.crud.conditions import etag
 from everstate.sources.crud.events import EventLog
@@ -83,7 +83,7 @@ def event_router(
         },
     )
     router.add_api_route(
-        path + "/{key:path}",
+        f"{path}/{KEY}",
         read,
         methods=["GET"],
         operation_id=f"read_{name}",

@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{model}"
 _TEXT: Final = {"type": "string", "minLength": 1, "pattern": "^[!-~]([ -~]*[!-~])?$"}
-_TAGS: Final = r'^(\*|(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*)$'
+_TAGS: Final = r'^(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*$'
 _POINTER: Final = {"type": "string", "pattern": "^(/[^/~]*(~[01][^/~]*)*)*$"}
 _WITH_VALUE: Final = ("add", "replace", "test")
 _WITH_FROM: Final = ("move", "copy")
@@ -126,7 +126,7 @@ def patch_body() -> Schema:
 
 def conditions() -> list[Schema]:
     """If-Match and If-None-Match."""
-    tags = {"type": "string", "pattern": _TAGS}
+    tags = {"type": "string", "anyOf": [{"const": "*"}, {"pattern": _TAGS}]}
     return [
         _header("If-Match", tags, 'Only if the version is one of these: `"3"`, or `*` for any.'),
         _header("If-None-Match", tags, "Only if it is none of these; `*`: there is none."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import jsonpatch
@@ -31,19 +32,22 @@ def merge(target: Any, patch: Any) -> Any:
     return merged
 
 
-def apply_json_patch(entity: str, document: Any, operations: Any) -> Any:
-    """Apply a JSON Patch to a copy of the document.
+def check_patch(entity: str, kind: str, patch: Any) -> None:
+    """Raise InvalidBody when a patch has not the form of its kind, whatever it is applied to."""
+    if kind == JSON_PATCH:
+        _check_json_patch(entity, patch)
+    elif not isinstance(patch, dict):
+        raise InvalidBody(entity, (("patch", "a merge patch of an entity is an object"),))
+
+
+def apply_json_patch(entity: str, document: Any, operations: Sequence[Any]) -> Any:
+    """Apply a JSON Patch of the right form to a copy of the document.
 
     Raises InvalidBody naming the operation that cannot be applied; a `test` that does not hold
     among them.
     """
-    if not isinstance(operations, list):
-        raise InvalidBody(entity, (("patch", "a JSON Patch is a list of operations"),))
-    if len(operations) > OPERATIONS_MAX:
-        raise InvalidBody(entity, (("patch", f"more than {OPERATIONS_MAX:,} operations"),))
     for number, operation in enumerate(operations):
         where = f"patch.{number}"
-        _check_shape(entity, where, operation)
         try:
             document = jsonpatch.apply_patch(document, [operation])
         except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as cause:
@@ -54,6 +58,15 @@ def apply_json_patch(entity: str, document: Any, operations: Any) -> Any:
         if operation["op"] == "copy" and _nodes(document) > _GROWTH_MAX:
             raise InvalidBody(entity, ((where, "the document grows beyond all bounds"),))
     return document
+
+
+def _check_json_patch(entity: str, operations: Any) -> None:
+    if not isinstance(operations, list):
+        raise InvalidBody(entity, (("patch", "a JSON Patch is a list of operations"),))
+    if len(operations) > OPERATIONS_MAX:
+        raise InvalidBody(entity, (("patch", f"more than {OPERATIONS_MAX:,} operations"),))
+    for number, operation in enumerate(operations):
+        _check_shape(entity, f"patch.{number}", operation)
 
 
 def _check_shape(entity: str, where: str, operation: Any) -> None:

@@ -27,7 +27,13 @@ from everstate.sources.crud.answers import JSON, Answer, Incoming, content_type_
 from everstate.sources.crud.bodies import check_key, read_entity, read_json
 from everstate.sources.crud.conditions import Conditions, etag
 from everstate.sources.crud.filters import RESERVED, Filters
-from everstate.sources.crud.patches import JSON_PATCH, MERGE_PATCH, apply_json_patch, merge
+from everstate.sources.crud.patches import (
+    JSON_PATCH,
+    MERGE_PATCH,
+    apply_json_patch,
+    check_patch,
+    merge,
+)
 from everstate.sources.crud.provenance import occurred_at_of, provenance_of
 from everstate.sources.crud.store import AnsweredBefore, Once, Store, Written
 
@@ -105,6 +111,7 @@ class Resource:
         """`PATCH`: a merge patch or a JSON Patch of the present state, by content type."""
         kind = content_type_of(incoming.headers, (MERGE_PATCH, JSON_PATCH))
         patch = read_json(incoming.body)
+        check_patch(self.name, kind, patch)
 
         def attempt(remember: Remember) -> Answer:
             found = self.store.get(key)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from everstate.sources.crud import openapi as says
-from everstate.sources.crud.asgi import Desk, respond
+from everstate.sources.crud.asgi import KEY, Desk, respond
 from everstate.sources.crud.openapi import Schemas
 from everstate.sources.crud.resource import Resource
 
@@ -69,7 +69,7 @@ def _add_reading(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
     state = schemas.read(resource.entity_type)
     found = says.answers(*_READ, schema=state, secured=not desk.callers.local)
     router.add_api_route(
-        resource.path + "/{key:path}",
+        f"{resource.path}/{KEY}",
         read,
         methods=["GET"],
         operation_id=f"read_{resource.name}",
@@ -81,7 +81,7 @@ def _add_reading(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
 
 def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas) -> None:
     name, local = resource.name, desk.callers.local
-    place, state = resource.path + "/{key:path}", schemas.read(resource.entity_type)
+    place, state = f"{resource.path}/{KEY}", schemas.read(resource.entity_type)
     headers = says.conditions() + says.write_headers(local=local)
 
     async def replace(request: Request, key: str) -> Response:

@@ -1,0 +1,193 @@
+"""The readers of the kill tests' checker, on a live project that is broken in each way (law 10).
+
+`test_kill_checker` shows planted lists to its judgements; here the project is real: a store, a
+log, views and a lake, each spoilt with the means of its own server.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import psycopg
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from fault_app import ENTITY, app, one_write
+from fault_harness import Seen, problems, read_log, read_state
+from pyspark.sql import SparkSession
+
+from everstate.config import Config, load
+from everstate.log.positions import Offsets
+from everstate.log.topics import Topics
+from everstate.pipeline.archiver import Archiver
+from everstate.pipeline.dead import DeadLetterSender
+from everstate.pipeline.keep import Keeper
+from everstate.sources.outbox import EntityStore, Relay
+
+WRITES = 150
+
+
+@dataclass
+class Project:
+    """A project at rest, every part of it where the others are."""
+
+    config: Config
+    spark: SparkSession
+    acknowledged: list[str] = field(default_factory=list)
+    foreign: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def write(self) -> None:
+        said, rng = StringIO(), random.Random(5)
+        with EntityStore(self.config, app.entity_type(ENTITY)) as store:
+            store.install()
+            for _ in range(WRITES):
+                one_write(store, rng, said)
+        self.acknowledged = said.getvalue().splitlines(keepends=True)
+        with Relay(self.config, app.entities.values()) as relay:
+            while relay.step():
+                pass
+
+    def follow(self) -> None:
+        keeper, sender = Keeper(self.spark, self.config, app), DeadLetterSender(self.config)
+        keeper.prepare()
+        while keeper.step() is not None:
+            pass
+        keeper.close()
+        while sender.step():
+            pass
+        sender.close()
+        with Offsets(self.config) as offsets, Topics(self.config) as topics:
+            kind = app.entity_type(ENTITY)
+            Archiver(self.spark, self.config, kind, offsets=offsets, topics=topics).catch_up()
+
+    def produce(self, topic: str, record: Seen, value: bytes | None = None) -> tuple[int, int]:
+        """Write a record as no relay would; its partition and offset."""
+        places: list[tuple[int, int]] = []
+
+        def delivered(error: object, message: confluent_kafka.Message) -> None:
+            assert error is None, error
+            places.append((message.partition() or 0, message.offset() or 0))
+
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.config.bootstrap_servers})
+        producer.produce(
+            f"{self.config.log.prefix}.{ENTITY}.{topic}",
+            key=record.key,
+            value=record.value if value is None else value,
+            partition=record.partition,
+            on_delivery=delivered,
+        )
+        assert producer.flush(30) == 0
+        return places[0]
+
+    def sql(self, statement: str) -> None:
+        with psycopg.connect(self.config.views_dsn) as connection:
+            connection.execute(f"SET search_path TO {self.config.views.schema_name}".encode())
+            done = connection.execute(statement.encode())
+            assert done.rowcount == 1, statement
+
+    def problems(self) -> set[str]:
+        return set(problems(self.config, self.acknowledged, self.foreign))
+
+
+@pytest.fixture
+def project(
+    stack_config: Config,
+    stack: Any,
+    spark: SparkSession,
+    topic_prefix: str,
+    database: str,
+    tmp_path: Path,
+) -> Project:
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 2},
+        store={"dsn": database},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    with Topics(config) as topics:
+        topics.ensure([ENTITY])
+    project = Project(config, spark)
+    project.write()
+    log, _ = read_log(config)
+    project.foreign[project.produce("changes.g1", log[-1])] = "duplicate"
+    project.foreign[project.produce("changes.g1", log[0], b"{no json")] = "unreadable"
+    project.follow()
+    return project
+
+
+def add_to_lake(project: Project) -> None:
+    """A row that is there already, once more, by a writer that knows nothing of us."""
+    table = DeltaTable(f"{project.config.archive_path}/{ENTITY}")
+    write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode="append")
+
+
+def older_state(project: Project) -> None:
+    newest = {record.key: record for record in read_state(project.config)}
+    log, _ = read_log(project.config)
+    older = next(each for each in log if newest[each.key].value != each.value)
+    project.produce("state.g1", older)
+
+
+def again_in_log(project: Project) -> None:
+    log, _ = read_log(project.config)
+    project.produce("changes.g1", log[3])
+
+
+def again_in_dead(project: Project) -> None:
+    from fault_harness import _read_topic
+
+    ((letter,), _) = _read_topic(project.config, f"{project.config.log.prefix}.{ENTITY}.dead")
+    producer = confluent_kafka.Producer({"bootstrap.servers": project.config.bootstrap_servers})
+    producer.produce(
+        letter.topic() or "", key=letter.key(), value=letter.value(), headers=letter.headers()
+    )
+    assert producer.flush(30) == 0
+
+
+def by_sql(statement: str) -> Callable[[Project], None]:
+    return lambda project: project.sql(statement)
+
+
+OUTBOX = "FROM everstate_store.outbox WHERE provenance::jsonb ->> 'correlation_id' IS"
+ONE_OF_MANY = f"id = (SELECT max(id) {OUTBOX} NOT NULL)"
+SINGLE = f"id = (SELECT max(id) {OUTBOX} NULL)"
+DEFECTS: list[tuple[Callable[[Project], None], set[str]]] = [
+    (by_sql("DELETE FROM parcel_latest__v1 WHERE key = (SELECT min(key) FROM parcel_latest__v1)"),
+     {"latest"}),
+    (by_sql("DELETE FROM parcel_history__v1 WHERE (key, version) = "
+            "(SELECT min(key), 1 FROM parcel_history__v1)"), {"history"}),
+    (by_sql("UPDATE fees_by_region__v1 SET n = n + 1 WHERE (g0, shard) = "
+            "(SELECT min(g0), min(shard) FROM fees_by_region__v1)"), {"fees_by_region"}),
+    (by_sql("DELETE FROM heavy__v1 WHERE key = (SELECT min(key) FROM heavy__v1)"), {"heavy"}),
+    (by_sql("UPDATE position SET next_offset = next_offset - 1 WHERE partition = 0"),
+     {"position"}),
+    (by_sql("UPDATE counters SET duplicate = duplicate + 1 WHERE partition = 0"), {"counters"}),
+    (again_in_dead, {".dead"}),
+    (add_to_lake, {"archive"}),
+    (older_state, {".state"}),
+    (by_sql(f"UPDATE everstate_store.outbox SET after = '{{}}' WHERE {ONE_OF_MANY}"),
+     {"is not as committed"}),
+    (by_sql(f"DELETE FROM everstate_store.outbox WHERE {ONE_OF_MANY}"),
+     {"was never committed", "of call"}),
+    (by_sql(f"DELETE FROM everstate_store.outbox WHERE {SINGLE}"),
+     {"was never committed", "acknowledged change"}),
+    (again_in_log, {"is in the log 2 times", "counters", "position", "archive"}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_each_way_to_break_a_live_project_is_seen(project: Project) -> None:
+    """The defects pile up in one project; each must add what it alone can say."""
+    assert project.problems() == set()
+    known: set[str] = set()
+    for spoil, signs in DEFECTS:
+        spoil(project)
+        found = project.problems()
+        new = found - known
+        assert {sign for sign in signs if any(sign in each for each in new)} == signs, new
+        known = found
