@@ -13,6 +13,7 @@ from psycopg import sql
 
 from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Stored
 from everstate.config import Config
+from everstate.errors import SourceError
 from everstate.sources.outbox.database import translated
 from everstate.sources.outbox.rows import provenance_text
 from everstate.sources.outbox.schema import table_of
@@ -218,10 +219,19 @@ class PostgresTruth:
         """One transaction with the planner's own choice: here whole tables are joined."""
         options = "-c jit=off -c timezone=UTC"
         doing = f"{self.entity}: looking for drift"
-        with (
-            translated(self.dsn, doing),
-            psycopg.connect(
-                self.dsn, options=options, application_name="everstate-drift"
-            ) as connection,
-        ):
-            yield connection
+        try:
+            with (
+                translated(self.dsn, doing),
+                psycopg.connect(
+                    self.dsn, options=options, application_name="everstate-drift"
+                ) as connection,
+            ):
+                yield connection
+        except psycopg.errors.UndefinedTable as cause:
+            raise SourceError(
+                f"{doing}: the store has no table of its entities.",
+                advice="What services emit into their own tables cannot be compared.",
+            ) from cause
+        except psycopg.Error as cause:
+            reason = str(cause).strip().partition("\n")[0]
+            raise SourceError(f"{doing}: PostgreSQL refuses: {reason}") from cause

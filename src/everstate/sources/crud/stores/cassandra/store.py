@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid5
 
@@ -47,6 +48,7 @@ _AT_ONCE: Final = 32
 _ONCE: Final = UUID("8a6a7a4e-5a55-5d3e-9d5e-2f3f6f0f6c11")
 _KEY_BYTES_MAX: Final = 65_535
 _LOOKED_MAX: Final = 20
+_PART_BYTES_MAX: Final = 1_048_576
 _CURSOR: Final = re.compile(r"(-?[0-9]{1,19})\.([0-9]{1,6})")
 
 
@@ -178,7 +180,7 @@ class CassandraStore:
         event: OneOrEach[DomainEvent | None] = None,
         force: bool = False,
     ) -> WrittenMany:
-        """Create or update many entities; the states of one key in one step, in their order.
+        """Create or update many entities; the states of one key in their order.
 
         Everything is checked before the first write, but Cassandra has no transaction over keys:
         after Unavailable some may be written, and the call may be repeated.
@@ -197,10 +199,12 @@ class CassandraStore:
             by_key.setdefault(self._key(row.key), []).append(row)
 
         def write(chain: list[Row]) -> int:
-            _, steps = self._partitions.move(
-                chain[0].key, lambda head: self._chain(head, chain, force)
-            )
-            return len(steps)
+            done = 0
+            for part in _parts(chain):
+                plan = partial(self._chain, rows=part, force=force)
+                _, steps = self._partitions.move(part[0].key, plan)
+                done += len(steps)
+            return done
 
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(by_key)))) as pool:
             written = list(pool.map(write, by_key.values()))
@@ -304,6 +308,17 @@ class CassandraStore:
         if _bytes(key) > _KEY_BYTES_MAX:
             raise ChangeTooLarge(self._entity_type.name, key[:40], _bytes(key), _KEY_BYTES_MAX)
         return key
+
+
+def _parts(chain: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """A key's rows in parts that a mutation of the server takes."""
+    size, start = 0, 0
+    for at, row in enumerate(chain):
+        size += _bytes(row.state) + ENVELOPE_BYTES
+        if size > _PART_BYTES_MAX and at > start:
+            yield chain[start:at]
+            start, size = at, _bytes(row.state) + ENVELOPE_BYTES
+    yield chain[start:]
 
 
 class _DoneBefore(Exception):

@@ -22,6 +22,7 @@ _HOT_S: Final = 2
 _GRACE_S: Final = 30
 """Longer than Cassandra keeps a late insert alive: older buckets get no more of them."""
 _RELOOK_S: Final = 1.0
+_RELOOK_OLD_S: Final = 10.0
 _DISCOVER_EVERY_S: Final = 20.0
 
 
@@ -91,9 +92,10 @@ class Unpublished:
         known.settled.add(announcement.attempt)
 
     def _is_due(self, bucket: int, known: _Bucket, now: float) -> bool:
-        """New buckets are looked at every time, older ones once a second."""
-        hot = bucket * BUCKET_S > now - _HOT_S * BUCKET_S - BUCKET_S
-        return hot or now - known.looked_at >= _RELOOK_S
+        """New buckets are looked at every time, those of the last half minute once a second."""
+        age_s = now - (bucket + 1) * BUCKET_S
+        waited_s = now - known.looked_at
+        return age_s < _HOT_S or waited_s >= (_RELOOK_S if age_s < 2 * _GRACE_S else _RELOOK_OLD_S)
 
     def _forget(self, bucket: int, known: _Bucket) -> None:
         """Delete a bucket whose announcements are all settled.
