@@ -17,7 +17,20 @@ from bench.session import Session
 from everstate.config import load
 from everstate.local import Stack
 
-BENCHES = ("publish", "ingest", "archive", "keep", "freshness", "rebuild", "lookup", "growth")
+BENCHES = (
+    "publish",
+    "ingest",
+    "archive",
+    "keep",
+    "freshness",
+    "rebuild",
+    "lookup",
+    "growth",
+    "rest",
+    "commands",
+    "outbox",
+    "clean",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,11 @@
-"""Generated changes: purchases with nested lines, four changes a key, about 610 bytes each.
+"""Generated changes: purchases with nested lines, up to four changes each, about 610 bytes.
+
+A shop that has been open for a while: every fourth change places a purchase, the others pay,
+pack and ship ones that were placed 20,000, 240,000 and 480,000 changes before. The last two lie
+further apart than a keeper's batch, and the keys are in no order, so that a view's rows are
+really updated, all over the table, and the state grows with the log. What a log would owe to
+purchases from before its begin are placed purchases that nothing follows: of its first million
+changes 56 % are updates, of its fourth all but a quarter.
 
 The same data in three forms, which a unit test holds equal: ``changes`` (objects, for the ways
 in), ``plain`` (dicts, for orjson's floor) and ``messages`` (text formatted directly, fast enough
@@ -22,8 +29,12 @@ CHANGES_PER_KEY = 4
 STEPS = ("placed", "paid", "packed", "shipped")
 COUNTRIES = ("AT", "BE", "CH", "DE", "ES", "FR", "GB", "IE", "IT", "NL", "PL", "SE")
 ENTITY = "purchase"
-BLOCK_KEYS = 10_000
-"""Purchases that are under way at once: a key's four changes lie 10,000 changes apart."""
+PLACED_BEFORE = (0, 5_000, 60_000, 120_000)
+"""How many purchases were placed between a purchase and each of its steps."""
+_FOLLOWED_BY_NOTHING = 500_000_000
+_KEYS = 1_000_000_000
+_SHUFFLE = 387_420_489
+"""Coprime to the number of keys: numbers times this are keys in no order, each once."""
 
 Money = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
 
@@ -62,14 +73,14 @@ class Place:
 
 def place(index: int) -> Place:
     """The key's number and the step (0 to 3) of the change at an index of the log."""
-    block, rest = divmod(index, BLOCK_KEYS * CHANGES_PER_KEY)
-    step, number = divmod(rest, BLOCK_KEYS)
-    return Place(block * BLOCK_KEYS + number, step)
+    placed, step = divmod(index, CHANGES_PER_KEY)
+    number = placed - PLACED_BEFORE[step]
+    return Place(number, step) if number >= 0 else Place(_FOLLOWED_BY_NOTHING + index, 0)
 
 
 def key_of(number: int) -> str:
-    """Key of a purchase; its text order is the numbers' order."""
-    return f"P{number:09d}"
+    """Key of a purchase; neighbours in number are far apart in the order of keys."""
+    return f"P{number * _SHUFFLE % _KEYS:09d}"
 
 
 def purchase(number: int, step: int) -> Purchase:

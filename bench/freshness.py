@@ -173,14 +173,15 @@ class _Sender:
         self._sent: list[float] = []
 
     def run(self) -> None:
-        """Send; a change's time is taken right before its `send`."""
+        """Send; a change's time is when it was due, so that a late sender flatters nobody."""
         topic = changes_topic(self._config)
         messages = [data.message(self._first + index) for index in range(self._count)]
         with Producer(self._config) as producer:
             began = time.perf_counter()
             for number, (key, value, headers) in enumerate(messages):
-                time.sleep(max(0.0, began + number / RATE - time.perf_counter()))
-                self._sent.append(time.perf_counter())
+                due = began + number / RATE
+                time.sleep(max(0.0, due - time.perf_counter()))
+                self._sent.append(due)
                 producer.send_raw(topic, key, value, headers)
 
     def watch(self, connection: psycopg.Connection, table: str) -> list[float]:

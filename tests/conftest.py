@@ -27,7 +27,14 @@ for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
     if _name not in _OURS:
         del os.environ[_name]
 
-_MARKS = {"stack": ("kafka", "postgres"), "database": ("postgres",), "spark": ("spark",)}
+_MARKS = {
+    "stack": ("kafka", "postgres"),
+    "database": ("postgres",),
+    "spark": ("spark",),
+    "cassandra": ("cassandra",),
+    "connect": ("connect",),
+    "mariadb": ("mariadb",),
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class RunningStack:
 
     config: Config
     servers: Stack
+    given: Config
+    """The settings without the addresses."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -78,7 +87,19 @@ def stack(stack_config: Config) -> Iterator[RunningStack]:
             raise
         pytest.skip(f"the local stack does not start here: {cause}")
     try:
-        yield RunningStack(config, servers)
+        yield RunningStack(config, servers, stack_config)
+    finally:
+        servers.stop()
+
+
+@pytest.fixture(scope="session")
+def cassandra(stack: RunningStack) -> Iterator[RunningStack]:
+    """Cassandra beside the stack, started when the first test wants it."""
+    section = stack.config.cassandra.model_copy(update={"local": True})
+    servers = Stack(stack.config.model_copy(update={"cassandra": section}))
+    config = servers.start()
+    try:
+        yield RunningStack(config, servers, stack.given)
     finally:
         servers.stop()
 
@@ -111,6 +132,35 @@ def spark(stack_config: Config) -> Iterator[SparkSession]:
     session = spark_session(stack_config)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect(stack: RunningStack) -> Iterator[RunningStack]:
+    """The run's stack with Kafka Connect beside it."""
+    yield from _with_server(stack, "connect")
+
+
+@pytest.fixture(scope="session")
+def mariadb(stack: RunningStack) -> Iterator[str]:
+    """MariaDB for the whole run; the URL of its administrator."""
+    for running in _with_server(stack, "mariadb"):
+        yield running.servers.mariadb_url()
+
+
+def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:
+    """The run's stack and one more server, which is stopped at the end."""
+    # The settings that the run began with: addresses that are filled in would be ours to keep.
+    servers = Stack(stack.given, also=(name,))
+    try:
+        config = servers.start()
+    except LocalStackError as cause:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{name} does not start here: {cause}")
+    try:
+        yield RunningStack(config, servers, stack.given)
+    finally:
+        servers.stop((name,))
 
 
 @pytest.fixture

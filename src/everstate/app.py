@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.errors import InvalidEntityType, InvalidView, UnknownEntity, UnknownView
+from everstate.changes.drift import Truth
+from everstate.config import Config
+from everstate.errors import (
+    InvalidCapture,
+    InvalidEntityType,
+    InvalidView,
+    UnknownCapture,
+    UnknownEntity,
+    UnknownView,
+    WrongSource,
+)
+from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
+from everstate.sources.commands.group import CommandGroup, Decide, Evolve
+from everstate.sources.commands.process import ProcessManager, React, Start
+from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
+from everstate.views.names import names_of_entity, refused_name
 from everstate.views.plan import ViewPlan, compile_view
 
+if TYPE_CHECKING:
+    from everstate.sources.cdc.cleaning import Cleaning
+
 M = TypeVar("M", bound=type[BaseModel])
+
+Source: TypeAlias = Literal["store", "cassandra", "log", "commands", "capture"]
+"""Where an entity type's versions are assigned: PostgreSQL with its outbox, Cassandra, the log
+itself (events: immutable facts), a command handler, or the capture of a foreign database."""
 
 
 class App:
@@ -29,6 +51,11 @@ class App:
         self._entities: dict[str, EntityType] = {}
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
+        self._sources: dict[str, Source] = {}
+        self._command_groups: dict[str, CommandGroup] = {}
+        self._processes: dict[str, ProcessManager] = {}
+        self._captures: dict[str, Capture] = {}
+        self._debezium_forms: list[str] = []
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
@@ -45,25 +72,43 @@ class App:
         return entity not in self._without_history
 
     def entity(
-        self, name: str, *, key: str, schema_version: int = 1, history: bool = True
+        self,
+        name: str,
+        *,
+        key: str,
+        schema_version: int = 1,
+        history: bool = True,
+        source: Source = "store",
     ) -> Callable[[M], M]:
         """Register a pydantic model as the entity type ``name``; used as a decorator.
 
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
-        in the archive, and duplicates of them cannot be told from conflicts (C6).
+        in the archive, and duplicates of them cannot be told from conflicts (C6). ``source`` is
+        its source of truth, which assigns versions: there is exactly one. With ``"log"`` its
+        entities are events: immutable facts, never changed, each with the key that its writer
+        gave it.
 
-        Raises InvalidEntityType when the name is taken (an entity type has one source of truth)
-        or a field has no column type.
+        Raises InvalidEntityType when the name is taken (an entity type has one source of truth),
+        there is no such source, or a field has no column type.
         """
+        if source not in get_args(Source):
+            raise InvalidEntityType(
+                f"{name}: there is no source of truth {source!r}",
+                advice=f"Use one of {', '.join(get_args(Source))}.",
+            )
 
         def register(model: M) -> M:
             if name in self._entities:
                 raise InvalidEntityType(
-                    f"entity type {name!r} is registered already",
+                    f"entity type {name!r} is registered already, "
+                    f"and its source of truth is {self._sources[name]!r}",
                     advice="An entity type has exactly one model and one source of truth.",
                 )
-            self._entities[name] = EntityType(name, model, key, schema_version)
+            entity_type = EntityType(name, model, key, schema_version)
+            self._check_entity_name(name)
+            self._entities[name] = entity_type
+            self._sources[name] = source
             if not history:
                 self._without_history.add(name)
             return model
@@ -76,12 +121,27 @@ class App:
         Raises InvalidView with the reason, and the nearest form that can be kept, when the SQL
         cannot be kept incrementally.
         """
-        reserved = {n for e in self._entities for n in (e, f"{e}_latest", f"{e}_history")}
-        if name in self._plans or name in reserved:
+        if name in self._taken():
             raise InvalidView(name, "the name is taken", advice="Choose another name.")
         plan = compile_view(ViewDefinition(name, sql), self._entities)
         self._plans[name] = plan
         return plan
+
+    def _taken(self) -> set[str]:
+        """Names that readers of the views' schema find already."""
+        return {n for entity in self._entities for n in names_of_entity(entity)} | set(self._plans)
+
+    def _check_entity_name(self, name: str) -> None:
+        """Raise InvalidEntityType when the tables of an entity type would meet others."""
+        reason = refused_name(name)
+        taken = self._taken().intersection(names_of_entity(name))
+        if reason is None and taken:
+            reason = f"{', '.join(sorted(taken))} is there already"
+        if reason is not None:
+            raise InvalidEntityType(
+                f"entity type {name!r} cannot have this name: {reason}",
+                advice="Choose another name.",
+            )
 
     def entity_type(self, name: str) -> EntityType:
         """Entity type of that name; raises UnknownEntity."""
@@ -98,3 +158,144 @@ class App:
         if name not in self._plans:
             raise UnknownView(name, tuple(self._plans))
         return self._plans[name]
+
+    def source_of(self, name: str) -> Source:
+        """Source of truth of an entity type; raises UnknownEntity."""
+        return self._sources[self.entity_type(name).name]
+
+    def entities_from(self, source: Source) -> tuple[EntityType, ...]:
+        """Entity types that have this source of truth."""
+        return tuple(e for name, e in self._entities.items() if self._sources[name] == source)
+
+    def check_source(self, name: str, source: Source) -> EntityType:
+        """The entity type, when ``source`` is its source of truth; called before it is written.
+
+        Raises WrongSource for another one, and UnknownEntity.
+        """
+        declared = self.source_of(name)
+        if declared != source:
+            raise WrongSource(name, declared, source)
+        return self._entities[name]
+
+    def truths(self, config: Config) -> dict[str, Truth]:
+        """Entity types whose source of truth can be compared with the log, each with it.
+
+        Opens no connection; raises InvalidConfig while the store has no address.
+        """
+        found: dict[str, Truth] = {}
+        for each in self.entities_from("store"):
+            found[each.name] = PostgresTruth.of(config, each.name, each.schema_version)
+        if in_cassandra := self.entities_from("cassandra"):
+            # Imported here: the driver is an extra.
+            from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
+
+            for each in in_cassandra:
+                found[each.name] = CassandraTruth(config, each.name, each.schema_version)
+        return found
+
+    @property
+    def command_groups(self) -> Mapping[str, CommandGroup]:
+        """Handler groups by the name of their entity type."""
+        return MappingProxyType(self._command_groups)
+
+    @property
+    def processes(self) -> Mapping[str, ProcessManager]:
+        """Process managers by name."""
+        return MappingProxyType(self._processes)
+
+    def commands(
+        self,
+        entity: str,
+        *,
+        decide: Decide,
+        evolve: Evolve,
+        commands: Sequence[type[BaseModel]],
+    ) -> CommandGroup:
+        """Have an entity type (``source="commands"``) decided by commands: event sourcing.
+
+        ``decide(state, command)`` gives the facts that follow (one, several, or ``None``), or
+        raises Rejected; ``evolve(state, fact)`` gives the state after a fact, ``None`` when the
+        entity is deleted by it. Both are pure: time and ids come with the command. ``commands``
+        are the models that it takes; facts are pydantic models or dataclasses.
+
+        Raises UnknownEntity, and InvalidEntityType when the entity type has another source of
+        truth or a handler group already.
+        """
+        if self.source_of(entity) != "commands":
+            raise InvalidEntityType(
+                f"{entity}: its source of truth is {self.source_of(entity)!r}",
+                advice='Register it with source="commands".',
+            )
+        if entity in self._command_groups:
+            raise InvalidEntityType(f"{entity}: its commands are declared already")
+        group = CommandGroup(self.entity_type(entity), decide, evolve, tuple(commands))
+        self._command_groups[entity] = group
+        return group
+
+    def process(
+        self, name: str, *, on: Sequence[str], react: React, start: Start = "beginning"
+    ) -> ProcessManager:
+        """Declare a process manager: ``react(change)`` gives the commands that follow a change.
+
+        ``on`` names the entity types whose changes it follows; ``start`` says where a new one
+        begins. Raises UnknownEntity, and InvalidEntityType when the name is taken or no name.
+        """
+        for entity in on:
+            self.entity_type(entity)
+        if name in self._processes:
+            raise InvalidEntityType(f"process manager {name!r} is declared already")
+        self._processes[name] = ProcessManager(name, tuple(on), react, start)
+        return self._processes[name]
+
+    @property
+    def captures(self) -> Mapping[str, Capture]:
+        """Declared captures by name."""
+        return MappingProxyType(self._captures)
+
+    def capture(
+        self, name: str, *, kind: Kind, tables: Mapping[str, Table], **options: Any
+    ) -> Capture:
+        """Declare that tables of another system's database are captured as entity types.
+
+        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
+        Raises InvalidCapture when an entity type is not registered, has a source of truth
+        already, or lacks a field that the declaration names.
+        """
+        capture = Capture(name=name, kind=kind, tables=tables, **options)
+        if name in self._captures:
+            raise InvalidCapture(name, "it is declared already", advice="Choose another name.")
+        check_declaration(capture, self._entities)
+        taken = {entity for other in self._captures.values() for entity in other.entities}
+        for entity in capture.entities:
+            if entity in taken:
+                raise InvalidCapture(name, f"{entity} has another capture as its source of truth")
+        self._captures[name] = capture
+        return capture
+
+    def capture_of(self, name: str) -> Capture:
+        """Capture of that name; raises UnknownCapture."""
+        if name not in self._captures:
+            raise UnknownCapture(name, tuple(self._captures))
+        return self._captures[name]
+
+    def cleanings(self, config: Config, only: str | None = None) -> list[Cleaning]:
+        """What cleans the declared captures, or one of them; each is to be closed."""
+        # Imported here: what reads and writes the log is of no use to one who only declares.
+        from everstate.sources.cdc.cleaning import Cleaning
+
+        captures = [self.capture_of(only)] if only else list(self._captures.values())
+        return [Cleaning(config, capture, self._entities) for capture in captures]
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
+        return tuple(self._debezium_forms)
+
+    def publish_debezium(self, entity: str) -> None:
+        """Publish an entity type in Debezium's form too, on ``<prefix>.<entity>.debezium.g1``.
+
+        Raises UnknownEntity.
+        """
+        self.entity_type(entity)
+        if entity not in self._debezium_forms:
+            self._debezium_forms.append(entity)

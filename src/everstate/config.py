@@ -5,10 +5,12 @@ Each room has one frozen section. Nothing below this module reads the environmen
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,6 +21,7 @@ from pydantic_settings import (
 from everstate.errors import InvalidConfig
 
 CONFIG_FILE = "everstate.toml"
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>[A-Za-z_]\w*))")
 
 
 class Section(BaseModel):
@@ -74,6 +77,81 @@ class StoreConfig(Section):
     """Most changes that the relay sends in one Kafka transaction."""
     relay_poll_ms: int = Field(default=20, ge=1)
     """How long the relay waits when the outbox is empty, before it looks again."""
+    relay: Literal["polling", "replication"] = "polling"
+    """How the relay learns of changes; replication is quicker, and needs wal_level = logical."""
+    slot_lost: Literal["stop", "refill"] = "stop"
+    """When WAL was lost that the relay had not read: stop, or publish from the outbox table."""
+    slot_alarm_mib: int = Field(default=1024, ge=1)
+    """WAL held for the relay, above which it warns."""
+
+
+class CassandraConfig(Section):
+    """`[cassandra]`: a source of truth in Cassandra, for entity types that name it."""
+
+    local: bool = False
+    """Start a server with the local stack (needs Java 17)."""
+    contact_points: tuple[str, ...] = ()
+    """Hosts of a cluster of your own; empty: the local stack's server."""
+    port: int = Field(default=9042, ge=1, le=65535)
+    """Port of the contact points; the local server has its own."""
+    user: str | None = None
+    """Login name; ``None``: none is asked for."""
+    password: SecretStr | None = None
+    """Its password; better in the environment."""
+    datacenter: str = "datacenter1"
+    """The datacenter that is asked first, and where a new keyspace is kept."""
+    replication: int = Field(default=1, ge=1)
+    """Replicas of a keyspace that is made; one that exists stays as it is."""
+    keyspace: str = Field(default="everstate", pattern=r"^[a-z][a-z0-9_]{0,47}$")
+    """Where the tables are; made when it is missing."""
+    write_patience_s: float = Field(default=10, gt=0)
+    """How long a write is tried against other writers, or until its outcome is known."""
+    poll_ms: int = Field(default=50, ge=1)
+    """How often the publisher looks for unpublished changes."""
+    batch_changes: int = Field(default=2_000, ge=1)
+    """Most changes that the publisher sends in one Kafka transaction."""
+    heap_mb: int = Field(default=512, ge=256)
+    """Heap of the local server."""
+
+
+class DriftConfig(Section):
+    """`[drift]`: comparing the sources of truth with the changelogs."""
+
+    every_s: float = Field(default=3600, ge=0)
+    """How often the pipeline compares by itself; 0: never."""
+    repair: bool = True
+    """Whether the pipeline mends what it finds, or only tells it."""
+    rebuild_share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the entities that has drifted from which on the whole type is published again."""
+    ranges: int = Field(default=1024, ge=1, le=65_536)
+    """Key ranges that are compared by count and hash before any row is."""
+    settle_s: float = Field(default=2, ge=0)
+    """How long a committed change may be on its way before it counts as drift."""
+    keys_max: int = Field(default=1000, ge=0)
+    """Most keys that a report names; all are counted."""
+
+
+class CommandsConfig(Section):
+    """`[commands]`: the handler of commands, its transactions and its local state."""
+
+    group: str = Field(default="commands", pattern=r"^[a-zA-Z0-9_-]+$")
+    """Name of the handlers' consumer group, after the prefix."""
+    batch_wait_ms: float = Field(default=20, ge=0)
+    """How long the first command of a transaction waits for others."""
+    batch_commands_max: int = Field(default=1_000, ge=1, le=100_000)
+    """Most commands of one transaction."""
+    remember_hours: float = Field(default=24, gt=0)
+    """How long an answer is remembered: a command repeated within it is not decided again."""
+    retention_hours: float = Field(default=72, gt=0)
+    """How long commands and answers stay in the log; not less than ``remember_hours``."""
+    state_path: str | None = None
+    """Folder of the handlers' local state; ``None``: ``<data_dir>/commands``."""
+    cache_entities_max: int = Field(default=100_000, ge=0)
+    """Entities that a handler keeps in memory, over all its partitions."""
+    session_timeout_s: float = Field(default=10, ge=6)
+    """A handler that is silent for so long loses its partitions to others."""
+    transaction_timeout_s: float = Field(default=10, ge=1, le=900)
+    """The broker aborts a transaction that is open for longer."""
 
 
 class ViewsConfig(Section):
@@ -114,10 +192,41 @@ class PipelineConfig(Section):
     poll_ms: int = Field(default=50, ge=1)
     """How long the keeper waits when there is nothing new, before it looks again."""
     held_max: int = Field(default=10_000, ge=0)
-    """Most changes held behind version gaps, per view group; a partition that brings more waits,
-    and the log says why, until a gap fills or the limit is raised. A view alone is put aside."""
+    """Most changes held behind version gaps, per view group; one that would hold more waits
+    and says so (`views list`), others go on. A view that is kept alone is put aside."""
     retry_s_max: float = Field(default=10, gt=0)
     """Longest pause between attempts while a server is away, or the disk is full."""
+
+
+class TokenConfig(Section):
+    """`[api.tokens.NAME]`: a caller, and the provenance of what it writes."""
+
+    token: SecretStr = Field(min_length=16)
+    service: str = Field(min_length=1)
+    identifier: str = Field(min_length=1)
+
+
+class ApiConfig(Section):
+    """`[api]`: the HTTP API of `everstate serve`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0 takes a free one."""
+    tokens: dict[str, TokenConfig] = Field(default_factory=dict)
+    """Callers: a table ``[api.tokens.NAME]`` each, with ``token``, ``service`` and ``identifier``.
+    Without any the API is in local mode: it listens to this machine only, and headers say who
+    calls."""
+    threads: int = Field(default=16, ge=1, le=1000)
+    """Requests that are worked on at once; each may hold a connection of the store."""
+    page_max: int = Field(default=500, ge=1, le=10_000)
+    """Most entities of one page of a list."""
+    scan_rows_max: int = Field(default=10_000, ge=1)
+    """Most rows that one page of a filtered list looks at."""
+    idempotency_keep_hours: float = Field(default=24, gt=0)
+    """How long answers are kept by their Idempotency-Key."""
+    event_timeout_s: float = Field(default=10, gt=0)
+    """How long a POST of an event waits for the log before it answers 503."""
 
 
 class LocalConfig(Section):
@@ -131,6 +240,30 @@ class LocalConfig(Section):
     """Where jars are kept; ``None``: the user's cache folder."""
     kafka_heap_mb: int = Field(default=512, ge=128)
     """Heap of the broker, in MiB."""
+
+
+class CaptureConfig(Section):
+    """`[capture]`: change data capture by Debezium on Kafka Connect."""
+
+    connect_url: str | None = None
+    """REST address of a Connect cluster of your own; ``None``: a worker of the local stack."""
+    local: tuple[Literal["connect", "mariadb"], ...] = ()
+    """Servers that `everstate up` starts beside Kafka and PostgreSQL; `cdc add` starts Connect by
+    itself when it is needed."""
+    connect_heap_mb: int = Field(default=512, ge=128)
+    """Heap of the local worker, in MiB."""
+    worker_options: dict[str, str] = Field(default_factory=dict)
+    """More settings of the local worker, in Java's names; security settings of the brokers are
+    given to its producers and consumers too."""
+    password_reference: str | None = None
+    """How connectors on a cluster of your own find a password, as Connect's config providers
+    spell it; ``{source}`` is the source's name: ``${file:/etc/secrets/{source}:password}``."""
+    retention_hours: float = Field(default=168, gt=0)
+    """How long raw topics keep what a capture wrote."""
+    bulk_records: int = Field(default=50_000, ge=0)
+    """A backlog of more raw records than this is parsed by Spark, in parallel."""
+    heartbeat_s: float = Field(default=5, gt=0)
+    """How often an idle database is written to, so that its log is let go and delay is seen."""
 
 
 class Config(BaseSettings):
@@ -147,10 +280,15 @@ class Config(BaseSettings):
     project: ProjectConfig = ProjectConfig()
     log: LogConfig = LogConfig()
     store: StoreConfig = StoreConfig()
+    cassandra: CassandraConfig = CassandraConfig()
+    drift: DriftConfig = DriftConfig()
+    commands: CommandsConfig = CommandsConfig()
     views: ViewsConfig = ViewsConfig()
     archive: ArchiveConfig = ArchiveConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    api: ApiConfig = ApiConfig()
     local: LocalConfig = LocalConfig()
+    capture: CaptureConfig = CaptureConfig()
 
     @classmethod
     def settings_customise_sources(
@@ -184,6 +322,17 @@ class Config(BaseSettings):
         """Folder or URL of the lake."""
         return self.archive.path or str(self.project.data_dir / "archive")
 
+    def with_cassandra(self, host: str, port: int) -> Config:
+        """Copy with the address of a Cassandra server."""
+        found = self.cassandra.model_copy(update={"contact_points": (host,), "port": port})
+        return self.model_copy(update={"cassandra": found})
+
+    @property
+    def commands_path(self) -> Path:
+        """Folder of the command handlers' local state."""
+        path = self.commands.state_path
+        return Path(path) if path else self.project.data_dir / "commands"
+
     def with_addresses(self, *, bootstrap_servers: str | None, store_dsn: str | None) -> Config:
         """Copy with the addresses that are not set filled in (from the local stack)."""
         log, store = self.log, self.store
@@ -192,6 +341,21 @@ class Config(BaseSettings):
         if store.dsn is None:
             store = store.model_copy(update={"dsn": store_dsn})
         return self.model_copy(update={"log": log, "store": store})
+
+
+def expanded(text: str, field: str) -> str:
+    """``text`` with ``$NAME`` and ``${NAME}`` taken from the environment: how secrets come in.
+
+    Raises InvalidConfig naming ``field`` and the variable that is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match["braced"] or match["plain"]
+        if name not in os.environ:
+            raise InvalidConfig(field, f"${name}", f"the environment variable {name} to be set")
+        return os.environ[name]
+
+    return _VARIABLE.sub(value, text)
 
 
 def _required(field: str, value: str | None) -> str:
@@ -217,8 +381,15 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
     except ValidationError as cause:
         first = cause.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
+        # What was set may be a secret, or hold one.
+        if field.startswith("api.tokens"):
+            raise InvalidConfig(field, "…", first["msg"]) from None
         raise InvalidConfig(field, first.get("input"), first["msg"]) from cause
-    project = config.project
+    project, archive, local = config.project, config.archive, config.local
     if not project.data_dir.is_absolute():
         project = project.model_copy(update={"data_dir": folder / project.data_dir})
-    return config.model_copy(update={"project": project})
+    if archive.path is not None and "://" not in archive.path:
+        archive = archive.model_copy(update={"path": str(folder / archive.path)})
+    if local.cache_dir is not None:
+        local = local.model_copy(update={"cache_dir": folder / local.cache_dir.expanduser()})
+    return config.model_copy(update={"project": project, "archive": archive, "local": local})

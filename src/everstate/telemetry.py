@@ -9,9 +9,9 @@ import sys
 
 def without_secret(address: str) -> str:
     """Connection string or URL with its password struck out, fit for logs and messages."""
-    if "://" in address:
-        return re.sub(r"(://[^:/@\s]+):[^@\s]+@", r"\1:***@", address)
-    return re.sub(r"(password\s*=\s*)('[^']*'|\S+)", r"\1***", address, flags=re.IGNORECASE)
+    # A URL may name the user in front of the host, and the password behind it all the same.
+    address = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", address)
+    return re.sub(r"(password\s*=\s*)('[^']*'|[^\s&]+)", r"\1***", address, flags=re.IGNORECASE)
 
 
 def configure_logging(level: int = logging.INFO) -> None:

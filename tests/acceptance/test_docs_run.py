@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from everstate.config import load
+from everstate.local import Stack
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -69,3 +72,24 @@ def test_a_howto_does_what_it_says(reader: Any, page: str) -> None:
 @pytest.mark.parametrize(("page", "blocks"), [("import-a-file.md", 5), ("own-servers.md", 2)])
 def test_a_howto_does_what_it_says_for_who_has_nothing(alone: Any, page: str, blocks: int) -> None:
     assert alone.follow(DOCS / "howto" / page) == blocks
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "rest.md",
+        "drift.md",
+        "outbox.md",
+    ],
+)
+def test_a_howto_of_a_way_in_does_what_it_says(reader: Any, page: str) -> None:
+    reader.follow(DOCS / "howto" / page)
+
+
+@pytest.mark.timeout(600)
+def test_the_capture_howto_does_what_it_says(reader: Any, database: str, tmp_path: Path) -> None:
+    reader.env = {**reader.env, "SHOP_DSN": database}
+    try:
+        assert reader.follow(DOCS / "howto" / "cdc.md") > 8
+    finally:
+        Stack(load(tmp_path), also=("connect",)).stop(("connect",))

@@ -19,6 +19,7 @@ from fault_app import ENTITY
 from fault_harness import read_lake, read_log
 
 from everstate.config import Config, load
+from everstate.errors import Unavailable
 from everstate.local import Stack
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
@@ -173,10 +174,18 @@ class Rig:
         return ends
 
     def ends(self) -> dict[int, int]:
-        """Last stable offset of each partition."""
-        with Offsets(self.config) as offsets:
-            found = offsets.stable_ends([self.topic])
-        return {partition: end for (_, partition), end in found.items()}
+        """Last stable offset of each partition; waits for a broker that has just started."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with Offsets(self.config) as offsets:
+                    found = offsets.stable_ends([self.topic])
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+            else:
+                return {partition: end for (_, partition), end in found.items()}
 
     def published(self) -> bool:
         """Whether the outbox has nothing left to publish."""

@@ -198,7 +198,13 @@ def test_c26_the_ledger_is_the_same_however_often_it_is_filled(shop: Shop) -> No
     assert ledger.sync(log) == 0
     rows = ledger.rows()
     assert sum(row.rows for row in rows) == 27
-    assert ledger.position() == ArchiveReader(shop.config, "order").position()
+    (ends,) = ArchiveReader(shop.config, "order").position().values()
+    for partition, end in ends.items():
+        assert max(row.end for row in rows if row.partition == partition) == end
+        brought = ledger.brought(1, partition, end - 1)
+        assert brought is None if end == 0 else brought in rows
+    assert ledger.brought(1, 0, ends[0]) is None
+    assert ledger.newest() == max(row.commit_version for row in rows)
     shutil.rmtree(ledger.path)
     assert ledger.sync(log) == len(rows)
     assert ledger.rows() == rows

@@ -168,6 +168,24 @@ def test_rows_of_earlier_transactions_stay_and_are_counted(
     assert (imported.changes, imported.unchanged) == (10, 20)
 
 
+def test_a_mended_file_goes_on_where_it_ended_with_no_state_twice(
+    store: EntityStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.outbox.importing.CHUNK_ROWS", 10)
+    path = tmp_path / "orders.jsonl"
+    # Each key comes several times, with another state each time.
+    lines = [f'{{"order_id": "o-{row % 4}", "note": "{row}"}}' for row in range(30)]
+    path.write_text("\n".join([*lines[:25], "{broken", *lines[26:]]))
+    with pytest.raises(ImportFailed, match="--from-row 21") as raised:
+        import_file(store, path, provenance=CLERK)
+    assert (raised.value.row, raised.value.next_row, raised.value.committed) == (26, 21, 20)
+    path.write_text("\n".join(lines))
+    imported = import_file(store, path, provenance=CLERK, first_row=raised.value.next_row or 1)
+    assert (imported.rows, imported.changes) == (10, 10)
+    versions = [found.version for key in range(4) if (found := store.get(f"o-{key}")) is not None]
+    assert sum(versions) == 30
+
+
 def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel
 
 from everstate.app import App
 from everstate.config import Config, load
-from everstate.errors import UnknownView
+from everstate.errors import InvalidQuery, NotFound, UnknownView
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
@@ -87,6 +90,59 @@ def test_lag_is_unknown_while_the_log_is_away(config: Config) -> None:
         control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
     with Reader(away, app) as reader:
         assert {row.lag_changes for row in reader.views()} == {None}
+
+
+def test_a_log_that_was_trimmed_or_removed_hides_no_other_view(config: Config) -> None:
+    publish(config, 5)
+    app = hotel()
+    topic = TopicNames(config.log.prefix).changes("guest")
+    admin = AdminClient({"bootstrap.servers": config.bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(topic, 0, 4)]).values():
+        future.result(30)
+    with psycopg.connect(config.views_dsn, autocommit=True) as connection:
+        control.install(connection, SCHEMA)
+        install_entity(connection, SCHEMA, app.entity_type("guest"))
+        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
+        control.init_positions(connection, SCHEMA, "former", "former", {0: 0})
+    with Reader(config, app) as reader:
+        rows = reader.views()
+    assert [row.lag_changes for row in rows] == [2, 2]
+
+
+def test_a_view_of_one_column_has_rows_to_show(config: Config) -> None:
+    app = hotel()
+    app.view("guests_count", sql="SELECT count(*) AS n FROM guest")
+    with psycopg.connect(config.views_dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+        connection.execute(f"CREATE VIEW {SCHEMA}.guests_count AS SELECT 7 AS n".encode())
+    with Reader(config, app) as reader:
+        assert reader.rows("guests_count") == (("n",), [(7,)])
+
+
+def test_what_needs_a_history_is_refused_where_none_is_kept(config: Config) -> None:
+    app = App("hotel")
+
+    @app.entity("room", key="room_id", history=False)
+    class Room(BaseModel):
+        room_id: str
+
+    now = datetime.now(UTC)
+    with psycopg.connect(config.views_dsn, autocommit=True) as connection:
+        control.install(connection, SCHEMA)
+        install_entity(connection, SCHEMA, app.entity_type("room"))
+    with Reader(config, app) as reader:
+        for ask in (
+            lambda: reader.get("room", "1", at=now),
+            lambda: reader.get("room", "1", version=1),
+            lambda: reader.list("room", at=now),
+            lambda: reader.history("room", "1"),
+            lambda: reader.explain("room", "1"),
+        ):
+            with pytest.raises(InvalidQuery, match="no history is kept of room"):
+                ask()
+        with pytest.raises(NotFound, match="never seen"):
+            reader.get("room", "1")
+        assert [row.name for row in reader.views()] == ["room_latest"]
 
 
 def test_a_view_of_another_name_is_refused_with_those_there_are(config: Config) -> None:

@@ -28,7 +28,7 @@ from everstate.testing.view_contract import (
     state_of,
 )
 from everstate.testing.view_postgres import KeptViews
-from everstate.views import control
+from everstate.views import control, dead_letters
 from everstate.views.stores.postgres.apply import Applier, advance
 from everstate.views.stores.postgres.gate import Keys, Verdict, judge
 from everstate.views.stores.postgres.quarantine import quarantine, rejoin, start_alone
@@ -219,7 +219,7 @@ def test_c19_a_change_that_the_store_refuses_is_dead_and_the_rest_goes_on(
     broken = broken.set_column(place, "raw_value", [values])
     done = kept.apply(0, 0, 20, broken)
     assert (done.applied, done.dead) == (19, 1)
-    (dead,) = control.unpublished_dead(kept.connection, "kept", 10)
+    (dead,) = dead_letters.unnumbered(kept.connection, "kept", 10)
     assert (dead.offset, dead.raw_key, dead.raw_value) == (13, bad.key.encode(), values[13])
     assert dead.reason.startswith("refused_by_store")
     log.records[13] = replace(bad, reason=dead.reason)
@@ -275,14 +275,14 @@ def test_law_7_conflicts_and_unreadable_records_are_dead_once_with_their_bytes(
         log.append(record)
     all_of(kept, log)
     check(kept, [log])
-    dead = control.unpublished_dead(kept.connection, "kept", 10)
+    dead = dead_letters.unnumbered(kept.connection, "kept", 10)
     assert sorted((d.offset, d.reason) for d in dead) == [(1, "conflict"), (3, "malformed")]
     assert {d.raw_key for d in dead} == {b"a"}
     assert dict(dead[0].headers)["ce_id"] in (one.change_id.encode(), other.change_id.encode())
-    control.assign_dead(kept.connection, "kept", 1, [d.id for d in dead])
-    assert control.last_dead_batch(kept.connection, "kept") == 1
-    assert control.mark_dead_published(kept.connection, "kept", 1) == 2
-    assert control.unpublished_dead(kept.connection, "kept", 10) == []
+    dead_letters.number(kept.connection, "kept", 1, [d.id for d in dead])
+    assert dead_letters.last_batch(kept.connection, "kept") == 1
+    assert dead_letters.mark_published(kept.connection, "kept", 1) == 2
+    assert dead_letters.unnumbered(kept.connection, "kept", 10) == []
 
 
 def test_an_attempt_that_dies_leaves_nothing_and_the_next_goes_on(kept: KeptViews) -> None:

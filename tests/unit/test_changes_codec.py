@@ -214,3 +214,12 @@ def test_a_source_row_read_twice_gives_the_same_id() -> None:
     assert first != derived_change_id("pg.shop", "0/16B3748", 1)
     assert isinstance(new_change_id(), UUID)
     assert new_change_id().version == 7
+
+
+@pytest.mark.parametrize("event", [b'"text"', b"5", b"{}", b'{"type":7}', b"[]"])
+def test_an_event_without_a_type_is_told(event: bytes) -> None:
+    _, value, _ = CODEC.encode(change())
+    broken = value.replace(b'"event":null', b'"event":' + event)
+    assert broken != value
+    with pytest.raises(InvalidChange, match="event: it has no type"):
+        CODEC.decode(broken)

@@ -109,3 +109,25 @@ def test_the_key_must_exist_and_have_a_value() -> None:
 def test_wrong_types_name_the_field_and_the_key() -> None:
     with pytest.raises(InvalidChange, match=r"thing 'a': size"):
         EntityType("thing", Inner, "name").validate({"name": "a", "size": "many"})
+
+
+class Count(BaseModel):
+    name: str
+    value: int | None = None
+    parts: list[dict[str, int]] = []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"value": 2**63},
+        {"value": -(2**63) - 1},
+        {"parts": [{"x": 1}, {"x": 2**70}]},
+    ],
+)
+def test_integers_that_no_column_holds_are_refused(broken: dict[str, Any]) -> None:
+    counts = EntityType("count", Count, "name")
+    with pytest.raises(InvalidChange, match="beyond 64 bits"):
+        counts.encode(Count(name="a", **broken))
+    widest = Count(name="a", value=2**63 - 1, parts=[{"x": -(2**63)}])
+    assert counts.validate_json(counts.encode(widest)) == widest

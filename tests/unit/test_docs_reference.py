@@ -71,7 +71,8 @@ def test_every_page_of_the_documentation_is_reached_from_the_readme() -> None:
 
 
 def test_the_example_is_the_one_of_the_howto() -> None:
-    page = (DOCS / "howto" / "own-entity-type.md").read_text("utf-8")
+    howto = [DOCS / "howto" / name for name in ("own-entity-type.md", "rest.md")]
+    page = "".join(each.read_text("utf-8") for each in howto)
     for file in (ROOT / "examples" / "hotel").iterdir():
         code = file.read_text("utf-8")
         if file.suffix != ".md":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import DeltaTable, write_deltalake
 
-from everstate.archive.commits import ArchiveLog, Commit, Position
+from everstate.archive.commits import ArchiveLog, Commit
 from everstate.archive.layout import archive_errors, ledger_path
 from everstate.config import Config
 
@@ -66,8 +67,7 @@ class Ledger:
 
     def sync(self, log: ArchiveLog) -> int:
         """Append the ranges of commits that are not in it yet; returns how many came."""
-        known = max((row.commit_version for row in self._stored()), default=-1)
-        rows = [row for commit in log.commits(after=known) for row in ledger_rows(commit)]
+        rows = [row for commit in log.commits(after=self.newest()) for row in ledger_rows(commit)]
         if rows:
             with archive_errors(f"writing the ledger of {self.entity}"):
                 table = pa.Table.from_pylist(
@@ -79,30 +79,34 @@ class Ledger:
                     stored.optimize.compact()
         return len(rows)
 
+    def newest(self) -> int:
+        """Newest commit that it knows, -1: none. Cost: one narrow column."""
+        found = self._read(columns=["commit_version"])
+        newest = pc.max(found["commit_version"]).as_py() if found is not None else None
+        return -1 if newest is None else int(newest)
+
+    def brought(self, generation: int, partition: int, offset: int) -> LedgerRow | None:
+        """The range that brought one offset. Cost: the files that may hold it."""
+        place = (ds.field("generation") == generation) & (ds.field("partition") == partition)
+        holds = (ds.field("start") <= offset) & (ds.field("end") > offset)
+        found = self._read(filter=place & holds)
+        return LedgerRow(**found.slice(0, 1).to_pylist()[0]) if found else None
+
     def rows(self) -> list[LedgerRow]:
         """All ranges in commit order, each once."""
         once = {(r.commit_version, r.generation, r.partition, r.start): r for r in self._stored()}
         return [once[place] for place in sorted(once)]
 
-    def position(self) -> Position:
-        """Where the archive was at the last commit in the ledger."""
-        return position_of(self.rows())
-
     def _stored(self) -> list[LedgerRow]:
+        found = self._read()
+        return [LedgerRow(**row) for row in found.to_pylist()] if found is not None else []
+
+    def _read(self, **what: Any) -> pa.Table | None:
+        """Part of the table; ``None`` while there is none."""
         with archive_errors(f"reading the ledger of {self.entity}"):
             if not DeltaTable.is_deltatable(self.path):
-                return []
-            table = DeltaTable(self.path).to_pyarrow_table()
-        return [LedgerRow(**row) for row in table.to_pylist()]
-
-
-def position_of(rows: Iterable[LedgerRow]) -> Position:
-    """Highest end of each partition."""
-    position: Position = {}
-    for row in rows:
-        offsets = position.setdefault(row.generation, {})
-        offsets[row.partition] = max(row.end, offsets.get(row.partition, 0))
-    return position
+                return None
+            return DeltaTable(self.path).to_pyarrow_dataset().to_table(**what)
 
 
 def ledger_rows(commit: Commit) -> list[LedgerRow]:

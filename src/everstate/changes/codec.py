@@ -318,7 +318,11 @@ def _raw_event(event: DomainEvent) -> bytes:
 
 def _event(raw: msgspec.Raw) -> DomainEvent | None:
     decoded = _decode_any(raw)
-    return None if decoded is None else DomainEvent(type=decoded["type"], data=decoded.get("data"))
+    if decoded is None:
+        return None
+    if not isinstance(decoded, dict) or not isinstance(decoded.get("type"), str):
+        raise ValueError("event: it has no type")
+    return DomainEvent(type=decoded["type"], data=decoded.get("data"))
 
 
 def _provenance(wire: WireProvenance) -> Provenance:

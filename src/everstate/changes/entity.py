@@ -21,6 +21,7 @@ NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _BACKSLASH = 0x5C
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -105,14 +106,18 @@ class EntityType:
     def encode(self, entity: BaseModel) -> bytes:
         """JSON of an entity's state, UTF-8.
 
-        Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently),
-        and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust.
+        Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently), for
+        integers beyond 64 bits, which no column holds, and for NUL characters, which PostgreSQL's
+        text cannot hold. Cost: one pass in Rust, and a look at each number.
         """
         for name in self._number_fields:
             value = entity.__dict__[name]
-            if value is not None and not _finite(value):
+            if value is not None and not _storable(value):
                 raise InvalidChange(
-                    self.name, str(getattr(entity, self.key)), name, "NaN and infinity are refused"
+                    self.name,
+                    str(getattr(entity, self.key)),
+                    name,
+                    "NaN, infinity and integers beyond 64 bits are refused",
                 )
         try:
             encoded = self._to_json(entity)
@@ -134,8 +139,8 @@ def holds_nul(encoded: bytes) -> bool:
 
 
 def _holds_numbers(annotation: Any, seen: set[type]) -> bool:
-    """Whether a value of this annotation may hold a float or a Decimal at any depth."""
-    if annotation in (float, Decimal):
+    """Whether a value of this annotation may hold a number at any depth."""
+    if annotation in (int, float, Decimal):
         return True
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if annotation in seen:
@@ -145,16 +150,21 @@ def _holds_numbers(annotation: Any, seen: set[type]) -> bool:
     return any(_holds_numbers(part, seen) for part in get_args(annotation))
 
 
-def _finite(value: Any) -> bool:
+def _storable(value: Any) -> bool:
+    """Whether a typed column can hold every number of a value."""
     kind = value.__class__
+    if kind is int:
+        return bool(_INT64_MIN <= value <= _INT64_MAX)
+    if kind is str:
+        return True
     if kind is Decimal:
         return bool(value.is_finite())
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, BaseModel):
-        return all(_finite(part) for part in value.__dict__.values())
+        return all(_storable(part) for part in value.__dict__.values())
     if isinstance(value, Mapping):
-        return all(_finite(part) for part in value.values())
+        return all(_storable(part) for part in value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
-        return all(_finite(part) for part in value)
+        return all(_storable(part) for part in value)
     return True

@@ -37,6 +37,9 @@ def import_entities(
         str | None, typer.Option("--provenance-identifier", help="Default: the file's name.")
     ] = None,
     api_version: Annotated[str, typer.Option("--api-version", help="apiVersion.")] = "v1",
+    first_row: Annotated[
+        int, typer.Option("--from-row", min=1, help="Go on where an import ended; the first is 1.")
+    ] = 1,
     app: AppOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,7 +48,7 @@ def import_entities(
     A row that is no entity ends the import and is told; up to 5,000 rows are one transaction.
     """
     project = config_of(context)
-    entity_type = load_app(app, project).entity_type(entity)
+    entity_type = load_app(app, project).check_source(entity, "store")
     provenance = Provenance(
         api_version=api_version, service_name=service, identifier=identifier or file.name
     )
@@ -59,7 +62,9 @@ def import_entities(
             rate = imported.rows / elapsed_s if elapsed_s else 0.0
             bar.update(task, completed=imported.done, rows=imported.rows, rate=rate)
 
-        imported = import_file(store, file, provenance=provenance, on_progress=show)
+        imported = import_file(
+            store, file, provenance=provenance, first_row=first_row, on_progress=show
+        )
     if as_json:
         print_json(
             {

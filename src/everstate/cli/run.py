@@ -1,16 +1,16 @@
-"""`everstate run`: the relay and the Spark application, supervised."""
+"""`everstate run`: the roles of a project, supervised."""
 
 from __future__ import annotations
 
-import enum
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from everstate.app import App
 from everstate.cli.console import AppOption, config_of, err, load_app
+from everstate.cli.roles import Role, roles_of, run_role
 from everstate.cli.supervisor import (
     Supervisor,
     role_argv,
@@ -25,13 +25,6 @@ from everstate.telemetry import configure_logging
 log = logging.getLogger(__name__)
 
 
-class Only(enum.StrEnum):
-    """A role that runs by itself."""
-
-    RELAY = "relay"
-    PIPELINE = "pipeline"
-
-
 def register(cli: typer.Typer) -> None:
     """Add the verb."""
     cli.command("run")(run)
@@ -40,12 +33,16 @@ def register(cli: typer.Typer) -> None:
 def run(
     context: typer.Context,
     only: Annotated[
-        Only | None, typer.Option("--only", help="Run one role in this process, unsupervised.")
+        Role | None, typer.Option("--only", help="Run one role in this process, unsupervised.")
     ] = None,
     app: AppOption = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
-    """Move changes from the store to the log, archive them, and keep the views, until stopped."""
+    """Move changes from the store to the log, archive them, and keep the views, until stopped.
+
+    Commands are decided and Cassandra's changes published where the app has entity types of that
+    kind.
+    """
     configure_logging()
     config = connect(config_of(context))
     project_app = load_app(app, config)
@@ -53,40 +50,23 @@ def run(
     stop_on_signals(stop)
     if with_parent:
         stop_with_parent(stop)
-    if only is Only.RELAY:
-        run_relay(config, project_app, stop)
-    elif only is Only.PIPELINE:
-        run_pipeline(config, project_app, stop)
+    if only is not None:
+        run_role(only, config, project_app, stop)
     else:
-        _supervise(config, app, stop)
+        _supervise(config, app, roles_of(project_app), stop)
 
 
-def run_relay(config: Config, app: App, stop: threading.Event) -> None:
-    """Run the relay in this process until ``stop`` is set."""
-    from everstate.log.topics import Topics
-    from everstate.sources.outbox import Relay
-
-    # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
-    with Topics(config) as topics:
-        topics.ensure(app.entities)
-    with Relay(config, app.entities.values()) as relay:
-        relay.run(stop)
-
-
-def run_pipeline(config: Config, app: App, stop: threading.Event) -> None:
-    """Run the Spark application in this process until ``stop`` is set."""
-    # Imported here: Spark takes a second that no other role should pay.
-    from everstate.pipeline.application import PipelineApplication
-
-    PipelineApplication(config, app).run(stop)
-
-
-def _supervise(config: Config, app: str | None, stop: threading.Event) -> None:
+def _supervise(
+    config: Config, app: str | None, roles: Sequence[Role], stop: threading.Event
+) -> None:
     spec = app or config.project.app
     if spec is None:
         raise InvalidConfig("project.app", None, "module:attribute of an App")
     folder, logs = config.project.data_dir.parent, config.project.data_dir / "logs"
-    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in Only}, logs)
-    err.print(f"relay and pipeline run; their logs are in {logs}. Ctrl-C stops both.")
+    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in roles}, logs)
+    *others, last = roles
+    err.print(
+        f"{', '.join(others)} and {last} run; their logs are in {logs}. Ctrl-C stops them all."
+    )
     supervisor.run(stop)
     err.print("stopped")

@@ -14,15 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from everstate.errors import Fenced
+from everstate.errors import DataLoss, Fenced, InvalidConfig, RoleEnded
 
 log = logging.getLogger(__name__)
 
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_S = 60.0
 """A role that ran this long before it died starts again without delay."""
+_FINAL = frozenset({InvalidConfig.exit_code, Fenced.exit_code, DataLoss.exit_code})
+"""Exit codes that starting again does not mend: a wrong setting or view, another process in the
+role's place (two supervisors must not fight), a log that lost what was not read."""
 _PATIENCE_S = 60.0
 _POLL_S = 0.2
+_TAIL_BYTES = 16_384
 
 
 @dataclass
@@ -48,8 +52,8 @@ class Role:
 class Supervisor:
     """Starts the roles, restarts what dies with growing delay, and stops all of them together.
 
-    A role that exits because another process took its place (exit code of Fenced) is not started
-    again: two supervisors must not fight.
+    A role that ends for a reason which starting again does not mend ends all of them, and the
+    reason is told.
     """
 
     def __init__(self, argv_of: Mapping[str, Sequence[str]], log_dir: Path) -> None:
@@ -57,7 +61,7 @@ class Supervisor:
         self.roles = [Role(name, argv, log_dir / f"{name}.log") for name, argv in argv_of.items()]
 
     def run(self, stop: threading.Event, on_poll: Callable[[], None] | None = None) -> None:
-        """Supervise until ``stop`` is set; raises Fenced when another process took a role."""
+        """Supervise until ``stop`` is set; raises RoleEnded with what the role said last."""
         try:
             while not stop.wait(_POLL_S):
                 for role in self.roles:
@@ -77,11 +81,8 @@ class Supervisor:
         if code is None:
             return
         role.process = None
-        if code == Fenced.exit_code:
-            raise Fenced(
-                f"{role.name} stopped: another process has taken its place.",
-                advice=f"Stop the other one, or see {role.log}.",
-            )
+        if code in _FINAL:
+            raise RoleEnded(role.name, code, _last_error(role.log), str(role.log))
         steady = now - role.started_at > _STEADY_S
         delay = 0.0 if steady else _BACKOFF_S[min(role.restarts, len(_BACKOFF_S) - 1)]
         role.restarts = 0 if steady else role.restarts + 1
@@ -107,6 +108,16 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _last_error(log: Path) -> str:
+    """What a role said last of why it ended: its line of error, else its last line."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [line for line in lines if line.strip()]
+    errors = [line for line in said if line.startswith("error:")]
+    return (errors or said or ["it said nothing"])[-1].removeprefix("error:").strip()
 
 
 def role_argv(role: str, folder: Path, app: str) -> list[str]:

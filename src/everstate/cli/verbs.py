@@ -48,6 +48,11 @@ VERBS = (
         "run",
         "Move changes from the store to the log, archive them, and keep the views, until stopped.",
     ),
+    Verb(
+        "serve",
+        "serve",
+        "Serve the entity types over REST, until stopped; OpenAPI is at /openapi.json.",
+    ),
     Verb("import", "import_", "Put every row of FILE into the store; equal states are no changes."),
     Verb(
         "get",
@@ -69,8 +74,12 @@ VERBS = (
         "explain",
         "Explain a version: its change, log position, source transaction, file in the lake, views.",
     ),
+    Verb("commands", "commands", "Send commands; see, replay and give up those that are parked."),
     Verb("views", "views", "How the views stand, and the proof of them."),
+    Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
+    Verb("outbox", "outbox", "The outbox in a service's own database."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
+    Verb("cdc", "cdc", "Captures of other systems' databases, by Debezium."),
 )
 """Every verb, in the order of the menu."""
 

@@ -86,21 +86,33 @@ def run_demo(options: DemoOptions, console: Console) -> None:
 
 
 def _prepare(options: DemoOptions) -> Config:
-    """Make the project folder, empty unless it is to be kept."""
+    """Make the project folder; the data of an earlier demonstration goes, unless it is kept.
+
+    Raises LocalStackError, and touches nothing, when the folder is not the demonstration's own.
+    """
     folder = options.folder
-    if folder.exists() and not options.keep:
-        if not (folder / CONFIG_FILE).is_file() and any(folder.iterdir()):
-            raise LocalStackError(
-                f"{folder} holds something else; it is not emptied.",
-                advice="Give another folder with --folder.",
-            )
-        if (folder / CONFIG_FILE).is_file():
-            Stack(load(folder)).stop()
-        shutil.rmtree(folder)
+    settings = folder / CONFIG_FILE
+    if settings.is_file():
+        config = load(folder)
+        if config.project.app != APP:
+            raise _not_ours(folder)
+        if not options.keep:
+            Stack(config).stop()
+            shutil.rmtree(config.project.data_dir, ignore_errors=True)
+            settings.unlink()
+    elif folder.exists() and any(folder.iterdir()):
+        raise _not_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / CONFIG_FILE).is_file():
-        (folder / CONFIG_FILE).write_text(_SETTINGS, encoding="utf-8")
+    if not settings.is_file():
+        settings.write_text(_SETTINGS, encoding="utf-8")
     return load(folder)
+
+
+def _not_ours(folder: Path) -> LocalStackError:
+    return LocalStackError(
+        f"{folder} holds something else; it is not emptied.",
+        advice="Give another folder with --folder.",
+    )
 
 
 @contextmanager

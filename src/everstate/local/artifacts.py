@@ -48,6 +48,16 @@ def connect_artifacts() -> tuple[Artifact, ...]:
     return tuple(Artifact(**entry) for entry in _lock()["connect"])
 
 
+def cassandra_artifacts() -> tuple[Artifact, ...]:
+    """The jars of Cassandra."""
+    return tuple(Artifact(**entry) for entry in _lock()["cassandra"])
+
+
+def debezium_artifacts() -> tuple[Artifact, ...]:
+    """The plugins of Debezium, for PostgreSQL and MariaDB."""
+    return tuple(Artifact(**entry) for entry in _lock()["debezium"])
+
+
 def spark_artifacts() -> tuple[Artifact, ...]:
     """The jars of Spark's Kafka connector and of Delta."""
     return tuple(Artifact(**entry) for entry in _lock()["spark"])
@@ -55,13 +65,20 @@ def spark_artifacts() -> tuple[Artifact, ...]:
 
 def postgres_artifact() -> Artifact:
     """PostgreSQL's binaries for this machine; LocalStackError where there are none."""
+    advice = "Set store.dsn in everstate.toml to a server of your own."
+    return _for_this_machine("postgres", "PostgreSQL", advice)
+
+
+def mariadb_artifact() -> Artifact:
+    """MariaDB's binaries for this machine; LocalStackError where there are none."""
+    return _for_this_machine("mariadb", "MariaDB", "Use a server of your own.")
+
+
+def _for_this_machine(group: str, what: str, advice: str) -> Artifact:
     name = f"{sys.platform}-{_MACHINES.get(platform.machine().lower(), platform.machine())}"
-    entry = _lock()["postgres"].get(name)
+    entry = _lock()[group].get(name)
     if entry is None:
-        raise LocalStackError(
-            f"no PostgreSQL binaries are locked for {name}.",
-            advice="Set store.dsn in everstate.toml to a server of your own.",
-        )
+        raise LocalStackError(f"no {what} binaries are locked for {name}.", advice=advice)
     return Artifact(**entry)
 
 

@@ -17,10 +17,12 @@ from everstate.local.artifacts import (
     Artifact,
     cache_dir,
     cached,
+    cassandra_artifacts,
     kafka_artifacts,
     postgres_artifact,
     spark_artifacts,
 )
+from everstate.local.cassandra import cassandra_java
 from everstate.local.jvm import find_jvm
 from everstate.local.processes import free_port
 from everstate.local.stack import Stack
@@ -45,7 +47,7 @@ def machine_checks(config: Config) -> list[Check]:
     """Python, Java, root, memory, disk, ports and cache; takes about a second."""
     return [
         _python(),
-        _java(),
+        _java(config),
         _root(),
         _memory(),
         _disk("data folder", config.project.data_dir),
@@ -78,9 +80,13 @@ def _python() -> Check:
     return Check("python", "ok", f"{version} ({sys.executable})")
 
 
-def _java() -> Check:
+def _starts_cassandra(config: Config) -> bool:
+    return config.cassandra.local and not config.cassandra.contact_points
+
+
+def _java(config: Config) -> Check:
     try:
-        jvm = find_jvm()
+        jvm = cassandra_java() if _starts_cassandra(config) else find_jvm()
     except LocalStackError as error:
         return Check("java", "fail", error.message, error.advice)
     return Check("java", "ok", f"{jvm.version} from {jvm.source} ({jvm.home})")
@@ -131,6 +137,8 @@ def _ports() -> Check:
 
 def _cache(config: Config) -> Check:
     wanted: list[Artifact] = [*kafka_artifacts(), *spark_artifacts()]
+    if _starts_cassandra(config):
+        wanted.extend(cassandra_artifacts())
     try:
         wanted.append(postgres_artifact())
     except LocalStackError as error:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, postgres_artifact
+from everstate.local.files import unpacked
 from everstate.local.server import Launch, Ports
 
 _USER = "everstate"
@@ -99,31 +99,19 @@ class PostgresServer:
         return f"postgresql://{_USER}:{password}@127.0.0.1:{ports['client']}/{database}"
 
     def _unpack(self) -> Path:
-        """The folder of the binaries in the cache; complete whenever it is there."""
+        """The folder of the binaries in the cache."""
         artifact = self.artifacts[0]
-        home = cache_dir(self._config) / "postgres" / artifact.sha256[:16]
-        if home.exists():
-            return home
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(cached(self._config, artifact)) as jar:
-            packed = next(name for name in jar.namelist() if name.endswith(".txz"))
-            archive = jar.read(packed)
-        folder = Path(tempfile.mkdtemp(dir=home.parent))
-        try:
+
+        def unpack(folder: Path) -> None:
+            with zipfile.ZipFile(cached(self._config, artifact)) as jar:
+                packed = next(name for name in jar.namelist() if name.endswith(".txz"))
+                archive = jar.read(packed)
             with tarfile.open(fileobj=io.BytesIO(archive), mode="r:xz") as tar:
                 # The bytes are those of the lock; the filter exists from 3.11.4 on.
                 tar.extraction_filter = getattr(tarfile, "tar_filter", None)
                 tar.extractall(folder)
-            folder.chmod(0o755)
-            try:
-                os.rename(folder, home)
-            except OSError:
-                # Another process may have been faster; its copy is as good.
-                if not home.exists():
-                    raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return home
+
+        return unpacked(cache_dir(self._config) / "postgres" / artifact.sha256[:16], unpack)
 
     def _initdb(self, home: Path, env: dict[str, str]) -> None:
         """Make the data folder beside its place, so that a kill in between leaves no half one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,10 @@ from typing import Literal, Self
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import obtain
+from everstate.local.cassandra import CassandraServer
+from everstate.local.connect import ConnectServer
 from everstate.local.kafka import KafkaServer
+from everstate.local.mariadb import MariaDbServer
 from everstate.local.memory import Memory, Remembered
 from everstate.local.postgres import PostgresServer
 from everstate.local.processes import (
@@ -34,12 +38,16 @@ from everstate.local.server import Ports, Server
 
 State = Literal["running", "not answering", "crashed", "stopped"]
 
-_READY_S_MAX = 90.0
+_READY_S_MAX = 180.0
 _ADOPT_S_MAX = 20.0
 _STOP_S_MAX = 30.0
 _ATTEMPTS = 3
 _POLL_S = 0.1
 _TAIL_LINES = 12
+_OPTIONAL = ("connect", "mariadb")
+"""Started when the configuration names them or a command needs them; then part of the stack."""
+_LAST = ("connect",)
+"""Started when the others answer, and stopped before them: they need another server."""
 _TRY_AGAIN = ("Address already in use", "pre-existing shared memory block", "lock file")
 """What a start may fail of that another port or a moment's patience mends."""
 
@@ -66,7 +74,8 @@ class Stack:
     used and left running.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, also: Iterable[str] = ()) -> None:
+        """``also``: optional servers that are needed now (``connect``, ``mariadb``)."""
         self._config = config
         self._memory = Memory(config.project.data_dir)
         self._writing = threading.Lock()
@@ -76,6 +85,13 @@ class Stack:
             self._servers["kafka"] = KafkaServer(config)
         if config.store.dsn is None:
             self._servers["postgres"] = PostgresServer(config)
+        if config.cassandra.local and not config.cassandra.contact_points:
+            self._servers["cassandra"] = CassandraServer(config)
+        wanted = {*config.capture.local, *also, *self._memory.read()}
+        if "mariadb" in wanted:
+            self._servers["mariadb"] = MariaDbServer(config)
+        if "connect" in wanted and config.capture.connect_url is None:
+            self._servers["connect"] = ConnectServer(config, self._brokers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,20 +112,23 @@ class Stack:
             wanted = [a for server in self._servers.values() for a in server.artifacts]
             obtain(self._config, wanted, told)
             (self._config.project.data_dir / "logs").mkdir(exist_ok=True)
-            with ThreadPoolExecutor(len(self._servers)) as pool:
-                list(pool.map(lambda name: self._bring_up(name, told), self._servers))
+            for wave in _waves(self._servers):
+                with ThreadPoolExecutor(len(wave)) as pool:
+                    list(pool.map(lambda name: self._bring_up(name, told), wave))
         return self.connect()
 
     def connect(self) -> Config:
         """The configuration with the running servers' addresses filled in.
 
-        Raises LocalStackError when one of them does not run.
+        Raises LocalStackError when one of them does not run; an optional one is left out.
         """
         remembered = self._memory.read()
         ports: dict[str, Ports] = {}
         for name in self._servers:
             known = remembered.get(name)
             if known is None or not _runs(known):
+                if name in _OPTIONAL:
+                    continue
                 crashed = known is not None and known.process is not None
                 raise LocalStackError(
                     f"the local {name} {'crashed' if crashed else 'does not run'}.",
@@ -119,7 +138,14 @@ class Stack:
                 )
             ports[name] = known.ports
         kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
-        return self._config.with_addresses(
+        cassandra, config = self._servers.get("cassandra"), self._config
+        if isinstance(cassandra, CassandraServer):
+            config = config.with_cassandra(*cassandra.address(ports["cassandra"]))
+        if "connect" in ports:
+            url = ConnectServer.address(ports["connect"])
+            capture = config.capture.model_copy(update={"connect_url": url})
+            config = config.model_copy(update={"capture": capture})
+        return config.with_addresses(
             bootstrap_servers=kafka.address(ports["kafka"])
             if isinstance(kafka, KafkaServer)
             else None,
@@ -127,6 +153,16 @@ class Stack:
             if isinstance(postgres, PostgresServer)
             else None,
         )
+
+    def mariadb_url(self) -> str:
+        """Connection URL of the local MariaDB, password included; LocalStackError without one."""
+        server, known = self._servers.get("mariadb"), self._memory.read().get("mariadb")
+        if not isinstance(server, MariaDbServer) or known is None or not _runs(known):
+            raise LocalStackError(
+                "the local mariadb does not run.",
+                advice='Set local = ["mariadb"] under [capture] and run `everstate up`.',
+            )
+        return server.dsn(known.ports)
 
     def status(self) -> list[ServerStatus]:
         """How each server is now; asks each one that runs by its protocol (at most 3 s)."""
@@ -152,9 +188,12 @@ class Stack:
         if not wanted or not self._config.project.data_dir.exists():
             return []
         with self._memory.lock():
-            with ThreadPoolExecutor(max(1, len(wanted))) as pool:
-                ran = list(pool.map(self._take_down, wanted))
-        return [name for name, did_run in zip(wanted, ran, strict=True) if did_run]
+            ran: list[str] = []
+            for wave in reversed(_waves(wanted)):
+                with ThreadPoolExecutor(len(wave)) as pool:
+                    did_run = pool.map(self._take_down, wave)
+                    ran += [name for name, ran_it in zip(wave, did_run, strict=True) if ran_it]
+        return [name for name in wanted if name in ran]
 
     def kill(self, name: str) -> None:
         """SIGKILL one server, as a crash would; for fault tests."""
@@ -196,6 +235,14 @@ class Stack:
         if known is None or known.process is None:
             raise LocalStackError(f"the local {name} does not run.", advice="Run `everstate up`.")
         return known.process
+
+    def _brokers(self) -> str:
+        """The log's addresses; its local broker has been started before who asks."""
+        known = self._memory.read().get("kafka")
+        if self._config.log.bootstrap_servers is not None:
+            return self._config.log.bootstrap_servers
+        assert known is not None, "Connect is started after Kafka"
+        return KafkaServer.address(known.ports)
 
     def _log(self, name: str) -> Path:
         return self._config.project.data_dir / "logs" / f"{name}.log"
@@ -315,6 +362,14 @@ def connect(config: Config) -> Config:
     advice `everstate up` when a server does not run.
     """
     return Stack(config).connect()
+
+
+def _waves(names: Iterable[str]) -> list[list[str]]:
+    """Which servers are started together, in order."""
+    listed = list(names)
+    early = [name for name in listed if name not in _LAST]
+    late = [name for name in listed if name in _LAST]
+    return [wave for wave in (early, late) if wave]
 
 
 def _runs(known: Remembered | None) -> bool:

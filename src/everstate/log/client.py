@@ -89,6 +89,11 @@ def dead_bytes_max(config: Config) -> int:
     return config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
 
 
+def raw_bytes_max(config: Config) -> int:
+    """``max.message.bytes`` of raw topics: a row before and after, and what surrounds them."""
+    return 2 * config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
+
+
 def client_settings(config: Config, client_id: str) -> dict[str, Any]:
     """What every client shares: addresses, the configured options, a quick way back.
 
@@ -116,7 +121,11 @@ def admin_settings(config: Config) -> dict[str, Any]:
 
 
 def producer_settings(
-    config: Config, client_id: str, *, transactional_id: str | None = None
+    config: Config,
+    client_id: str,
+    *,
+    transactional_id: str | None = None,
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
 ) -> dict[str, Any]:
     """Settings of a producer that neither loses, doubles nor reorders (C4).
 
@@ -147,8 +156,8 @@ def producer_settings(
     return {
         **settings,
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "transaction.timeout.ms": transaction_timeout_ms,
+        "message.timeout.ms": transaction_timeout_ms,
     }
 
 
@@ -175,6 +184,27 @@ def consumer_settings(
         "fetch.message.max.bytes": 1_048_576 if read_ahead else 4_096,
         "queued.max.messages.kbytes": 32_768 if read_ahead else 1,
         "logger": LOGGER,
+    }
+
+
+def member_settings(
+    config: Config, client_id: str, *, group: str, instance: str, session_timeout_ms: int
+) -> dict[str, Any]:
+    """Settings of a member of a consumer group whose offsets go into transactions (KIP-447).
+
+    The member is static: a process that was killed and started again takes its partitions back
+    at once, instead of waiting for its former self to be given up.
+    """
+    return {
+        **consumer_settings(config, client_id),
+        "group.id": group,
+        "group.instance.id": instance,
+        "session.timeout.ms": session_timeout_ms,
+        "heartbeat.interval.ms": min(3_000, session_timeout_ms // 3),
+        "partition.assignment.strategy": "range",
+        "enable.partition.eof": False,
+        # Less than this and the broker would be asked for each few records under load.
+        "fetch.wait.max.ms": 100,
     }
 
 

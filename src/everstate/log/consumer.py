@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Final, cast
 
 import confluent_kafka
@@ -87,12 +87,12 @@ class Consumer:
 
     def tail(
         self, topics: Iterable[str], *, from_end: bool = True, idle_s: float | None = None
-    ) -> Iterator[Record]:
+    ) -> Generator[Record, None, None]:
         """Records as they come; order holds in each partition.
 
         Begins at what is the end (or the beginning) at this call, not at the first ``next``.
         Ends after ``idle_s`` without a record; ``None``: never. A broker that is away is waited
-        for.
+        for. Close it (or exhaust it) before the consumer.
         """
         with Offsets(self._config) as offsets:
             listed = list(topics)
@@ -100,7 +100,9 @@ class Consumer:
         places = [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
         return self._follow(places, idle_s)
 
-    def _follow(self, places: list[TopicPartition], idle_s: float | None) -> Iterator[Record]:
+    def _follow(
+        self, places: list[TopicPartition], idle_s: float | None
+    ) -> Generator[Record, None, None]:
         self._client.assign(places)
         seen_at = time.monotonic()
         try:
@@ -138,6 +140,52 @@ class Consumer:
                 yield None
             if not patient and time.monotonic() - heard_at > self._timeout_s:
                 raise Unavailable(f"{doing}: nothing came for {self._timeout_s:g} s.")
+
+
+class Follower:
+    """Follows partitions from given offsets: what is there comes at once, and what comes, soon.
+
+    read_committed. Each partition is in order; markers and aborted records are passed over.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        starts: Mapping[tuple[str, int], int],
+        *,
+        client_id: str = "everstate-follower",
+    ) -> None:
+        self._doing = f"following the log as {client_id}"
+        settings = consumer_settings(config, client_id)
+        # A poll is to bring what there is, not to wait for more of it.
+        settings |= {"fetch.wait.max.ms": 10, "enable.partition.eof": False}
+        self._client = confluent_kafka.Consumer(settings)
+        self._client.assign(
+            [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
+        )
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._client.close()
+
+    def poll(self, records_max: int, wait_s: float) -> list[Record]:
+        """Records that are there, at most so many; waits up to ``wait_s`` for the first one.
+
+        Raises DataLoss when an offset is gone; a broker that is away brings nothing.
+        """
+        with translated(self._doing):
+            first = self._client.consume(1, wait_s)
+            messages = first + self._client.consume(records_max, 0.005) if first else []
+        found = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                found.append(as_record(message))
+            elif error.code() in OFFSET_GONE:
+                raise DataLoss(f"{self._doing}: the log no longer holds it ({error.str()}).")
+            elif not is_transport(error):
+                raise translate(error, self._doing)
+        return found
 
 
 def as_record(message: Message) -> Record:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from everstate.config import Config
+from everstate.errors import DataLoss
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 
@@ -63,8 +64,8 @@ class Lag:
     def rows(self, positions: Iterable[Position]) -> list[LagRow]:
         """One row a position, in their order.
 
-        Raises Unavailable, LogError for an unknown topic, and DataLoss when the log no longer
-        holds a position.
+        Of a position that the log no longer holds, what is left of the log counts. Raises
+        Unavailable, and LogError for an unknown topic.
         """
         listed = list(positions)
         ends = self._offsets.stable_ends({position.topic for position in listed})
@@ -92,12 +93,11 @@ class Lag:
         return rows
 
     def _first_timestamp_ms(self, topic: str, partition: int, start: int, end: int) -> int | None:
-        for record in self._consumer.read(topic, partition, start, end):
-            return record.timestamp_ms
+        try:
+            for record in self._consumer.read(topic, partition, start, end):
+                return record.timestamp_ms
+        except DataLoss:
+            begin = self._offsets.beginnings([topic])[topic, partition]
+            for record in self._consumer.read(topic, partition, begin, end):
+                return record.timestamp_ms
         return None
-
-
-def lag(config: Config, positions: Iterable[Position]) -> list[LagRow]:
-    """Lag of these positions, measured once; see :meth:`Lag.rows`."""
-    with Lag(config) as measure:
-        return measure.rows(positions)

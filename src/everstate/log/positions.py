@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,23 @@ class Offsets:
     def beginnings(self, topics: Iterable[str]) -> Ends:
         """First offset that is still there, of each (topic, partition)."""
         return self._offsets(topics, _SPEC.earliest(), IsolationLevel.READ_COMMITTED)
+
+    def settled_ends(
+        self, topics: Iterable[str], partition: int, alive: Callable[[], None]
+    ) -> dict[str, int]:
+        """Ends of one partition of these topics, once what is open there now is ended.
+
+        For a new owner of the partition, whose former owner can begin nothing any more. Waits as
+        long as that one's transaction may last, and calls ``alive`` all the while.
+        """
+        listed = list(topics)
+        high = self.high_watermarks(listed)
+        while True:
+            stable = self.stable_ends(listed)
+            if all(stable[topic, partition] >= high[topic, partition] for topic in listed):
+                return {topic: stable[topic, partition] for topic in listed}
+            alive()
+            time.sleep(0.02)
 
     def at_time(self, topics: Iterable[str], timestamp_ms: int) -> Ends:
         """First offset whose timestamp is not before ``timestamp_ms``; the stable end if none."""

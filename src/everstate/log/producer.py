@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from everstate.config import Config
 from everstate.errors import DeliveryFailed, EverstateError, RecordRefused, Unavailable
-from everstate.log.client import producer_settings
+from everstate.log.client import TRANSACTION_TIMEOUT_MS, producer_settings
 from everstate.log.outcome import (
     CONSEQUENCES,
     FENCING,
@@ -43,11 +43,17 @@ class Producer:
         *,
         transactional_id: str | None = None,
         client_id: str = "everstate-producer",
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     ) -> None:
         self._failures: list[_Failure] = []
         # No reference to self: a dropped producer must go at once, not when garbage is collected.
         self._settings: dict[str, Any] = {
-            **producer_settings(config, client_id, transactional_id=transactional_id),
+            **producer_settings(
+                config,
+                client_id,
+                transactional_id=transactional_id,
+                transaction_timeout_ms=transaction_timeout_ms,
+            ),
             "on_delivery": partial(_collect, self._failures),
         }
         self._limit = int(self._settings["message.max.bytes"])
@@ -123,6 +129,10 @@ class Producer:
             self._unpolled = 0
             self._serve(self._client.poll, 0)
 
+    def poll(self) -> None:
+        """Serve delivery reports without waiting; raises what ``send`` would."""
+        self._serve(self._client.poll, 0)
+
     def flush(self, timeout_s: float = 60.0) -> None:
         """Wait until everything sent is acknowledged.
 
@@ -171,6 +181,18 @@ class Producer:
             self._client.begin_transaction()
         except KafkaException as cause:
             raise self._transaction_error(cause.args[0], "beginning a transaction") from cause
+
+    def send_offsets(
+        self, offsets: Mapping[tuple[str, int], int], group: Any, timeout_s: float = 60.0
+    ) -> None:
+        """Make a group's next offsets part of the transaction: they count if it is committed.
+
+        ``group`` is the consumer's group metadata, by which a member that lost its partitions is
+        found out (KIP-447). Raises as ``commit`` does.
+        """
+        places = [TopicPartition(topic, part, at) for (topic, part), at in offsets.items()]
+        send = self._client.send_offsets_to_transaction
+        self._until(timeout_s, "sending offsets", lambda wait_s: send(places, group, wait_s))
 
     def commit(self, timeout_s: float = 60.0) -> None:
         """Commit the transaction: all its records become visible, or none.

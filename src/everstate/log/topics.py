@@ -46,9 +46,45 @@ class TopicNames:
         """Key → newest change; compacted."""
         return f"{self.prefix}.{entity}.state.g{generation}"
 
+    def commands(self, entity: str, generation: int = 1) -> str:
+        """Commands to entities of this type; kept for a time."""
+        return f"{self.prefix}.{entity}.commands.g{generation}"
+
+    def replies(self, entity: str, generation: int = 1) -> str:
+        """Answers to commands, in the partitions of their commands; kept for a time."""
+        return f"{self.prefix}.{entity}.replies.g{generation}"
+
+    def parked(self, entity: str, generation: int = 1) -> str:
+        """Command id → a command that could not be decided; compacted."""
+        return f"{self.prefix}.{entity}.parked.g{generation}"
+
+    def timers(self, process: str) -> str:
+        """Command id → a command of a process manager that is not due yet; compacted."""
+        return f"{self.prefix}.process.{process}.timers"
+
+    def partials(self, entity: str) -> str:
+        """The changed fields only, as a capture's source gave them."""
+        return f"{self.prefix}.{entity}.partials"
+
+    def debezium(self, entity: str, generation: int = 1) -> str:
+        """Every change of the entity type, in Debezium's form."""
+        return f"{self.prefix}.{entity}.debezium.g{generation}"
+
     def dead(self, entity: str) -> str:
         """What of this entity type could not be read or applied."""
         return f"{self.prefix}.{entity}.dead"
+
+    def raw(self, source: str, table: str) -> str:
+        """What a capture wrote of one table, before cleaning."""
+        return f"{self.raw_prefix(source)}.{table}"
+
+    def raw_prefix(self, source: str) -> str:
+        """What the names of all raw topics of a capture begin with."""
+        return f"{self.prefix}.raw.{source}"
+
+    def capture(self, source: str, what: str) -> str:
+        """What a capture's connector keeps for itself (notifications, schemas)."""
+        return f"{self.prefix}.capture.{source}.{what}"
 
     @property
     def dead_unknown(self) -> str:
@@ -116,7 +152,22 @@ class Topics:
         asks for more (a change that was accepted must fit); every other difference is returned
         and logged, never changed. Raises LogError or Unavailable.
         """
-        wanted = {topic.name: topic for topic in self._wanted(entity_names, generation)}
+        return self._ensure(self._wanted(entity_names, generation))
+
+    def ensure_commands(
+        self, entity_names: Iterable[str], processes: Iterable[str] = ()
+    ) -> tuple[TopicDifference, ...]:
+        """Make what commands to these entity types need, their changelog included; idempotent.
+
+        ``processes`` are names of process managers, whose timers have a topic each. See
+        :meth:`ensure`.
+        """
+        names = tuple(entity_names)
+        wanted = [*self._wanted(names, 1), *self._wanted_commands(names)]
+        return self._ensure([*wanted, *(self._kept(self.names.timers(each)) for each in processes)])
+
+    def _ensure(self, topics: Iterable[_Wanted]) -> tuple[TopicDifference, ...]:
+        wanted = {topic.name: topic for topic in topics}
         existing = self._existing()
         self._make([topic for name, topic in wanted.items() if name not in existing])
         differences = self._differences([wanted[name] for name in wanted if name in existing])
@@ -129,6 +180,23 @@ class Topics:
         if name in self._existing():
             raise LogError(f"topic {name} exists already.", advice="Choose another name.")
         self._make([_Wanted(name, partitions, config)])
+
+    def ensure_raw(
+        self, names: Iterable[str], *, partitions: int, settings: Mapping[str, str]
+    ) -> list[str]:
+        """Make those topics of a capture that are missing; returns their names. Idempotent."""
+        existing = self._existing()
+        missing = [
+            _Wanted(name, partitions, {"cleanup.policy": "delete", **settings})
+            for name in names
+            if name not in existing
+        ]
+        self._make(missing)
+        return [topic.name for topic in missing]
+
+    def existing(self) -> set[str]:
+        """Names of all topics of the cluster."""
+        return self._existing()
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete topics with all their records; those that do not exist are no error.
@@ -250,6 +318,30 @@ class Topics:
                 "segment.bytes": str(16 * 1_048_576),
                 "min.cleanable.dirty.ratio": "0.1",
                 _SIZE: str(changelog_bytes_max(self._config)),
+            },
+        )
+
+    def _wanted_commands(self, entity_names: Iterable[str]) -> Iterable[_Wanted]:
+        names = self.names
+        kept = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(int(self._config.commands.retention_hours * _HOUR_MS)),
+            _SIZE: str(changelog_bytes_max(self._config)),
+        }
+        for entity in entity_names:
+            yield _Wanted(names.commands(entity), self._config.log.partitions, kept)
+            yield _Wanted(names.replies(entity), self._config.log.partitions, kept)
+            yield self._kept(names.parked(entity))
+
+    def _kept(self, name: str) -> _Wanted:
+        """A compacted topic of things that wait: each goes by its tombstone."""
+        return _Wanted(
+            name,
+            self._config.log.partitions,
+            {
+                "cleanup.policy": "compact",
+                "min.cleanable.dirty.ratio": "0.1",
+                _SIZE: str(dead_bytes_max(self._config)),
             },
         )
 

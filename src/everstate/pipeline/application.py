@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
+from everstate.changes.drift import Truth
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets
@@ -15,9 +16,11 @@ from everstate.log.topics import Topics
 from everstate.pipeline.archiver import ArchivedBatch, Archiver
 from everstate.pipeline.compact import compact
 from everstate.pipeline.dead import DeadLetterSender
+from everstate.pipeline.drift import drift_on_schedule
 from everstate.pipeline.hanging import HangingTransactions
 from everstate.pipeline.keep import Keeper
 from everstate.pipeline.session import spark_session
+from everstate.pipeline.wire import DebeziumForm
 from everstate.views.project import Project
 
 log = logging.getLogger(__name__)
@@ -26,16 +29,28 @@ _JOIN_S: Final = 120.0
 _COMPACT_POLL_S: Final = 5.0
 
 
+class PublishedProject(Project, Protocol):
+    """A project whose changes are also published in other forms."""
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
+
+
 class PipelineApplication:
     """Keeps the views and the archive of a project until it is told to stop.
 
-    The keeper, the archive of each entity type, the scheduled compaction, the dead letters and the
-    alarm for open transactions each have a thread, and share one Spark session. When one ends with
-    an error that does not pass, all end, and :meth:`run` raises it.
+    The keeper, the archive of each entity type, the scheduled compaction, the dead letters, the
+    alarm for open transactions and the scheduled look for drift (of the ``truths``) each have a
+    thread, and share one Spark session. When one ends with an error that does not pass, all end,
+    and :meth:`run` raises it.
     """
 
-    def __init__(self, config: Config, project: Project) -> None:
+    def __init__(
+        self, config: Config, project: PublishedProject, truths: Mapping[str, Truth] | None = None
+    ) -> None:
         self._config, self._project = config, project
+        self._truths = truths or {}
         self._failure: BaseException | None = None
 
     def run(self, stop: threading.Event) -> None:
@@ -57,6 +72,11 @@ class PipelineApplication:
                     spark, self._config, entity_type, offsets=offsets, topics=topics
                 )
                 parts[f"archive-{name}"] = _archive(archiver)
+            if self._truths and self._config.drift.every_s > 0:
+                parts["drift"] = drift_on_schedule(spark, self._config, self._truths)
+            for name in self._project.debezium_forms:
+                form = DebeziumForm(self._config, self._project.entities[name])
+                parts[f"debezium-{name}"] = _closing(form)
             threads = [
                 threading.Thread(target=self._guarded, args=(part, stop), name=name, daemon=True)
                 for name, part in parts.items()
@@ -125,3 +145,13 @@ def _archive(archiver: Archiver) -> Callable[[threading.Event], None]:
         )
 
     return lambda stop: archiver.run(stop, on_batch=told)
+
+
+def _closing(form: DebeziumForm) -> Callable[[threading.Event], None]:
+    def run(stop: threading.Event) -> None:
+        try:
+            form.run(stop)
+        finally:
+            form.close()
+
+    return run

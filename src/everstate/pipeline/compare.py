@@ -16,14 +16,14 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 from psycopg.types.json import set_json_loads
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from everstate.changes.codec import decode_wire
+from everstate.views.database import connect_views, views_errors
+from everstate.views.stores.postgres.images import state_text
 
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)
@@ -152,7 +152,7 @@ def _compare_task(
 def _value(column: str, value: Any) -> Any:
     """A value of an expected row; a raw message stands for the state inside it."""
     if column == RAW and value is not None:
-        return orjson.loads(bytes(decode_wire(value).current_entity_state))
+        return orjson.loads(state_text(value))
     return value
 
 
@@ -196,9 +196,13 @@ def _read_kept(kept: KeptRows, bucket: int, buckets: int) -> Iterator[Sequence[A
             sql.Literal(buckets),
             sql.Literal(bucket),
         )
-    with psycopg.connect(kept.dsn) as connection:
+    with (
+        views_errors(kept.dsn),
+        connect_views(kept.dsn) as connection,
+        connection.transaction(),
+    ):
         set_json_loads(orjson.loads, connection)
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute(
             sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(kept.snapshot))
         )

@@ -11,13 +11,14 @@ from typing import Any, Final
 import psycopg
 
 from everstate.config import Config
-from everstate.errors import EverstateError, Unavailable
+from everstate.errors import DataLoss, EverstateError, RecordRefused, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.telemetry import without_secret
-from everstate.views import control
+from everstate.views import dead_letters
+from everstate.views.dead_letters import DeadChange
 
 log = logging.getLogger(__name__)
 
@@ -32,23 +33,29 @@ _REASON, _TOPIC, _PARTITION, _OFFSET = (
 )
 
 
+_LOST: Final = ("everstate_headers", b"lost with the log's record")
+
+
 class DeadLetterSender:
     """Sends each dead change once: its original key, value and headers, and why and where.
 
     The keeper records dead changes in the transaction that moves the position; this publishes
-    them in numbered batches (C19). One process at a time; a second one is fenced.
+    them in numbered batches (C19). One process at a time; a second one is fenced. A letter that
+    no topic takes stays in the table, with the reason: it stops nobody.
     """
 
     def __init__(self, config: Config) -> None:
         self._config, self._schema = config, config.views.schema_name
         self._names = TopicNames(config.log.prefix)
-        self._publisher = OncePublisher(config, "dead-letters")
         self._consumer = Consumer(config, client_id="everstate-dead-letters")
-        self._opened = False
+        self._publisher: OncePublisher | None = None
+        self._published = 0
+        """Newest batch that the log has."""
+        self._rows_max = _BATCH_ROWS
 
     def close(self) -> None:
         """Give up the connections to the log."""
-        self._publisher.close()
+        self._close_publisher()
         self._consumer.close()
 
     def run(self, stop: threading.Event) -> None:
@@ -62,50 +69,91 @@ class DeadLetterSender:
                 if not error.retryable:
                     raise
                 log.warning("dead letters wait %.0f s: %s", _RETRY_S, error)
-                self._opened, pause = False, _RETRY_S
+                self._close_publisher()
+                pause = _RETRY_S
             stop.wait(pause)
 
     def step(self) -> int:
         """Publish one batch; returns how many dead letters it had.
 
-        A batch is numbered in the table before it is published, so that after a kill the log's
-        progress says whether it went out. Raises Unavailable, Fenced, RecordRefused.
+        A batch is numbered in the table before it is published, above every number that table
+        and log know, so that after a kill the log's progress says whether it went out. Raises
+        Unavailable, Fenced.
         """
         with self._connected() as connection:
-            rows = control.unpublished_dead(connection, self._schema, _BATCH_ROWS)
+            rows = dead_letters.numbered(connection, self._schema)
             if not rows:
+                rows = dead_letters.unnumbered(connection, self._schema, self._rows_max)
+            if not rows:
+                self._rows_max = _BATCH_ROWS
                 return 0
-            if not self._opened:
-                self._publisher.open()
-                self._opened = True
-            numbered = [row for row in rows if row.batch is not None]
-            if numbered:
-                batch = numbered[0].batch
-                assert batch is not None
-                rows = [row for row in rows if row.batch == batch]
-            else:
-                batch = control.last_dead_batch(connection, self._schema) + 1
-                control.assign_dead(connection, self._schema, batch, [row.id for row in rows])
-            note = f"{rows[0].id}-{rows[-1].id}".encode()
-            self._publisher.publish(batch, [self._record(row) for row in rows], note)
-            control.mark_dead_published(connection, self._schema, batch)
+            publisher = self._opened(connection)
+            batch = rows[0].batch or self._number(connection, rows)
+            if batch > self._published:
+                note = f"{rows[0].id}-{rows[-1].id}".encode()
+                try:
+                    publisher.publish(batch, [self._record(row) for row in rows], note)
+                except RecordRefused as refusal:
+                    self._refused(connection, batch, rows, refusal)
+                    return len(rows)
+                self._published = batch
+            dead_letters.mark_published(connection, self._schema, batch)
             log.warning("%d dead letters were sent (batch %d)", len(rows), batch)
             return len(rows)
 
-    def _record(self, row: control.DeadChange) -> OutRecord:
+    def _opened(self, connection: psycopg.Connection[Any]) -> OncePublisher:
+        if self._publisher is None:
+            # Views that are kept anew count their batches anew, under another name.
+            name = f"dead-letters-{dead_letters.views_id(connection, self._schema)}"
+            publisher = OncePublisher(self._config, name)
+            progress = publisher.open()
+            self._publisher = publisher
+            self._published = progress.batch if progress is not None else 0
+        return self._publisher
+
+    def _close_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def _number(self, connection: psycopg.Connection[Any], rows: list[DeadChange]) -> int:
+        # A table that was restored from a backup may know less than the log.
+        last = max(self._published, dead_letters.last_batch(connection, self._schema))
+        dead_letters.number(connection, self._schema, last + 1, [row.id for row in rows])
+        return last + 1
+
+    def _refused(
+        self,
+        connection: psycopg.Connection[Any],
+        batch: int,
+        rows: list[DeadChange],
+        refusal: RecordRefused,
+    ) -> None:
+        """Send one at a time until the one is found that the log does not take."""
+        dead_letters.dissolve(connection, self._schema, batch)
+        self._rows_max = 1
+        if len(rows) == 1:
+            log.error("the dead letter of %s stays in the table: %s", _place(rows[0]), refusal)
+            dead_letters.mark_refused(connection, self._schema, rows[0].id, refusal.reason)
+
+    def _record(self, row: DeadChange) -> OutRecord:
         place = [
             (_REASON, row.reason.encode()),
             (_TOPIC, row.topic.encode()),
             (_PARTITION, str(row.partition).encode()),
             (_OFFSET, str(row.offset).encode()),
         ]
-        key, value, headers = row.raw_key, row.raw_value, row.headers
+        key, value, headers = row.raw_key, row.raw_value, list(row.headers)
         if not headers:
             # Only unreadable records bring their headers along; a conflict is read again.
-            for original in self._consumer.read(
-                row.topic, row.partition, row.offset, row.offset + 1
-            ):
-                key, value, headers = original.key, original.value, original.headers
+            try:
+                for original in self._consumer.read(
+                    row.topic, row.partition, row.offset, row.offset + 1
+                ):
+                    key, value, headers = original.key, original.value, list(original.headers)
+            except DataLoss:
+                log.warning("the record of %s is gone from the log", _place(row))
+                headers = [_LOST]
         return OutRecord(self._names.dead(row.entity), key, value, [*headers, *place])
 
     @contextmanager
@@ -119,3 +167,7 @@ class DeadLetterSender:
                 f"the views' database does not answer ({without_secret(dsn)}): "
                 f"{str(cause).strip().splitlines()[0]}"
             ) from cause
+
+
+def _place(row: DeadChange) -> str:
+    return f"{row.topic}[{row.partition}]@{row.offset}"

@@ -33,6 +33,8 @@ from pyspark.sql.types import (
 from everstate.changes import EntityType, Kind
 
 _CORRUPT: Final = "_everstate_unreadable"
+_END: Final = "_everstate_end"
+"""A field that is put behind the last one of a message before it is read."""
 _CURRENT, _ORIGINAL = "currentEntityState", "originalEntityState"
 _UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
 _LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -112,6 +114,7 @@ def envelope_schema(entity_type: EntityType) -> StructType:
             StructField(_CURRENT, state),
             StructField(_ORIGINAL, state),
             StructField(_CORRUPT, StringType()),
+            StructField(_END, IntegerType()),
         ]
     )
 
@@ -174,7 +177,7 @@ def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column
     """
     # A filter on a parsed column would be pushed below the parsing, which would then be done
     # twice; Spark never moves or repeats an expression that it holds for nondeterministic.
-    text = F.when(F.spark_partition_id() >= 0, F.col("value").cast("string"))
+    text = F.when(F.spark_partition_id() >= 0, _with_end())
     read = F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
     times = [_moment("occurredAt").alias("occurred"), _moment("recordedAt").alias("recorded")]
     typed: dict[str, Column] = {
@@ -219,6 +222,19 @@ def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column
     )
 
 
+def _with_end() -> Column:
+    """The message with one more field before its last brace.
+
+    Spark's parser stops after the first value and does not say whether anything follows. When the
+    last brace is not the one that closes the message, the field is not found inside it.
+    """
+    whole = F.col("value").cast("string").endswith("}")
+    trimmed = F.rtrim(F.col("value").cast("string"), F.lit(" \t\r\n")).cast("binary")
+    value = F.when(whole, F.col("value")).otherwise(trimmed)
+    head = F.substring(value, F.lit(1), F.octet_length(value) - 1)
+    return F.concat(head, F.lit(f',"{_END}":1}}'.encode())).cast("string")
+
+
 def _moment(field: str) -> Column:
     """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339)."""
     text = F.col(f"v.{field}")
@@ -242,8 +258,8 @@ def _broken_rule(entity_type: EntityType, record: Column) -> Column:
     """The first rule that a record breaks, from the outside in."""
     name, v = entity_type.name, record["v"]
     key, value = record["key"].cast("string"), record["value"].cast("string")
-    # Spark's parser stops after the first value and takes the first of an array; the tests by
-    # first and last byte cost nothing, the trimmed ones are for what is neither.
+    # Spark's parser takes the first of an array; the tests by first and last byte cost nothing,
+    # the trimmed ones are for what is neither.
     one_object = (value.startswith("{") | value.rlike(r"^\s*\{")) & (
         value.endswith("}") | value.rlike(r"\}\s*$")
     )
@@ -257,6 +273,7 @@ def _broken_rule(entity_type: EntityType, record: Column) -> Column:
         ),
         (v.isNull() | ~one_object, "malformed"),
         (v[_CORRUPT].isNotNull(), _wrong_type(entity_type, value, v)),
+        (v[_END].isNull(), "malformed"),
         (v["entity"].isNull(), "missing:entity"),
         (v["entity"] != name, "unknown_entity"),
     ]
@@ -295,6 +312,7 @@ def _plainly_readable(entity_type: EntityType) -> Column:
         value.startswith("{"),
         value.endswith("}"),
         F.col(f"v.{_CORRUPT}").isNull(),
+        F.col(f"v.{_END}").isNotNull(),
         F.is_valid_utf8(value) & F.is_valid_utf8(key),
         ~F.contains(value, F.lit("\\u0000")) & ~F.contains(key, F.lit("\0")),
         F.col("v.entity") == entity_type.name,
@@ -385,7 +403,7 @@ def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -
 
 def _wrong_type(entity_type: EntityType, text: Column, v: Column) -> Column:
     """Name the field that made the parser give up; ``malformed`` when it is no JSON at all."""
-    envelope = [field for field in envelope_schema(entity_type) if field.name != _CORRUPT]
+    envelope = [f for f in envelope_schema(entity_type) if f.name not in (_CORRUPT, _END)]
     told = _fields_told(text, [field.name for field in envelope])
     blamed = _blame(text, v, StructType(envelope), ())
     return F.when(F.get(told, 0).isNull(), "malformed").otherwise(

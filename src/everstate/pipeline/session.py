@@ -26,6 +26,7 @@ from everstate.errors import (
     InvalidConfig,
     PipelineError,
     PositionMoved,
+    SparkLost,
     Unavailable,
 )
 from everstate.local import class_archive_options, java_home, spark_jars
@@ -191,8 +192,7 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
 def translate(cause: BaseException, doing: str) -> EverstateError:
     """Our error for one of Spark's; the first line of its reason is kept."""
     if isinstance(cause, Py4JNetworkError | ConnectionError):
-        # Not retryable: a session does not come back, its process has to start again.
-        return PipelineError(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
+        return SparkLost(f"{doing}: the JVM of Spark is gone.", advice="Start it again.")
     text = str(cause)
     for pattern, error, meaning in _SIGNS:
         if re.search(pattern, text):
@@ -201,9 +201,16 @@ def translate(cause: BaseException, doing: str) -> EverstateError:
 
 
 def _reason(text: str) -> str:
-    """The line that says why: the innermost cause of Java's trace, else the first line."""
+    """The line that says why: what Python raised, else Java's innermost cause, else the first."""
+    _, python, trace = text.rpartition("Traceback (most recent call last)")
+    raised = [line for line in trace.splitlines()[1:] if line[:1].strip()] if python else []
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by:")]
-    chosen = causes[-1].removeprefix("Caused by:") if causes else (lines or ["no reason given"])[0]
+    if raised:
+        chosen = re.sub(r"^(?:\w+\.)+(?=[A-Z])", "", raised[0])
+    elif causes:
+        chosen = causes[-1].removeprefix("Caused by:")
+    else:
+        chosen = (lines or ["no reason given"])[0]
     chosen = re.sub(r"(?:[a-z]\w*\.){2,}(?=[A-Z])", "", chosen).strip()
     return chosen if len(chosen) <= 300 else chosen[:299] + "…"

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.errors import HeldOverflow, PositionMoved, ViewFailed
+from everstate.errors import HeldOverflow, PositionMoved, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
 from everstate.views.stores.postgres.apply import apply_range
 from everstate.views.stores.postgres.group import GroupPlan
@@ -27,12 +27,12 @@ _OUTCOME: Final = pa.schema(
         "dead": _COUNT,
         "failed_view": _TEXT,
         "failure": _TEXT,
-        "held_over": _COUNT,
+        "moved": pa.bool_(),
     }
 )
 OUTCOME_DDL: Final = (
     "entity string, view_group string, partition int, applied long, duplicate long, held long, "
-    "dead long, failed_view string, failure string, held_over long"
+    "dead long, failed_view string, failure string, moved boolean"
 )
 
 
@@ -48,7 +48,11 @@ class ApplyTask:
     spans: Mapping[int, Range]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One line of outcome per partition."""
+        """One line of outcome per partition.
+
+        ``failed_view`` and ``failure``: a view that cannot take a change. ``failure`` alone: the
+        group cannot go on. ``moved``: another attempt was here, this one did nothing.
+        """
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
             return
@@ -65,6 +69,7 @@ class ApplyTask:
     def _apply(self, partition: int, changes: pa.Table) -> dict[str, str | int | None]:
         group = self.group
         outcome: dict[str, str | int | None] = {
+            "moved": False,
             "entity": group.entity,
             "view_group": group.view_group,
             "partition": partition,
@@ -73,11 +78,11 @@ class ApplyTask:
         try:
             done = apply_range(self.dsn, group, partition, self.spans[partition], changes)
         except PositionMoved:
-            return outcome
+            return {**outcome, "moved": True}
         except ViewFailed as error:
             return {**outcome, "failed_view": error.view, "failure": str(error)}
-        except HeldOverflow as error:
-            return {**outcome, "held_over": error.held}
+        except (HeldOverflow, ViewStoreError) as error:
+            return {**outcome, "failure": str(error)}
         return {
             **outcome,
             "applied": done.applied,

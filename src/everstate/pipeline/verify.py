@@ -21,8 +21,8 @@ from everstate.errors import Unavailable, UnknownView
 from everstate.pipeline.accepted import Positions, accepted_changes, newest
 from everstate.pipeline.compare import Comparison, Difference, KeptRows, compare
 from everstate.pipeline.session import spark_errors
-from everstate.telemetry import without_secret
 from everstate.views import control
+from everstate.views.database import connect_views, views_errors
 from everstate.views.plan import LinearPlan, ViewPlan
 from everstate.views.project import Project, kept_always
 from everstate.views.stores.postgres.group import LATEST_COLUMNS, main_group, physical
@@ -109,15 +109,9 @@ def _wanted(project: Project, names: Iterable[str] | None) -> dict[str, str]:
 @contextmanager
 def _connected(config: Config) -> Iterator[psycopg.Connection[Any]]:
     dsn = config.views_dsn
-    try:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            yield connection
-    except psycopg.OperationalError as cause:
-        raise Unavailable(
-            f"the views' database does not answer ({without_secret(dsn)}): "
-            f"{str(cause).strip().splitlines()[0]}"
-        ) from cause
+    with views_errors(dsn), connect_views(dsn) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        yield connection
 
 
 class _Verifier:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
 from everstate.config import Config
-from everstate.errors import Unavailable
-from everstate.log.lag import LagRow, Position, lag
+from everstate.errors import LogError, Unavailable
+from everstate.log.lag import Lag, LagRow, Position
 from everstate.log.topics import TopicNames
 from everstate.serving.answers import ViewRow
 from everstate.serving.connection import ReadConnection
-
-if TYPE_CHECKING:
-    from everstate.views.project import Project
+from everstate.views.project import Project, kept_always
 
 
 class _Place(NamedTuple):
@@ -46,7 +44,8 @@ class _Registered(NamedTuple):
 def views(config: Config, connection: ReadConnection, project: Project) -> list[ViewRow]:
     """One row a view, those of an entity type together.
 
-    Rows are counted exactly. Lag is ``None`` while the log does not answer. Cost: a count of each
+    Rows are counted exactly. Lag is ``None`` while the log does not answer, or has no such
+    topic. Cost: a count of each
     view, and one request to the log.
     """
     schema = config.views.schema_name
@@ -55,7 +54,7 @@ def views(config: Config, connection: ReadConnection, project: Project) -> list[
     found = []
     for view in _registered(connection, schema, project):
         mine = [place for place in places if place.view_group == view.view_group]
-        lags = behind.get(view.view_group, []) if behind is not None else None
+        lags = behind.get(view.view_group)
         found.append(
             ViewRow(
                 name=view.name,
@@ -79,28 +78,31 @@ def views(config: Config, connection: ReadConnection, project: Project) -> list[
 
 
 def _registered(connection: ReadConnection, schema: str, project: Project) -> list[_Registered]:
-    """Registered views and, of every entity type, the two that need no registration."""
+    """Registered views and, of every entity type, those that need no registration."""
     rows = {view.name: view for view in map(_Registered._make, connection.rows(_views(schema)))}
     for entity in project.entities:
-        for name in (f"{entity}_latest", f"{entity}_history"):
+        for name in (f"{entity}_{kept}" for kept in kept_always(project, entity)):
             rows.setdefault(name, _Registered(name, entity, entity, "live", None, None, None))
     return sorted(rows.values(), key=lambda view: (view.entity, view.name))
 
 
-def _lags(config: Config, places: Iterable[_Place]) -> dict[str, list[LagRow]] | None:
+def _lags(config: Config, places: Iterable[_Place]) -> dict[str, list[LagRow]]:
+    """Lag rows of each view group; a group that the log cannot tell of is left out."""
     names = TopicNames(config.log.prefix)
-    positions = [
-        Position(p.view_group, names.changes(p.entity, p.generation), p.partition, p.next_offset)
-        for p in places
-    ]
-    try:
-        rows = lag(config, positions)
-    except Unavailable:
-        return None
-    by_group: dict[str, list[LagRow]] = defaultdict(list)
-    for row in rows:
-        by_group[row.view_group].append(row)
-    return by_group
+    by_group: dict[str, list[Position]] = defaultdict(list)
+    for p in places:
+        topic = names.changes(p.entity, p.generation)
+        by_group[p.view_group].append(Position(p.view_group, topic, p.partition, p.next_offset))
+    found: dict[str, list[LagRow]] = {}
+    with Lag(config) as measure:
+        for group, positions in by_group.items():
+            try:
+                found[group] = measure.rows(positions)
+            except LogError:
+                continue  # the topic of an entity type that was removed
+            except Unavailable:
+                break
+    return found
 
 
 def _kind(name: str, entity: str, project: Project) -> str:

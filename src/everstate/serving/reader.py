@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from psycopg import sql
 
@@ -17,9 +17,7 @@ from everstate.serving.answers import Entity, Explanation, Place, Version, ViewR
 from everstate.serving.connection import ReadConnection, Row
 from everstate.serving.differences import differences
 from everstate.serving.predicates import Order, Predicate, parse_order, parse_predicate
-
-if TYPE_CHECKING:
-    from everstate.views.project import Project
+from everstate.views.project import Project, kept_always
 
 _COLUMNS = sql.SQL(
     "key, version, kind, state, as_of, occurred_at, recorded_at, change_id, provenance, "
@@ -73,6 +71,8 @@ class Reader:
         given = sum(choice is not None for choice in (at, recorded_at, version))
         if given > 1:
             raise InvalidQuery("give one of at, recorded_at and version.")
+        if given:
+            self._needs_history(entity)
         if at is not None:
             row = self.connection.row(_at(self._schema, entity), (key, _aware(at)))
         elif recorded_at is not None:
@@ -103,6 +103,8 @@ class Reader:
         type. Cost: now, one pass over the entities; at a time, one over their versions.
         """
         kind = self._entity_type(entity)
+        if at is not None:
+            self._needs_history(entity)
         predicates = [w if isinstance(w, Predicate) else parse_predicate(w, kind) for w in where]
         orders = [o if isinstance(o, Order) else parse_order(o, kind) for o in order]
         query, parameters = _list(self._schema, entity, at, predicates, orders)
@@ -116,6 +118,7 @@ class Reader:
         index range.
         """
         kind = self._entity_type(entity)
+        self._needs_history(entity)
         wanted = None if limit is None else limit + 1
         rows = self.connection.rows(_history(self._schema, entity), (key, wanted))
         if not rows:
@@ -134,6 +137,7 @@ class Reader:
         Raises NotFound, saying which versions there are.
         """
         kind = self._entity_type(entity)
+        self._needs_history(entity)
         rows = self.connection.rows(_two_versions(self._schema, entity), (key, version, version))
         if not rows or (version is not None and rows[0][1] != version):
             raise self._not_found(entity, key, None, None, version)
@@ -160,12 +164,16 @@ class Reader:
 
     def rows(self, view: str, *, limit: int | None = 100) -> tuple[tuple[str, ...], Sequence[Row]]:
         """Column names and rows of a view, by its first columns; raises UnknownView."""
-        known = (*self.project.views, *(n for e in self.project.entities for n in _implicit(e)))
+        known = (
+            *self.project.views,
+            *(n for e in self.project.entities for n in self._implicit(e)),
+        )
         if view not in known:
             raise UnknownView(view, known)
-        query = sql.SQL("SELECT * FROM {} ORDER BY 1, 2 LIMIT %s").format(
-            sql.Identifier(self._schema, view)
-        )
+        name = sql.Identifier(self._schema, view)
+        columns, _ = self.connection.table(sql.SQL("SELECT * FROM {} LIMIT 0").format(name), ())
+        order = sql.SQL("1, 2" if len(columns) > 1 else "1")
+        query = sql.SQL("SELECT * FROM {} ORDER BY {} LIMIT %s").format(name, order)
         return self.connection.table(query, (limit,))
 
     def _entity_type(self, name: str) -> EntityType:
@@ -173,6 +181,17 @@ class Reader:
         if name not in known:
             raise UnknownEntity(name, tuple(known))
         return known[name]
+
+    def _needs_history(self, entity: str) -> None:
+        if not self.project.keeps_history(entity):
+            raise InvalidQuery(
+                f"no history is kept of {entity}: it was registered with history=False.",
+                advice="Only its newest version is in the views; the archive has all of them.",
+            )
+
+    def _implicit(self, entity: str) -> tuple[str, ...]:
+        """Views that an entity type has without a declaration."""
+        return entity, *(f"{entity}_{kept}" for kept in kept_always(self.project, entity))
 
     def _not_found(
         self,
@@ -190,7 +209,8 @@ class Reader:
                 f"{name} was deleted by {by} at version {row[1]}, {row[5].isoformat()}.",
                 advice=f"Read it before that: --version {row[1] - 1}." if row[1] > 1 else None,
             )
-        ends = self.connection.row(_ends(self._schema, entity), (key,))
+        kept = self.project.keeps_history(entity)
+        ends = self.connection.row(_ends(self._schema, entity), (key,)) if kept else None
         if ends is None or ends[0] is None:
             near = self.connection.rows(_near(self._schema, entity), (key, key))
             keys = " or ".join(repr(found) for (found,) in near)
@@ -202,11 +222,6 @@ class Reader:
             return NotFound(f"{name} has no version {version}; it has {first} to {last}.")
         when = f" at {moment.isoformat()}" if moment is not None else ""
         return NotFound(f"{name} did not exist{when}; it was first seen {since.isoformat()}.")
-
-
-def _implicit(entity: str) -> tuple[str, ...]:
-    """Views that every entity type has."""
-    return entity, f"{entity}_latest", f"{entity}_history"
 
 
 def _aware(moment: datetime) -> datetime:

@@ -54,7 +54,8 @@ def provenance_text(provenance: Mapping[str, Any]) -> str:
 
 def happening_text(version: Version) -> str:
     """What a version did: the name of its event, else its kind."""
-    if version.event is not None and version.event.get("type"):
+    # A foreign writer may have put anything there.
+    if isinstance(version.event, dict) and version.event.get("type"):
         return str(version.event["type"])
     return version.kind
 

@@ -53,7 +53,7 @@ def check_log(config: Config, entities: Iterable[str], *, complete: bool = True)
             outbox = connection.execute(_OUTBOX, [entity]).fetchall()
             for row in outbox:
                 committed_blocks[row[7]] += 1
-            _check_entity(config, entity, outbox, report, blocks, complete)
+            check_changes(config, entity, outbox, report, blocks, complete)
     for block, members in blocks.items():
         count = committed_blocks[block]
         if sorted(members) != [(index, count) for index in range(1, count + 1)]:
@@ -61,16 +61,22 @@ def check_log(config: Config, entities: Iterable[str], *, complete: bool = True)
     return report
 
 
-def _check_entity(
+def check_changes(
     config: Config,
     entity: str,
-    outbox: list[tuple[Any, ...]],
+    committed: list[tuple[Any, ...]],
     report: LogReport,
     blocks: dict[str, list[tuple[int, int]]],
-    complete: bool,
+    complete: bool = True,
 ) -> None:
+    """Compare one entity type's log with what was committed.
+
+    Rows of ``committed``: change id, entity, key, version, kind, JSON text before and after, and
+    the transaction's id (``None``: the source has none). What came of each transaction is added
+    to ``blocks``.
+    """
     names = TopicNames(config.log.prefix)
-    expected = {row[0]: row for row in outbox}
+    expected = {row[0]: row for row in committed}
     seen: set[str] = set()
     newest: dict[str, tuple[int, bytes]] = {}
     for record in read_topic(config, names.changes(entity)):
@@ -92,8 +98,9 @@ def _check_entity(
         if message["version"] != last + 1:
             report.tell(f"{where}: follows version {last}")
         newest[message["key"]] = (max(last, message["version"]), record.value)
-        block = message["provenance"]["transaction"]
-        blocks[block["id"]].append((block["index"], block["count"]))
+        block = message["provenance"].get("transaction")
+        if block is not None:
+            blocks[block["id"]].append((block["index"], block["count"]))
     missing = [row for change_id, row in expected.items() if change_id not in seen]
     if complete:
         for row in missing:
@@ -117,7 +124,7 @@ def _check_message(
         "version": message["version"],
         "kind": message["kind"],
         "record key": (record.key or b"").decode(),
-        "block": message["provenance"]["transaction"]["id"],
+        "block": (message["provenance"].get("transaction") or {}).get("id"),
         "original": message["originalEntityState"],
         "current": message["currentEntityState"],
     }

@@ -6,7 +6,7 @@ commit by themselves only when it is in autocommit mode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -50,14 +50,23 @@ CREATE TABLE IF NOT EXISTS {s}.dead (
     found_at timestamptz NOT NULL DEFAULT now(), batch bigint, published_at timestamptz,
     UNIQUE (topic, partition, "offset"));
 CREATE INDEX IF NOT EXISTS dead_unpublished ON {s}.dead (id) WHERE published_at IS NULL;
+CREATE TABLE IF NOT EXISTS {s}.identity (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one), views_id uuid NOT NULL);
+INSERT INTO {s}.identity (views_id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
 """
+STOPPED: Final = "stopped"
+LEFT: Final = "left"
 # Number of the advisory lock that keeps two installers apart: "everview" in ASCII.
 _INSTALL_LOCK: Final = 0x6576657276696577
 
 
 @dataclass(frozen=True, slots=True)
 class ViewRow:
-    """A registered view; ``status`` is `live`, `building` or `quarantined` (with a reason)."""
+    """A registered view.
+
+    ``status`` is `live`, `building` (alone, from the first changes), `quarantined` (alone, tried
+    again), `stopped` (with all of the main group, tried again) or `left` (no longer declared).
+    """
 
     name: str
     entity: str
@@ -96,23 +105,6 @@ class Counters:
     def total(self) -> int:
         """Records that were read."""
         return self.applied + self.duplicate + self.held + self.dead
-
-
-@dataclass(frozen=True, slots=True)
-class DeadChange:
-    """A record that could not be read or applied, byte-exact, with its place and reason."""
-
-    id: int
-    topic: str
-    generation: int
-    partition: int
-    offset: int
-    entity: str
-    reason: str
-    raw_key: bytes | None
-    raw_value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    batch: int | None
 
 
 def install(connection: Connection, schema_name: str) -> None:
@@ -172,6 +164,16 @@ def views(connection: Connection, schema_name: str, name: str | None = None) -> 
         "ORDER BY name"
     ).format(sql.Identifier(schema_name, "view"))
     return [ViewRow(*row) for row in connection.execute(query, {"name": name})]
+
+
+def set_group_status(
+    connection: Connection, schema_name: str, view_group: str, status: str, reason: str | None
+) -> None:
+    """Note how the views of a group stand."""
+    query = sql.SQL(
+        "UPDATE {} SET status = %s, reason = %s, changed_at = now() WHERE view_group = %s"
+    ).format(sql.Identifier(schema_name, "view"))
+    connection.execute(query, (status, reason, view_group))
 
 
 def set_verified(
@@ -252,40 +254,3 @@ def check_topic_identity(
             advice="Point log.bootstrap_servers at the old cluster, or keep the views anew in "
             "another schema (views.schema_name).",
         )
-
-
-def unpublished_dead(connection: Connection, schema_name: str, limit: int) -> list[DeadChange]:
-    """Dead changes that no `.dead` topic has yet, oldest first."""
-    query = sql.SQL(
-        'SELECT id, topic, generation, partition, "offset", entity, reason, raw_key, raw_value, '
-        "header_names, header_values, batch FROM {} WHERE published_at IS NULL "
-        "ORDER BY id LIMIT %s"
-    ).format(sql.Identifier(schema_name, "dead"))
-    found = []
-    for row in connection.execute(query, (limit,)):
-        place, names, values, batch = row[:9], row[9], row[10], row[11]
-        headers = tuple(zip(names, values, strict=True))
-        found.append(DeadChange(*(*place, headers, batch)))
-    return found
-
-
-def assign_dead(connection: Connection, schema_name: str, batch: int, ids: Sequence[int]) -> None:
-    """Put dead changes into a numbered batch, before it is published (D4)."""
-    query = sql.SQL("UPDATE {} SET batch = %s WHERE id = ANY(%s)")
-    connection.execute(query.format(sql.Identifier(schema_name, "dead")), (batch, list(ids)))
-
-
-def mark_dead_published(connection: Connection, schema_name: str, batch: int) -> int:
-    """Note that a batch was published; returns how many changes it had."""
-    query = sql.SQL(
-        "UPDATE {} SET published_at = now() WHERE batch = %s AND published_at IS NULL"
-    ).format(sql.Identifier(schema_name, "dead"))
-    return connection.execute(query, (batch,)).rowcount
-
-
-def last_dead_batch(connection: Connection, schema_name: str) -> int:
-    """Highest batch number that was given, 0 before the first."""
-    query = sql.SQL("SELECT coalesce(max(batch), 0) FROM {}")
-    row = connection.execute(query.format(sql.Identifier(schema_name, "dead"))).fetchone()
-    assert row is not None
-    return int(row[0])

@@ -17,6 +17,7 @@ from sqlglot import exp
 from everstate.changes import EntityType
 from everstate.errors import InvalidView
 from everstate.views.definition import ViewDefinition
+from everstate.views.names import names_of_entity, refused_name
 
 DIALECT: Final = "spark"
 IMAGE: Final = "__image__"
@@ -25,8 +26,6 @@ IMAGE: Final = "__image__"
 VIEW_NAME: Final = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 COLUMN_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names without telling."""
-
-RESERVED: Final = frozenset({"position", "view", "topic_identity", "counters", "held", "dead"})
 
 _CLAUSES: Final[dict[str, tuple[str, str]]] = {
     "with_": (
@@ -107,11 +106,13 @@ class Grammar:
         raise InvalidView(self.view, f"{reason}.", advice=advice)
 
     def _read(self, text: str) -> exp.Select:
-        if not VIEW_NAME.match(self.view) or self.view in RESERVED:
+        if not VIEW_NAME.match(self.view):
             self.refuse(
                 "the name cannot be a view's name",
                 f"Use lower case words joined by underscores ({VIEW_NAME.pattern}).",
             )
+        if (reason := refused_name(self.view)) is not None:
+            self.refuse(f"the name cannot be a view's name: {reason}", "Choose another name.")
         if IMAGE in text:
             self.refuse(f"{IMAGE} is a reserved word")
         try:
@@ -156,11 +157,7 @@ class Grammar:
                 f"unknown entity type {name!r}",
                 suggestion(name, entity_types) or "Register it with @app.entity first.",
             )
-        if self.view in (
-            entity_type.name,
-            f"{entity_type.name}_latest",
-            f"{entity_type.name}_history",
-        ):
+        if self.view in names_of_entity(entity_type.name):
             self.refuse("the name is taken by the entity type", "Choose another name.")
         return entity_type, frozenset({table.alias_or_name.lower()})
 

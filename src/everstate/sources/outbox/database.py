@@ -14,7 +14,7 @@ import psycopg
 from psycopg.errors import DeadlockDetected, SerializationFailure
 from psycopg.pq import TransactionStatus
 
-from everstate.errors import Unavailable
+from everstate.errors import InvalidChange, Unavailable
 from everstate.telemetry import without_secret
 
 T = TypeVar("T")
@@ -66,13 +66,15 @@ class Connections:
             self._idle.pop().close()
 
     def _kept(self) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread took the last one
+                return None
             # An idle connection has nothing to say, except that the server is gone.
             if not connection.closed and not select.select([connection], [], [], 0)[0]:
                 return connection
             connection.close()
-        return None
 
 
 def connect(dsn: str, name: str) -> Connection:
@@ -88,16 +90,29 @@ def connect(dsn: str, name: str) -> Connection:
 
 @contextmanager
 def translated(dsn: str, doing: str) -> Iterator[None]:
-    """Turn a lost or refused connection of the block into Unavailable."""
+    """Turn an error of PostgreSQL, not of the statement, into one of ours.
+
+    A lost or refused connection, and a server that is short of something, are Unavailable; what
+    the server will never take (a key longer than an index entry) is InvalidChange.
+    """
     try:
         yield
     except (DeadlockDetected, SerializationFailure):
         raise
     except (psycopg.OperationalError, psycopg.InterfaceError) as cause:
         reason = without_secret(str(cause)).strip().partition("\n")[0]
+        state = cause.sqlstate or ""
+        if state.startswith("54"):
+            raise InvalidChange("store", None, "size", f"{doing}: {reason}") from cause
+        what = "does not answer" if _lost(state) else "refused for now"
         raise Unavailable(
-            f"{doing}: PostgreSQL at {without_secret(dsn)} does not answer ({reason})."
+            f"{doing}: PostgreSQL at {without_secret(dsn)} {what} ({reason})."
         ) from cause
+
+
+def _lost(state: str) -> bool:
+    """Whether an error means that the connection is gone: none of the server's, or a shutdown."""
+    return not state or state.startswith(("08", "57P"))
 
 
 def retried(attempt: Callable[[], T], doing: str, *, in_callers_transaction: bool) -> T:

@@ -42,8 +42,10 @@ class UnreadableRow(Exception):
         super().__init__(f"row {row}: {reason}")
 
 
-def read_file(path: Path, entity_type: EntityType, rows_max: int) -> Iterator[Chunk]:
-    """Chunks of at most ``rows_max`` entities; the form is told by the file's ending.
+def read_file(
+    path: Path, entity_type: EntityType, rows_max: int, first_row: int = 1
+) -> Iterator[Chunk]:
+    """Chunks of at most ``rows_max`` entities from ``first_row`` on; the ending tells the form.
 
     Raises ImportFailed for a file that cannot be read at all, UnreadableRow for a row that is no
     entity of the type. Memory: one chunk.
@@ -54,6 +56,8 @@ def read_file(path: Path, entity_type: EntityType, rows_max: int) -> Iterator[Ch
     chunk = Chunk([], [], 0.0)
     try:
         for row, state, done in reader(path, entity_type):
+            if row < first_row:
+                continue
             chunk.rows.append(row)
             chunk.entities.append(_entity(entity_type, row, state))
             if len(chunk.rows) >= rows_max:

@@ -32,17 +32,19 @@ def import_file(
     path: Path | str,
     *,
     provenance: Provenance,
+    first_row: int = 1,
     on_progress: Callable[[Imported], None] | None = None,
 ) -> Imported:
     """Put every row of a file (jsonl, csv, parquet) into a store, in the file's order.
 
     Each transaction takes 5,000 rows. A row that is no entity, or that the store refuses, ends
-    the import: ImportFailed names it and says how many rows were committed before; none of its
-    own transaction were. Importing a mended file again is harmless: equal states are no changes.
+    the import: ImportFailed names it and the first row that was not committed, with which a
+    mended file goes on. Importing it from the first row again writes nothing for a key that the
+    file has once, and once more each state of a key that it has several times.
     """
-    path, so_far = Path(path), Imported()
+    path, so_far, next_row = Path(path), Imported(), first_row
     try:
-        for chunk in read_file(path, store.entity_type, CHUNK_ROWS):
+        for chunk in read_file(path, store.entity_type, CHUNK_ROWS, first_row):
             recorded_at = datetime.now(UTC)
             rows = _prepared(store, chunk, provenance, recorded_at)
             try:
@@ -57,10 +59,12 @@ def import_file(
                 so_far.unchanged + written.unchanged,
                 chunk.done,
             )
+            if chunk.rows:
+                next_row = chunk.rows[-1] + 1
             if on_progress is not None:
                 on_progress(so_far)
     except UnreadableRow as error:
-        raise ImportFailed(str(path), error.row, error.reason, so_far.rows) from error
+        raise ImportFailed(str(path), error.row, error.reason, so_far.rows, next_row) from error
     except ImportFailed as error:
         raise ImportFailed(error.path, error.row, error.reason, so_far.rows) from error
     return replace(so_far, done=1.0)

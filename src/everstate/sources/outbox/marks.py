@@ -27,9 +27,8 @@ WITH run AS (
     ON CONFLICT (name) DO UPDATE SET batch = excluded.batch, updated_at = now()
 ), published AS (
     INSERT INTO everstate_store.outbox_published AS present (minute, ids)
-    VALUES (date_trunc('minute', now()), (
-        SELECT range_agg(int8range(first, last, '[]')) FROM run
-    ))
+    SELECT date_trunc('minute', now()), range_agg(int8range(first, last, '[]')) FROM run
+    HAVING count(*) > 0
     ON CONFLICT (minute) DO UPDATE SET ids = present.ids + excluded.ids
 )
 SELECT count(*) FROM gone
@@ -91,11 +90,16 @@ ON CONFLICT (xid) DO UPDATE SET reason = excluded.reason
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the log remembers of a batch: whose rows, which, and that they are the same ones."""
+    """What the log remembers of a batch: whose rows, which, and that they are the same ones.
+
+    ``lsn``: the WAL of the server ``system`` was moved up to there; 0: none was read.
+    """
 
     store: str
     runs: list[tuple[int, int]]
     digest: str
+    system: str = ""
+    lsn: int = 0
 
     def encode(self) -> bytes:
         """JSON bytes."""

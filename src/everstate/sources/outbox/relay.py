@@ -6,10 +6,10 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import psycopg
 from prometheus_client import Counter, Gauge
@@ -95,13 +95,15 @@ class Relay:
         self._is_open = False
         self._store_id = ""
         self._batch = 0
+        self._read_to = ("", 0)
+        """System and position up to which the log has the WAL; kept in each batch's note."""
         self._page_rows = config.store.relay_batch_rows
         self._blocked: dict[str, _Wait] = {}
         self._alarmed = False
         self._most: list[int] = []
         """How many transactions the next batches may have, while a refused one is looked for."""
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,7 +134,7 @@ class Relay:
                 if now >= next_trim:
                     self.trim()
                     next_trim = now + _TRIM_EVERY_S
-                wait_s = 0.0 if moved else self._config.store.relay_poll_ms / 1000
+                wait_s = 0.0 if moved else self._idle_s
                 pause_s = _PAUSE_S
             except Unavailable as error:
                 LOGGER.warning("relay waits %.1f s: %s", pause_s, error.message)
@@ -148,26 +150,34 @@ class Relay:
         doing = f"relay {self.name}"
         try:
             with collector_paused(), translated(self._config.store_dsn, doing):
-                database = self._opened()
-                self._retry_blocked(database)
-                while True:
-                    page = read_page(database, self._page_rows)
-                    transactions = sendable(page, self._blocked.keys())
-                    if not transactions:
-                        if not page.is_full:
-                            return 0
-                        self._page_rows *= 2
-                        continue
-                    self._page_rows = self._rows_max(page)
-                    count = prefix(transactions, self._page_rows, _BATCH_BYTES_MAX)
-                    if self._most:
-                        count = min(count, self._most.pop())
-                    moved = self._move(database, transactions[:count])
-                    if moved:
-                        return moved
+                return self._advance(self._opened())
         except Unavailable:
             self.close()
             raise
+
+    @property
+    def _idle_s(self) -> float:
+        """Seconds between two steps while there is nothing to move."""
+        return self._config.store.relay_poll_ms / 1000
+
+    def _advance(self, database: Connection) -> int:
+        """Move one batch of what is pending in the outbox."""
+        self._retry_blocked(database)
+        while True:
+            page = read_page(database, self._page_rows)
+            transactions = sendable(page, self._blocked.keys())
+            if not transactions:
+                if not page.is_full:
+                    return 0
+                self._page_rows *= 2
+                continue
+            self._page_rows = self._rows_max(page)
+            count = prefix(transactions, self._page_rows, _BATCH_BYTES_MAX)
+            if self._most:
+                count = min(count, self._most.pop())
+            moved = self._move(database, transactions[:count])
+            if moved:
+                return moved
 
     def trim(self) -> int:
         """Delete rows published more than ``store.outbox_keep_hours`` ago; says how many."""
@@ -195,18 +205,26 @@ class Relay:
             progress = self._publisher.open(_OPEN_S)
             store_id, batch = marks.newest_batch(database, self.name)
             self._store_id, self._batch = str(store_id), batch
-            if progress is not None and progress.batch > batch:
-                self._batch = progress.batch
-                self._settle(database, progress)
+            self._read_to = ("", 0)
+            if progress is not None:
+                self._remember(database, progress, batch)
             self._blocked.clear()
             self._most.clear()
             marks.unblock(database)
             self._is_open = True
         return database
 
-    def _settle(self, database: Connection, progress: Progress) -> None:
-        """Take the batch off the outbox that the log has and the outbox calls unpublished."""
+    def _remember(self, database: Connection, progress: Progress, batch: int) -> None:
+        """Take over what the log knows of this store's outbox."""
         note = Note.decode(progress.note)
+        if note is not None and note.store == self._store_id:
+            self._read_to = (note.system, note.lsn)
+        if progress.batch > batch:
+            self._batch = progress.batch
+            self._settle(database, progress, note)
+
+    def _settle(self, database: Connection, progress: Progress, note: Note | None) -> None:
+        """Take the batch off the outbox that the log has and the outbox calls unpublished."""
         if note is None or note.store != self._store_id:
             LOGGER.warning(
                 "the log's progress is of another store than this one; everything that the "
@@ -247,30 +265,47 @@ class Relay:
 
     def _move(self, database: Connection, transactions: list[Transaction]) -> int:
         """Publish transactions as one batch and take them off the outbox; 0: it was refused."""
-        ids = [row.id for transaction in transactions for row in transaction.rows]
-        found = runs(ids)
+        found = runs([row.id for transaction in transactions for row in transaction.rows])
         rows = read_rows(database, found)
         try:
-            records = self._composer.compose(transactions, rows)
+            return self._publish(database, transactions, rows)
         except Unsendable as refusal:
             self._block(database, refusal.row, refusal.reason)
-            return 0
-        digest = digest_of(rows[number].change_id for number in sorted(ids))
-        note = Note(self._store_id, found, digest).encode()
-        self._batch += 1
-        try:
-            self._publisher.publish(self._batch, records, note, timeout_s=_PUBLISH_S)
         except RecordRefused as refusal:
             blamed = self._narrow(transactions, rows, refusal)
             if blamed is not None:
                 self._block(database, blamed, refusal.reason)
-            return 0
-        marks.mark(database, self.name, self._batch, found)
+        return 0
+
+    def _publish(
+        self,
+        database: Connection,
+        transactions: Sequence[Transaction],
+        rows: Mapping[int, OutboxRow],
+    ) -> int:
+        """Publish a batch and take it off the outbox; says how many changes it had.
+
+        Rows with an id below zero stand in no outbox. Raises Unsendable and RecordRefused: then
+        nothing of it is in the log.
+        """
+        ids = [row.id for transaction in transactions for row in transaction.rows]
+        stored = sorted(number for number in ids if number > 0)
+        found = runs(stored)
+        records = self._composer.compose(transactions, rows)
+        digest = digest_of(rows[number].change_id for number in stored)
+        note = Note(self._store_id, found, digest, *self._read_to).encode()
+        self._batch += 1
+        self._publisher.publish(self._batch, records, note, timeout_s=_PUBLISH_S)
+        self._mark(database, found, len(stored))
         PUBLISHED.inc(len(ids))
         return len(ids)
 
+    def _mark(self, database: Connection, found: marks.Runs, count: int) -> None:
+        """Take a published batch of ``count`` rows off the outbox."""
+        marks.mark(database, self.name, self._batch, found)
+
     def _narrow(
-        self, transactions: list[Transaction], rows: dict[int, OutboxRow], refusal: RecordRefused
+        self, transactions: list[Transaction], rows: Mapping[int, OutboxRow], refusal: RecordRefused
     ) -> OutboxRow | None:
         """The change to blame, or ``None``: then the next batches are cut to find it.
 

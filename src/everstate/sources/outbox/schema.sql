@@ -1,4 +1,4 @@
--- The store's schema. It runs under one advisory lock, until its last table is there.
+-- The store's schema. It runs under one advisory lock, until its last object is there.
 CREATE SCHEMA IF NOT EXISTS everstate_store;
 
 -- Which store this is: a relay's memory in the log must never be applied to another one.
@@ -67,3 +67,39 @@ CREATE TABLE IF NOT EXISTS everstate_store.relay_blocked (
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT now()
 );
+
+-- Entity types that services may emit (functions.sql), and what their changes are held to.
+CREATE TABLE IF NOT EXISTS everstate_store.registered (
+    entity text COLLATE "C" PRIMARY KEY,
+    schema_version integer NOT NULL,
+    key_field text NOT NULL,
+    required text[] NOT NULL,
+    is_event boolean NOT NULL,
+    message_bytes_max integer NOT NULL
+);
+
+-- The replication slot of each relay that reads one. `spooled`: up to there, what stood in the WAL
+-- only was put into the outbox, because the log did not take all.
+CREATE TABLE IF NOT EXISTS everstate_store.relay_slot (
+    name text PRIMARY KEY,
+    slot text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    spooled pg_lsn NOT NULL DEFAULT '0/0'
+);
+
+-- Messages in the WAL under our prefix that no change can be made of, byte for byte.
+CREATE TABLE IF NOT EXISTS everstate_store.relay_refused (
+    lsn pg_lsn PRIMARY KEY,
+    content bytea NOT NULL,
+    reason text NOT NULL,
+    since timestamptz NOT NULL DEFAULT now()
+);
+
+-- What a relay reads of the WAL. Without wal_level = logical it does nothing (and warns).
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = 'everstate_outbox') THEN
+        CREATE PUBLICATION everstate_outbox FOR TABLE everstate_store.outbox
+            WITH (publish = 'insert');
+    END IF;
+END $$;

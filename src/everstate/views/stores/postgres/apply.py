@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 import psycopg
 import pyarrow as pa
@@ -20,6 +21,7 @@ from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
+from everstate.views.database import connect_views
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.gate import NO_VERSION, GateRow, Ints, Keys, Verdict, judge
 from everstate.views.stores.postgres.group import (
@@ -28,7 +30,7 @@ from everstate.views.stores.postgres.group import (
     RowTable,
     columns_ddl,
 )
-from everstate.views.stores.postgres.held import bury, held_keys, hold, let_go, read_held
+from everstate.views.stores.postgres.held import bury, held_at, held_keys, hold, let_go, read_held
 from everstate.views.stores.postgres.session import Session, session
 from everstate.views.stores.postgres.writes import GATE_STAGE, Batch, prepare_stage, stage_name
 
@@ -38,15 +40,24 @@ RETRIES_MAX: Final = 5
 REFUSED: Final = "refused_by_store"
 _RETRIED: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 # The change's own fault, so that the change can be found by halving the batch.
-_DATA: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+_DATA: Final = (
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
+    pa.ArrowException,
+    # A message that Spark's parser can read and the cutting of its images cannot.
+    msgspec.MsgspecError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
     """What became of a range's records in one view group.
 
-    ``applied`` counts released changes too; ``released`` of them had waited. Of the records,
-    applied - released + duplicate + held + dead were read past the position.
+    ``applied`` counts changes too that had waited, and ``dead`` those of them that the tables
+    refused; ``released`` is how many both were. Of the records, applied - released + duplicate +
+    held + dead were read past the position.
     """
 
     applied: int = 0
@@ -157,6 +168,11 @@ class Applier:
                     ) from None
                 start = position
             except _CoreRefused as refusal:
+                if refusal.offset in poison:
+                    raise ViewStoreError(
+                        f"{self.group.view_group}: offset {refusal.offset:,} is refused again "
+                        f"after it was taken out: {refusal.reason}"
+                    ) from refusal
                 poison[refusal.offset] = f"{REFUSED}: {refusal.reason}"
             except _RETRIED as cause:
                 retries += 1
@@ -170,11 +186,17 @@ class Applier:
         """Changes that the main group's tables refused: they are dead for a view alone too."""
         if self.group.keeps_latest:
             return {}
+        # A change that waits was read before this range, and may be refused when it is let go.
         query = sql.SQL(
             'SELECT "offset", reason FROM {} WHERE topic = %s AND partition = %s '
-            'AND "offset" >= %s AND "offset" < %s AND starts_with(reason, %s)'
-        ).format(sql.Identifier(self.group.schema_name, "dead"))
-        place = (self.group.topic, self.partition, given.start, given.end, REFUSED)
+            'AND ("offset" >= %s AND "offset" < %s OR "offset" IN (SELECT "offset" FROM {} '
+            "WHERE view_group = %s AND generation = %s AND partition = %s)) "
+            "AND starts_with(reason, %s)"
+        ).format(
+            sql.Identifier(self.group.schema_name, "dead"),
+            sql.Identifier(self.group.schema_name, "held"),
+        )
+        place = (self.group.topic, self.partition, given.start, given.end, *self._place, REFUSED)
         return dict(self.session.connection.execute(query, place).fetchall())
 
     def _read_position(self) -> int:
@@ -231,7 +253,7 @@ class Applier:
                 "WHERE view_group = %s AND generation = %s AND partition = %s"
             ).format(self._position)
             try:
-                with psycopg.connect(self.session.dsn) as other:
+                with connect_views(self.session.dsn) as other:
                     row = other.execute(query, self._place).fetchone()
             except psycopg.OperationalError:
                 raise lost from None
@@ -265,6 +287,7 @@ class Applier:
             killed = pc.is_in(changes["offset"], pa.array(list(poison), pa.int64()))
             readable = pc.and_(readable, pc.invert(killed))
         alive = changes.filter(readable)
+        refused = self._bury_refused(poison)
         keys = Keys(alive)
         verdict = self._judge(keys)
         batch = Batch(_going(alive, verdict), verdict.floors)
@@ -281,8 +304,8 @@ class Applier:
             applied=batch.changes.num_rows,
             duplicate=verdict.duplicates,
             held=len(verdict.hold),
-            dead=len(dead) + len(verdict.dead),
-            released=len(verdict.released),
+            dead=len(dead) + len(verdict.dead) + refused,
+            released=len(verdict.released) + refused,
             skipped_below_position=below,
         )
         self._count(applied)
@@ -302,6 +325,15 @@ class Applier:
         mine = waiting & gates.keys()
         held = read_held(self.session, self.group, self.partition, mine) if mine else {}
         return judge(keys, gates, held, self._ids)
+
+    def _bury_refused(self, poison: Mapping[int, str]) -> int:
+        """Bury the changes that wait and that the tables refuse; what comes after them waits."""
+        waiting = held_at(self.session, self.group, self.partition, poison) if poison else []
+        for version, change in waiting:
+            let_go(self.session, self.group, self.partition, [version])
+            reason = poison[change["offset"][0].as_py()]
+            bury(self.session, self.group, self.partition, change, [(0, reason)])
+        return len(waiting)
 
     def _gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
         """Gate rows of the keys whose first version does not follow, or whose time runs back."""
@@ -369,12 +401,12 @@ class Applier:
             if not isinstance(cause, psycopg.errors.ProgramLimitExceeded):
                 raise
             self._refused(write, batch, cause)
-        except (psycopg.Error, pa.ArrowException) as cause:
+        except (psycopg.Error, *_DATA) as cause:
             self._refused(write, batch, cause)
 
     def _refused(self, write: _Write, batch: Batch, cause: Exception) -> None:
         reason, culprit = _reason(cause), None
-        if isinstance(cause, (*_DATA, pa.ArrowException)):
+        if isinstance(cause, _DATA):
             culprit = self._culprit(write, batch)
         if culprit is None and write.core:
             raise ViewStoreError(f"{write.view} cannot be written: {reason}") from cause
@@ -403,7 +435,7 @@ class Applier:
         self.session.connection.execute("ROLLBACK TO SAVEPOINT before_views")
         try:
             write.run(batch)
-        except (*_DATA, pa.ArrowException):
+        except _DATA:
             return True
         return False
 

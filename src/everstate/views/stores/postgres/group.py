@@ -169,10 +169,12 @@ def group_plan(
     """Plan of the main group, or of the view ``alone``, from the views that it keeps.
 
     ``fingerprint`` is that of all views of the entity type (:func:`planned_fingerprint`), also of
-    those which other groups keep: all groups are given the same changes.
+    those which other groups keep: it tells what the numbers of the planned columns stand for.
+    ``history`` tells whether the history is kept: here, or alone as `<entity>_history`.
     """
     entity = entity_type.name
     history_table = physical(f"{entity}_history") if history else None
+    keeps_history = alone in (None, f"{entity}_history")
     rows: list[RowTable] = []
     linears: list[LinearTable] = []
     for view in sorted(views, key=lambda view: view.plan.name):
@@ -192,7 +194,7 @@ def group_plan(
         schema_name=schema_name,
         keeps_latest=alone is None,
         gate_table=physical(f"{entity}_latest") if alone is None else gate_copy(alone),
-        history_table=history_table if alone is None else None,
+        history_table=history_table if keeps_history else None,
         ids_table=history_table,
         rows=tuple(rows),
         linears=tuple(linears),

@@ -39,6 +39,18 @@ def read_held(
     return found
 
 
+def held_at(
+    session: Session, group: GroupPlan, partition: int, offsets: Iterable[int]
+) -> list[tuple[tuple[str, int], pa.Table]]:
+    """Waiting changes that were read at some offsets: key and version, and the planned change."""
+    query = sql.SQL(
+        "SELECT key, version, row FROM {} WHERE " + _PLACE + ' AND "offset" = ANY(%s)'
+    ).format(_table(group))
+    place = (group.view_group, group.generation, partition, list(offsets))
+    rows = session.connection.execute(query, place)
+    return [((key, version), unpacked(row)) for key, version, row in rows]
+
+
 def hold(
     session: Session, group: GroupPlan, partition: int, changes: pa.Table, rows: Sequence[int]
 ) -> None:

@@ -24,8 +24,13 @@ class _Block(msgspec.Struct, gc=False):
     transaction: msgspec.Raw = _NULL
 
 
+class _State(msgspec.Struct, rename="camel", gc=False):
+    current_entity_state: msgspec.Raw = _NULL
+
+
 _cut = msgspec.json.Decoder(_Cut).decode
 _block = msgspec.json.Decoder(_Block).decode
+_state = msgspec.json.Decoder(_State).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,11 @@ def cut(raw_values: Sequence[bytes]) -> Images:
         event.append(None if parts.event is _NULL else _text(parts.event))
         state.append(_text(parts.current_entity_state))
     return Images(_texts(provenance), _texts(transaction), _texts(event), _texts(state))
+
+
+def state_text(raw_value: bytes) -> bytes:
+    """JSON text of the current state in a readable message; whatever stands around it."""
+    return bytes(_state(raw_value).current_entity_state)
 
 
 def _text(raw: msgspec.Raw) -> bytes | None:

@@ -35,11 +35,11 @@ def quarantine(
     group = own_group(entity, view)
     with connection.transaction():
         row = _locked_view(connection, schema_name, view)
-        _set_view(connection, schema_name, view, group, "quarantined", reason)
+        set_view(connection, schema_name, view, group, "quarantined", reason)
         if row == group:
             return group
         main = main_group(entity)
-        _locked_positions(connection, schema_name, main)
+        locked_positions(connection, schema_name, main)
         _make_gate(connection, schema_name, view)
         names = sql.SQL(", ").join(sql.Identifier(name) for name in GATE_COLUMNS)
         connection.execute(
@@ -66,7 +66,7 @@ def quarantine(
                 ).format(sql.Identifier(schema_name, table)),
                 (group, main),
             )
-        _next_epoch(connection, schema_name, main)
+        next_epoch(connection, schema_name, main)
     return group
 
 
@@ -86,7 +86,7 @@ def start_alone(
     group = own_group(entity, view)
     with connection.transaction():
         _locked_view(connection, schema_name, view)
-        _set_view(connection, schema_name, view, group, "building", None)
+        set_view(connection, schema_name, view, group, "building", None)
         _make_gate(connection, schema_name, view)
         control.init_positions(connection, schema_name, group, entity, offsets, generation)
     return group
@@ -102,8 +102,8 @@ def rejoin(connection: Connection, schema_name: str, entity: str, view: str) -> 
     with connection.transaction():
         if _locked_view(connection, schema_name, view) != group:
             return True
-        mine = _locked_positions(connection, schema_name, group)
-        theirs = _locked_positions(connection, schema_name, main)
+        mine = locked_positions(connection, schema_name, group)
+        theirs = locked_positions(connection, schema_name, main)
         # What waits has the row deltas of its own group's views only.
         waiting = _waits(connection, schema_name, group) or _waits(connection, schema_name, main)
         if mine != theirs or waiting:
@@ -118,8 +118,8 @@ def rejoin(connection: Connection, schema_name: str, entity: str, view: str) -> 
         connection.execute(
             sql.SQL("DROP TABLE {}").format(sql.Identifier(schema_name, gate_copy(view)))
         )
-        _set_view(connection, schema_name, view, main, "live", None)
-        _next_epoch(connection, schema_name, main)
+        set_view(connection, schema_name, view, main, "live", None)
+        next_epoch(connection, schema_name, main)
     return True
 
 
@@ -136,12 +136,12 @@ def _locked_view(connection: Connection, schema_name: str, view: str) -> str:
     row = connection.execute(query.format(sql.Identifier(schema_name, "view")), (view,)).fetchone()
     if row is None:
         raise UnknownView(view)
-    if view in (f"{row[1]}_latest", f"{row[1]}_history"):
+    if view == f"{row[1]}_latest":
         raise ViewStoreError(f"{view} belongs to every view of {row[1]} and is never kept alone.")
     return str(row[0])
 
 
-def _set_view(
+def set_view(
     connection: Connection,
     schema_name: str,
     view: str,
@@ -149,6 +149,7 @@ def _set_view(
     status: str,
     reason: str | None,
 ) -> None:
+    """Note a view's group and status."""
     connection.execute(
         sql.SQL(
             "UPDATE {} SET view_group = %s, status = %s, reason = %s, changed_at = now() "
@@ -158,7 +159,7 @@ def _set_view(
     )
 
 
-def _locked_positions(
+def locked_positions(
     connection: Connection, schema_name: str, group: str
 ) -> list[tuple[int, int, int]]:
     """Positions of a group, locked against its tasks until the transaction ends."""
@@ -176,7 +177,8 @@ def _waits(connection: Connection, schema_name: str, group: str) -> bool:
     return connection.execute(query, (group,)).fetchone() is not None
 
 
-def _next_epoch(connection: Connection, schema_name: str, group: str) -> None:
+def next_epoch(connection: Connection, schema_name: str, group: str) -> None:
+    """Move a group's epoch on: plans that were made before change nothing any more."""
     connection.execute(
         sql.SQL("UPDATE {} SET epoch = epoch + 1 WHERE view_group = %s").format(
             sql.Identifier(schema_name, "position")

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
-from everstate.errors import Unavailable
-from everstate.telemetry import without_secret
+from everstate.views.database import connect_views, is_away, unavailable
 
 _SETTINGS: Final = (
     "-c TimeZone=UTC -c DateStyle=ISO -c client_min_messages=warning "
@@ -28,8 +27,8 @@ class Session:
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.connection: psycopg.Connection[Any] = psycopg.connect(
-            dsn, autocommit=True, options=_SETTINGS, application_name="everstate views"
+        self.connection: psycopg.Connection[Any] = connect_views(
+            dsn, options=_SETTINGS, application_name="everstate views"
         )
         self.staged: dict[str, str] = {}
         atexit.register(self.connection.close)
@@ -56,12 +55,9 @@ def session(dsn: str) -> Iterator[Session]:
             found = sessions[dsn] = Session(dsn)
         yield found
     except psycopg.OperationalError as cause:
-        if found is None or _lost(found.connection, cause):
+        if found is None or found.connection.closed or is_away(cause):
             close(dsn)
-            raise Unavailable(
-                f"the views' database does not answer ({without_secret(dsn)}): "
-                f"{str(cause).strip().splitlines()[0]}"
-            ) from cause
+            raise unavailable(dsn, cause) from cause
         raise
     except BaseException:
         if found is not None and found.connection.info.transaction_status != 0:
@@ -75,8 +71,3 @@ def close(dsn: str) -> None:
     found = sessions.pop(dsn, None)
     if found is not None:
         found.close()
-
-
-def _lost(connection: psycopg.Connection[Any], cause: psycopg.Error) -> bool:
-    state = cause.sqlstate or ""
-    return connection.closed or not state or state[:2] in ("08", "57", "53")

@@ -1,0 +1,260 @@
+"""outbox: a service commits 1,000 transactions a second; how soon is each in the log?"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+import time
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.synchronize import Event
+from statistics import quantiles
+from typing import Any
+
+import psycopg
+from pydantic import BaseModel
+
+from bench.report import Reach, Result, result
+from bench.session import Session
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.log.consumer import Consumer
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.outbox import Installation, install_outbox, relay_of
+from everstate.sources.outbox.assemble import Assembler
+from everstate.sources.outbox.replication import ReplicationStream
+from everstate.sources.outbox.schema import PUBLICATION
+
+RATE = 1_000
+WRITERS = 2
+KEYS = 20_000
+ROLLED_BACK = 0.1
+SECONDS = 20
+SECONDS_QUICK = 5
+WARM_S = 3
+PATIENCE_S = 60.0
+_FLOOR_SLOT = "bench_floor"
+
+
+class Account(BaseModel):
+    """What the service keeps."""
+
+    id: str
+    balance: int
+    owner: str
+
+
+ACCOUNT = EntityType("account", Account, "id")
+
+# One call is what a service does in a transaction: read under a lock, write, emit. It stands in
+# the server, so that Python's writers leave the processors to what is measured.
+_SERVICE = """
+CREATE TABLE account (id text PRIMARY KEY, balance integer NOT NULL, owner text NOT NULL);
+CREATE FUNCTION pay(who text, amount integer) RETURNS uuid LANGUAGE plpgsql AS $$
+DECLARE
+    old account; new account; sent record;
+BEGIN
+    SELECT * INTO old FROM account WHERE id = who FOR UPDATE;
+    INSERT INTO account VALUES (who, amount, 'owner of ' || who)
+    ON CONFLICT (id) DO UPDATE SET balance = account.balance + excluded.balance
+    RETURNING * INTO new;
+    SELECT * INTO sent FROM everstate_store.emit('account', who,
+        CASE WHEN old.id IS NOT NULL THEN row_to_json(old) END, row_to_json(new),
+        '{"apiVersion": "v1", "serviceName": "bank", "identifier": "bench"}');
+    RETURN sent.id;
+END $$;
+"""
+_READY = b"ready"
+
+
+def run(session: Session) -> list[Result]:
+    seconds = SECONDS_QUICK if session.quick else SECONDS
+    measured: dict[str, list[tuple[float, float, float]]] = {
+        "floor": [],
+        "replication": [],
+        "polling": [],
+    }
+    for number in range(session.repeat):
+        for way, runs in measured.items():
+            runs.append(_measure(session, way, seconds))
+            p50, p99, rate = runs[-1]
+            session.say(
+                f"[dim]  run {number + 1} {way}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
+                f"{rate:,.0f} transactions/s[/dim]"
+            )
+    rows = [
+        result(
+            "outbox",
+            f"{RATE} transactions/s, {ROLLED_BACK:.0%} rolled back; commit → read from Kafka, "
+            f"relay by {way}, {name}",
+            "ms",
+            [run[at] for run in measured[way]],
+            floors=[run[at] for run in measured["floor"]],
+            floor_is="replication stream → plain producer",
+            reach=Reach(value_max=limit) if way == "replication" else None,
+        )
+        for way in ("replication", "polling")
+        for at, name, limit in ((0, "p50", 50), (1, "p99", 250))
+    ]
+    achieved = [run[2] for run in measured["replication"]]
+    reach = Reach(value_min=0.98 * RATE * (1 - ROLLED_BACK))
+    return [
+        *rows,
+        result("outbox", "committed and in the log, by replication", "changes/s", achieved,
+               reach=reach),
+    ]  # fmt: skip
+
+
+def _measure(session: Session, way: str, seconds: int) -> tuple[float, float, float]:
+    """Milliseconds at the middle and at the 99th of a hundred, and changes a second."""
+    config = _prepared(session, way)
+    spawn = multiprocessing.get_context("spawn")
+    stop = spawn.Event()
+    target = _bare if way == "floor" else _relay
+    mover = spawn.Process(target=target, args=(config, stop), daemon=True)
+    mover.start()
+    arrivals: dict[str, float] = {}
+    reading = threading.Thread(target=_read, args=(config, arrivals, stop), daemon=True)
+    reading.start()
+    try:
+        time.sleep(WARM_S)
+        commits, spent_s = _write(config, WARM_S + seconds)
+        deadline = time.monotonic() + PATIENCE_S
+        while len(arrivals) < len(commits):
+            assert time.monotonic() < deadline, f"{len(commits) - len(arrivals)} never came"
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        mover.join(30)
+        reading.join(30)
+    assert arrivals.keys() == commits.keys()
+    _forget(config)
+    session.drop(config)
+    began = min(commits.values()) + WARM_S
+    times = [arrivals[i] - at for i, at in commits.items() if at >= began]
+    cuts = quantiles(times, n=100)
+    return 1000 * cuts[49], 1000 * cuts[98], len(commits) / spent_s
+
+
+def _prepared(session: Session, way: str) -> Config:
+    config = session.fresh()
+    relay = "polling" if way == "polling" else "replication"
+    store = config.store.model_copy(update={"relay": relay})
+    config = config.model_copy(update={"store": store})
+    with Topics(config) as topics:
+        topics.ensure([ACCOUNT.name])
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        install_outbox(connection, Installation(entity_types=[ACCOUNT]))
+        connection.execute(_SERVICE)
+        if way == "floor":
+            make = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
+            connection.execute(make, [_FLOOR_SLOT])
+    return config
+
+
+def _forget(config: Config) -> None:
+    """Drop the slots of this database: they would keep it, and the WAL."""
+    query = (
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        " WHERE database = current_database() AND active_pid IS NULL"
+    )
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        deadline = time.monotonic() + PATIENCE_S
+        while connection.execute(
+            "SELECT FROM pg_replication_slots WHERE database = current_database()"
+        ).fetchall():
+            assert time.monotonic() < deadline
+            connection.execute(query)
+            time.sleep(0.1)
+
+
+def _relay(config: Config, stop: Event) -> None:
+    done = threading.Event()
+
+    def watch() -> None:
+        stop.wait()
+        done.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    with relay_of(config, [ACCOUNT]) as relay:
+        relay.run(done)
+
+
+def _bare(config: Config, stop: Event) -> None:
+    """The floor: what the WAL brings is produced, without transactions, states or marks."""
+    topic = TopicNames(config.log.prefix).changes(ACCOUNT.name)
+    stream, assembler = ReplicationStream(config.store_dsn, "floor"), Assembler()
+    assert stream.start(_FLOOR_SLOT, PUBLICATION)
+    with Producer(config) as producer:
+        while not stop.is_set():
+            end = 0
+            for payload in stream.take(0.1, 10_000):
+                streamed = assembler.feed(payload)
+                if streamed is None:
+                    continue
+                for row in streamed.rows.values():
+                    value = (row.after or "").encode()
+                    headers = [("ce_id", str(row.change_id).encode())]
+                    producer.send_raw(topic, row.key.encode(), value, headers)
+                end = streamed.end_lsn
+            producer.flush()
+            stream.confirm(end)
+    stream.close()
+
+
+def _read(config: Config, arrivals: dict[str, float], stop: Event) -> None:
+    topic = TopicNames(config.log.prefix).changes(ACCOUNT.name)
+    with Consumer(config, client_id="bench-outbox", read_ahead=False) as consumer:
+        for record in consumer.tail([topic], from_end=False, idle_s=2.0):
+            now = time.time()
+            arrivals[(dict(record.headers)["ce_id"] or b"").decode()] = now
+            if stop.is_set():
+                return
+
+
+def _write(config: Config, seconds: int) -> tuple[dict[str, float], float]:
+    """Change id → the moment right before its COMMIT; and the seconds that all took."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes, writers = [], []
+    for number in range(WRITERS):
+        ours, theirs = spawn.Pipe()
+        writer = spawn.Process(
+            target=_writer, args=(config.store_dsn, number, seconds, theirs), daemon=True
+        )
+        writer.start()
+        pipes.append(ours)
+        writers.append(writer)
+    for pipe in pipes:
+        assert pipe.recv() == _READY
+    began = time.monotonic()
+    for pipe in pipes:
+        pipe.send(_READY)
+    commits: dict[str, float] = {}
+    for pipe in pipes:
+        commits.update(pipe.recv())
+    spent_s = time.monotonic() - began
+    for writer in writers:
+        writer.join(30)
+    return commits, spent_s
+
+
+def _writer(dsn: str, number: int, seconds: int, pipe: Pipe[Any, Any]) -> None:
+    rng, commits = random.Random(number), {}
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        pipe.send(_READY)
+        pipe.recv()
+        began = time.perf_counter()
+        for turn in range(RATE // WRITERS * seconds):
+            time.sleep(max(0.0, began + turn * WRITERS / RATE - time.perf_counter()))
+            # Each writer has keys of its own, so that none waits for another.
+            who = f"a-{rng.randrange(KEYS) * WRITERS + number}"
+            connection.execute("BEGIN")
+            row = connection.execute("SELECT pay(%s, %s)", [who, turn + 1]).fetchone()
+            if rng.random() < ROLLED_BACK:
+                connection.execute("ROLLBACK")
+                continue
+            assert row is not None
+            commits[str(row[0])] = time.time()
+            connection.execute("COMMIT")
+    pipe.send(commits)

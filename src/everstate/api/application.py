@@ -1,0 +1,116 @@
+"""The HTTP application of a project: its entity types' routes, health, OpenAPI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+import everstate
+from everstate.api.commands import open_commands
+from everstate.api.health import Health, health_router
+from everstate.api.latest import Latest
+from everstate.api.problems import handle_errors
+from everstate.api.stores import close_stores, open_stores
+from everstate.app import App
+from everstate.config import Config
+from everstate.errors import EverstateError
+from everstate.sources.commands.router import router as command_router
+from everstate.sources.crud.asgi import Desk
+from everstate.sources.crud.event_router import event_router
+from everstate.sources.crud.events import EventLog
+from everstate.sources.crud.openapi import Schemas
+from everstate.sources.crud.provenance import Callers
+from everstate.sources.crud.resource import Resource
+from everstate.sources.crud.router import entity_router
+from everstate.sources.crud.store import Store
+
+
+def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = None) -> FastAPI:
+    """The ASGI application; it opens its stores and the log, and closes them when it ends.
+
+    ``stores`` are the caller's own, by entity type, and stay open. Raises Unavailable when a
+    server does not answer.
+    """
+    opened = open_stores(config, app) if stores is None else {}
+    used = opened if stores is None else stores
+    events = app.entities_from("log")
+    log, latest = EventLog(config, events), Latest(config, app)
+    try:
+        client = open_commands(config, app)
+    except EverstateError:
+        close_stores(opened)
+        raise
+    desk = Desk(
+        Callers(config.api),
+        body_bytes_max=config.log.message_bytes_max,
+        threads=config.api.threads,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            if events:
+                await desk.work(log.open)
+            yield
+        finally:
+            await desk.work(log.close)
+            if client is not None:
+                await desk.work(client.close)
+            latest.close()
+            close_stores(opened)
+
+    api = FastAPI(
+        title=app.name,
+        version=everstate.__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    handle_errors(api)
+    schemas = Schemas([*(store.entity_type for store in used.values()), *events])
+    api.include_router(health_router(Health(used, log if events else None), desk))
+    if client is not None:
+        api.include_router(command_router(app, client, desk.provenance_of))
+    for store in used.values():
+        resource = Resource(store, page_max=config.api.page_max)
+        api.include_router(entity_router(resource, desk, schemas))
+    for entity_type in events:
+        api.include_router(event_router(entity_type, log, desk, schemas, latest.find))
+    _describe(api, schemas, secured=not desk.callers.local)
+    return api
+
+
+def _describe(api: FastAPI, schemas: Schemas, *, secured: bool) -> None:
+    """Make `/openapi.json` out of the routes and our own schemas."""
+    described: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not described:
+            made = get_openapi(
+                title=api.title, version=api.version, routes=api.routes, description=_WHAT
+            )
+            components = made.setdefault("components", {})
+            found = {**components.get("schemas", {}), **schemas.components}
+            components["schemas"] = dict(sorted(found.items()))
+            if secured:
+                components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+                _secure(made["paths"])
+            described.update(made)
+        return described
+
+    api.openapi = openapi  # type: ignore[method-assign]
+
+
+def _secure(paths: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
+    for path, operations in paths.items():
+        if path.startswith("/v1/"):
+            for operation in operations.values():
+                operation["security"] = [{"token": []}]
+
+
+_WHAT = "Every write is one change in the log: who made it, the whole entity after and before."

@@ -1,0 +1,137 @@
+"""`everstate outbox`: the outbox in a service's own database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from everstate.cli.console import (
+    AppOption,
+    JsonOption,
+    config_of,
+    load_app,
+    out,
+    print_json,
+    table,
+)
+from everstate.config import Config
+from everstate.local import connect as connect_stack
+from everstate.sources.outbox import (
+    Installation,
+    drop_slot,
+    install_outbox,
+    read_registered,
+    read_slot,
+    read_status,
+)
+from everstate.sources.outbox.database import Connection, connect, translated
+
+outbox = typer.Typer(no_args_is_help=True, help="The outbox in a service's own database.")
+
+DsnArgument = Annotated[
+    str | None, typer.Argument(help="libpq connection string; default: store.dsn.")
+]
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verbs."""
+    cli.add_typer(outbox, name="outbox")
+
+
+@outbox.command("install")
+def install(
+    context: typer.Context,
+    dsn: DsnArgument = None,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Login role of a service; may emit.")
+    ] = None,
+    relay_role: Annotated[
+        list[str] | None, typer.Option("--relay-role", help="Login role that runs the relay.")
+    ] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", help="Entity type of facts that stand in no table (emit_event)."),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--print", help="Show the SQL only; nothing is changed.")
+    ] = False,
+    app: AppOption = None,
+) -> None:
+    """Make the outbox and its roles in a database; what is there stays, so it may be repeated.
+
+    Every entity type of the app may be emitted afterwards, by whoever was named with --role.
+    """
+    config = config_of(context)
+    types = load_app(app, config).entities
+    wanted = Installation(
+        entity_types=types.values(),
+        events=[load_app(app, config).entity_type(name).name for name in event or ()],
+        roles=role or (),
+        relay_roles=relay_role or (),
+        message_bytes_max=config.log.message_bytes_max,
+    )
+    if show:
+        sys.stdout.write(wanted.script())
+        return
+    with _database(config, dsn) as database:
+        install_outbox(database, wanted)
+    out.print(f"installed; may be emitted: {', '.join(types)}", highlight=False)
+
+
+@outbox.command("status")
+def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = False) -> None:
+    """Show what may be emitted, what is not yet in the log, and the WAL held for the relay."""
+    with _database(config_of(context), dsn) as database:
+        registered = read_registered(database)
+        moved, slot = read_status(database), read_slot(database)
+    if json:
+        print_json({"registered": registered, "outbox": moved, "slot": slot})
+        return
+    table(
+        ("entity", "schema version", "kind"),
+        [(r.entity, r.schema_version, "facts" if r.is_event else "changes") for r in registered],
+    )
+    table(
+        ("newest batch", "oldest unpublished s", "blocked", "slot", "state", "WAL held MiB"),
+        [
+            (
+                moved.batch,
+                moved.oldest_unpublished_s,
+                len(moved.blocked),
+                slot.slot,
+                slot.state,
+                slot.held_bytes / 2**20,
+            )
+        ],
+    )
+    if moved.blocked:
+        table(
+            ("blocked because of", "key", "version", "reason"),
+            [(each.entity, each.key, each.version, each.reason) for each in moved.blocked],
+        )
+
+
+@outbox.command("drop-slot")
+def drop(context: typer.Context, dsn: DsnArgument = None) -> None:
+    """Drop the relay's replication slot, so that no WAL is held; stop the relay first.
+
+    Changes stay in the outbox and are published later; facts that stand in the WAL only, and
+    were not yet read, are lost.
+    """
+    with _database(config_of(context), dsn) as database:
+        dropped = drop_slot(database)
+    out.print("dropped" if dropped else "there is no slot", highlight=False)
+
+
+@contextmanager
+def _database(config: Config, dsn: str | None) -> Iterator[Connection]:
+    address = dsn or connect_stack(config).store_dsn
+    with (
+        translated(address, "the outbox"),
+        connect(address, "everstate-outbox") as database,
+    ):
+        yield database

@@ -1,0 +1,85 @@
+"""The pipeline: archive, views, captures, proofs."""
+
+from __future__ import annotations
+
+from everstate.errors.base import EverstateError
+
+
+class PositionMoved(EverstateError):
+    """Another attempt committed this range first; this attempt changed nothing (C11)."""
+
+    retryable = True
+
+
+class ArchiveError(EverstateError):
+    """The archive cannot be read or written."""
+
+
+class ArchiveFull(ArchiveError):
+    """There is no room for the archive; nothing was committed, and work goes on when there is."""
+
+    retryable = True
+
+
+class PipelineError(EverstateError):
+    """Spark could not do what was asked; the message has its reason in one line."""
+
+
+class SparkLost(PipelineError):
+    """The JVM of Spark is gone: a session does not come back, its process has to start again."""
+
+
+class LocalStateError(EverstateError):
+    """A local copy of states cannot be written, or cannot be made again from the log (C10)."""
+
+    exit_code = 9
+
+
+class CaptureFailed(EverstateError):
+    """Connect, Debezium or the captured database refused; the message has its reason."""
+
+    exit_code = 10
+
+
+class VerificationFailed(EverstateError):
+    """A proof did not hold; the report has the rows."""
+
+    exit_code = 8
+
+
+class ViewFailed(EverstateError):
+    """One view of a group cannot take a change; the others can, without it.
+
+    ``offset`` and ``key`` name the change when it could be told, else they are ``None``.
+    """
+
+    def __init__(
+        self, view: str, reason: str, *, offset: int | None = None, key: str | None = None
+    ) -> None:
+        self.view, self.reason, self.offset, self.key = view, reason, offset, key
+        where = "" if offset is None else f" at offset {offset:,} (key {key!r})"
+        super().__init__(f"view {view} failed{where}: {reason}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross process borders whole: Spark pickles what a task raises."""
+        return _view_failed, (self.view, self.reason, self.offset, self.key)
+
+
+def _view_failed(view: str, reason: str, offset: int | None, key: str | None) -> ViewFailed:
+    return ViewFailed(view, reason, offset=offset, key=key)
+
+
+class HeldOverflow(EverstateError):
+    """More changes wait behind version gaps than may be held; the group stops, nothing is lost."""
+
+    def __init__(self, view_group: str, held: int, limit: int) -> None:
+        self.view_group, self.held, self.limit = view_group, held, limit
+        super().__init__(
+            f"{view_group}: {held:,} changes wait behind version gaps, "
+            f"and pipeline.held_max is {limit:,}.",
+            advice="Look for the lost versions (everstate archive verify), or raise the limit.",
+        )
+
+
+class ViewStoreError(EverstateError):
+    """The tables that all views of an entity type need cannot be written; nothing was changed."""

@@ -1,0 +1,40 @@
+"""Servers and processes: away, fenced, or ended."""
+
+from __future__ import annotations
+
+from everstate.errors.base import EverstateError
+
+
+class Unavailable(EverstateError):
+    """A server does not answer now; work goes on by itself when it is back."""
+
+    retryable = True
+    exit_code = 6
+    http_status = 503
+
+
+class SourceError(EverstateError):
+    """A source of truth refused a request for a reason that waiting does not mend."""
+
+
+class LocalStackError(EverstateError):
+    """A server of the local stack did not start, or stopped; names its log file."""
+
+    exit_code = 6
+
+
+class Fenced(EverstateError):
+    """Another process took over this role; this one must stop."""
+
+    exit_code = 7
+
+
+class RoleEnded(EverstateError):
+    """A role of `everstate run` ended for a reason that starting it again does not mend.
+
+    ``code`` is the role's exit code, and that of `everstate run`.
+    """
+
+    def __init__(self, role: str, code: int, said: str, log: str) -> None:
+        self.role, self.code, self.exit_code = role, code, code
+        super().__init__(f"{role} ended: {said}", advice=f"Its log is {log}.")

@@ -1,0 +1,164 @@
+"""Kafka Connect with Debezium as a server of the stack: one distributed worker, loopback only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from everstate.config import Config
+from everstate.local.artifacts import (
+    Artifact,
+    cache_dir,
+    cached,
+    connect_artifacts,
+    debezium_artifacts,
+    kafka_artifacts,
+)
+from everstate.local.files import unpacked, write_private
+from everstate.local.jvm import java_home
+from everstate.local.server import Launch, Ports
+
+_PROBE_S = 2.0
+_SECURITY = ("security.", "sasl.", "ssl.")
+
+_PROPERTIES = """\
+bootstrap.servers={brokers}
+group.id={prefix}.connect
+listeners=http://127.0.0.1:{client}
+rest.advertised.host.name=127.0.0.1
+rest.advertised.port={client}
+admin.listeners=
+key.converter=org.apache.kafka.connect.json.JsonConverter
+key.converter.schemas.enable=false
+value.converter=org.apache.kafka.connect.json.JsonConverter
+value.converter.schemas.enable=false
+config.storage.topic={prefix}.connect.configs
+offset.storage.topic={prefix}.connect.offsets
+status.storage.topic={prefix}.connect.status
+config.storage.replication.factor={replication}
+offset.storage.replication.factor={replication}
+status.storage.replication.factor={replication}
+offset.storage.partitions=1
+status.storage.partitions=1
+offset.flush.interval.ms=1000
+scheduled.rebalance.max.delay.ms=0
+plugin.path={plugins}
+plugin.discovery=SERVICE_LOAD
+config.providers=file
+config.providers.file.class=org.apache.kafka.common.config.provider.FileConfigProvider
+config.providers.file.param.allowed.paths={secrets}
+producer.compression.type=lz4
+"""
+
+_LOGGING = """\
+status = WARN
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
+rootLogger.level = WARN
+rootLogger.appenderRef.out.ref = out
+# A topic that is made a moment later is no news.
+logger.network.name = org.apache.kafka.clients.NetworkClient
+logger.network.level = ERROR
+"""
+
+
+class ConnectServer:
+    """A worker on 127.0.0.1 that keeps its connectors, offsets and states in the log's cluster."""
+
+    name: str = "connect"
+    port_names: tuple[str, ...] = ("client",)
+    stop_signal: signal.Signals = signal.SIGTERM
+
+    def __init__(self, config: Config, brokers: Callable[[], str]) -> None:
+        """``brokers`` tells the log's addresses once they are known."""
+        self._config, self._brokers = config, brokers
+        self._folder = config.project.data_dir / "connect"
+        self._properties = self._folder / "connect.properties"
+        self._plugins = debezium_artifacts()
+        jars = (*kafka_artifacts(), *connect_artifacts())
+        self._jars = tuple(dict.fromkeys(jars))
+        self.artifacts: tuple[Artifact, ...] = (*self._jars, *self._plugins)
+        self.marker = str(self._properties)
+
+    def prepare(self, ports: Ports) -> Launch:
+        """Unpack the plugins once per user and write the worker's settings."""
+        secrets = secrets_dir(self._config)
+        secrets.mkdir(parents=True, exist_ok=True)
+        secrets.chmod(0o700)
+        text = _PROPERTIES.format(
+            brokers=self._brokers(),
+            prefix=self._config.log.prefix,
+            replication=self._config.log.replication,
+            plugins=self._unpack(),
+            secrets=secrets,
+            **ports,
+        )
+        options = "".join(f"{line}\n" for line in self._options())
+        write_private(self._properties, text + options)
+        logging = self._folder / "log4j2.properties"
+        logging.write_text(_LOGGING, "utf-8")
+        java = java_home(self._config) / "bin" / "java"
+        jars = (str(cached(self._config, artifact)) for artifact in self._jars)
+        argv = (
+            str(java),
+            f"-Xmx{self._config.capture.connect_heap_mb}m",
+            "-XX:+ExitOnOutOfMemoryError",
+            "-XX:+UseSerialGC",
+            f"-Dlog4j2.configurationFile={logging}",
+            "org.apache.kafka.connect.cli.ConnectDistributed",
+            self.marker,
+        )
+        return Launch(argv, {**os.environ, "CLASSPATH": os.pathsep.join(jars)}, self._folder)
+
+    def probe(self, ports: Ports) -> None:
+        """Ask for the worker's version and health; OSError while it does not serve requests."""
+        for path in ("/", "/connectors"):
+            url = f"{self.address(ports)}{path}"
+            try:
+                with urllib.request.urlopen(url, timeout=_PROBE_S) as answer:
+                    json.load(answer)
+            except (urllib.error.HTTPError, ValueError) as cause:
+                raise ConnectionError(f"{url}: {cause}") from cause
+
+    def settle(self, ports: Ports) -> None:
+        """Nothing: a worker that answers is ready."""
+
+    @staticmethod
+    def address(ports: Ports) -> str:
+        """The REST address."""
+        return f"http://127.0.0.1:{ports['client']}"
+
+    def _options(self) -> list[str]:
+        lines = []
+        for name, value in self._config.capture.worker_options.items():
+            lines.append(f"{name}={value}")
+            if name.startswith(_SECURITY):
+                lines += [f"{part}.{name}={value}" for part in ("producer", "consumer", "admin")]
+        return lines
+
+    def _unpack(self) -> Path:
+        """The folder of the plugins, one folder in it for each connector."""
+        content = "".join(plugin.sha256 for plugin in self._plugins)
+        name = hashlib.sha256(content.encode()).hexdigest()[:16]
+
+        def unpack(folder: Path) -> None:
+            for plugin in self._plugins:
+                with tarfile.open(cached(self._config, plugin), mode="r:gz") as tar:
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                    tar.extractall(folder)
+
+        return unpacked(cache_dir(self._config) / "debezium" / name, unpack)
+
+
+def secrets_dir(config: Config) -> Path:
+    """Where the local worker looks passwords up; nobody else may read it."""
+    return config.project.data_dir / "connect" / "secrets"

@@ -1,0 +1,37 @@
+"""Files of servers: archives unpacked once per user, and files that nobody else may read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
+    """``home``, which ``unpack`` fills when it is not there; two processes may do so at once."""
+    if home.exists():
+        return home
+    home.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=home.parent))
+    try:
+        unpack(folder)
+        folder.chmod(0o755)
+        try:
+            os.rename(folder, home)
+        except OSError:
+            # Another process may have been faster; its copy is as good.
+            if not home.exists():
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return home
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file with a secret in it, mode 0600, whole or not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    os.replace(part, path)

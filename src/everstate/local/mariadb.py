@@ -1,0 +1,177 @@
+"""MariaDB as a server of the stack, to capture from: a password, loopback only, row binlog."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import zipfile
+from pathlib import Path
+
+from everstate.config import Config
+from everstate.errors import LocalStackError
+from everstate.local import unprivileged
+from everstate.local.artifacts import Artifact, cache_dir, cached, mariadb_artifact
+from everstate.local.files import unpacked, write_private
+from everstate.local.server import Launch, Ports
+
+_USER = "everstate"
+_DATABASE = "everstate"
+_PROBE_S = 2.0
+_PROTOCOL = 10
+_KEPT = ("/bin/", "/scripts/", "/share/", "/libs/")
+_DROPPED = (".jar", ".a")
+
+_SETTINGS = """\
+[mariadbd]
+bind-address=127.0.0.1
+skip-name-resolve=1
+port={port}
+socket=
+pid-file={folder}/mariadb.pid
+basedir={home}
+datadir={data}
+tmpdir={folder}/tmp
+lc-messages-dir={home}/share
+character-sets-dir={home}/share/charsets
+plugin-dir={home}/libs
+init-file={folder}/users.sql
+server-id=1
+log-bin=binlog
+binlog-format=ROW
+binlog-row-image=FULL
+binlog-row-metadata=FULL
+gtid-strict-mode=ON
+binlog-expire-logs-seconds=604800
+default-time-zone=+00:00
+character-set-server=utf8mb4
+collation-server=utf8mb4_bin
+innodb-buffer-pool-size=64M
+innodb-flush-log-at-trx-commit={commit}
+sync-binlog={sync}
+# The stack asks by opening a connection, which would count as an error of the host.
+max-connect-errors=4294967295
+log-warnings=1
+"""
+
+_USERS = """\
+CREATE DATABASE IF NOT EXISTS {database};
+CREATE USER IF NOT EXISTS '{user}'@'127.0.0.1' IDENTIFIED BY '{password}';
+GRANT ALL PRIVILEGES ON *.* TO '{user}'@'127.0.0.1' WITH GRANT OPTION;
+ALTER USER 'root'@'localhost' ACCOUNT LOCK;
+DELETE FROM mysql.global_priv WHERE User = '';
+FLUSH PRIVILEGES;
+"""
+
+
+class MariaDbServer:
+    """A server on 127.0.0.1 with the database ``everstate`` and a user of that name."""
+
+    name: str = "mariadb"
+    port_names: tuple[str, ...] = ("client",)
+    stop_signal: signal.Signals = signal.SIGTERM
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._folder = config.project.data_dir / "mariadb"
+        self._data = self._folder / "data"
+        self._password = self._folder / "password"
+        self._settings = self._folder / "my.cnf"
+        self.artifacts: tuple[Artifact, ...] = (mariadb_artifact(),)
+        self.marker = f"--defaults-file={self._settings}"
+
+    def prepare(self, ports: Ports) -> Launch:
+        """Unpack the binaries once per user, make the data folder once, write the settings."""
+        home = self._unpack()
+        (self._folder / "tmp").mkdir(parents=True, exist_ok=True)
+        self._write_secrets()
+        fsync = self._config.local.fsync
+        self._settings.write_text(
+            _SETTINGS.format(
+                port=ports["client"],
+                folder=self._folder,
+                home=home,
+                data=self._data,
+                commit=1 if fsync else 0,
+                sync=1 if fsync else 0,
+            ),
+            "utf-8",
+        )
+        env = {**os.environ, "TZ": "UTC"}
+        if not (self._data / "mysql").exists():
+            self._install(home, env)
+        unprivileged.prefix(self._folder / "tmp")
+        argv = (*unprivileged.prefix(self._data), str(home / "bin" / "mariadbd"), self.marker)
+        return Launch(argv, env, self._folder)
+
+    def probe(self, ports: Ports) -> None:
+        """Read the server's greeting; raises OSError while there is none."""
+        address = ("127.0.0.1", ports["client"])
+        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+            greeting = connection.recv(5)
+        if len(greeting) < 5 or greeting[4] != _PROTOCOL:
+            raise ConnectionError("MariaDB does not take connections yet")
+
+    def settle(self, ports: Ports) -> None:
+        """Nothing: users and database are made before it takes connections."""
+
+    def dsn(self, ports: Ports) -> str:
+        """The connection URL, with the password in it: not for logs."""
+        password = self._password.read_text("utf-8").strip()
+        return f"mysql://{_USER}:{password}@127.0.0.1:{ports['client']}/{_DATABASE}"
+
+    def _write_secrets(self) -> None:
+        """Make the password once, and the statements that the server reads at its start."""
+        if not self._password.exists():
+            write_private(self._password, secrets.token_urlsafe(24) + "\n")
+        password = self._password.read_text("utf-8").strip()
+        users = _USERS.format(database=_DATABASE, user=_USER, password=password)
+        write_private(self._folder / "users.sql", users)
+
+    def _install(self, home: Path, env: dict[str, str]) -> None:
+        """Make the data folder beside its place, so that a kill in between leaves no half one."""
+        new = self._folder / "data.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        command = (
+            *unprivileged.prefix(new),
+            str(home / "scripts" / "mariadb-install-db"),
+            "--no-defaults",
+            f"--basedir={home}",
+            f"--datadir={new}",
+            f"--tmpdir={self._folder / 'tmp'}",
+            f"--lc-messages-dir={home / 'share'}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        )
+        done = subprocess.run(
+            command, env=env, cwd=self._folder, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise LocalStackError(
+                f"MariaDB's data folder cannot be made: {(done.stdout + done.stderr).strip()}",
+                advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
+            )
+        os.rename(new, self._data)
+
+    def _unpack(self) -> Path:
+        """The folder of the binaries in the cache."""
+        artifact = self.artifacts[0]
+
+        def unpack(folder: Path) -> None:
+            with zipfile.ZipFile(cached(self._config, artifact)) as jar:
+                for member in jar.infolist():
+                    kept = next((part for part in _KEPT if part in member.filename), None)
+                    if kept is None or member.is_dir() or member.filename.endswith(_DROPPED):
+                        continue
+                    target = folder / (kept[1:] + member.filename.partition(kept)[2])
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with jar.open(member) as packed, open(target, "wb") as file:
+                        shutil.copyfileobj(packed, file)
+                    if kept in ("/bin/", "/scripts/"):
+                        target.chmod(0o755)
+
+        return unpacked(cache_dir(self._config) / "mariadb" / artifact.sha256[:16], unpack)

@@ -1,0 +1,326 @@
+"""Consume, process, produce: one Kafka transaction a batch, fenced in groups (KIP-447)."""
+
+# librdkafka's own error codes are public, and spelled with a leading underscore.
+# ruff: noqa: SLF001
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import confluent_kafka
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from everstate.config import Config
+from everstate.errors import EverstateError, Fenced, LogError, Unavailable
+from everstate.log.client import member_settings
+from everstate.log.outcome import OFFSET_GONE, is_transport, translate, translated
+from everstate.log.producer import Producer
+
+log = logging.getLogger("everstate.log")
+
+_PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_OPEN_S: Final = 30.0
+_ABORT_S: Final = 5.0
+_COMMITTED_S: Final = 5.0
+_REPLACED: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL})
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+Incoming: TypeAlias = Message
+"""A record as the driver has it: ``key()``, ``value()``, ``headers()``, ``partition()``, …"""
+
+Send = Callable[..., None]
+"""``send(topic, key, value, headers, partition, timestamp_ms)``; see ``Producer.send_raw``."""
+
+
+class PartitionsMoved(Exception):
+    """Partitions were taken away while they were being opened; what was read is for nothing."""
+
+
+class Work(Protocol):
+    """What is done with the records of partitions that this process owns.
+
+    One thread calls it. Between ``handle`` and ``settle`` a transaction is open: what ``handle``
+    found counts only when ``settle`` is called. ``shut`` without ``settle`` takes it back.
+    """
+
+    def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
+        """Get ready for a partition; the group's offset in, the offset to begin at out.
+
+        ``alive`` is to be called every second or so; it raises PartitionsMoved.
+        """
+
+    def shut(self) -> None:
+        """Give up all partitions and whatever is not settled."""
+
+    def handle(self, batch: Sequence[Incoming], send: Send) -> None:
+        """Process records, in their order, and send what follows from them."""
+
+    def settle(self) -> None:
+        """The transaction of the last ``handle`` is committed."""
+
+    def is_due(self) -> bool:
+        """Whether ``handle`` has something to do without new records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Who this process is: its group, its name in it, and the bounds of its transactions."""
+
+    group: str
+    instance: str
+    """Unique in the group, and the same after a restart: the transactional id is made of it."""
+    session_timeout_s: float = 10.0
+    transaction_timeout_s: float = 10.0
+
+
+class TransactionalLoop:
+    """Reads topics as a member of a group; each batch is one transaction with its offsets.
+
+    Exactly once: the records that ``work`` sends and the group's offsets are committed together.
+    A member that lost its partitions is refused by its generation; a former self that was killed
+    is fenced by the transactional id, its open transaction aborted at once. When an outcome is
+    unknown everything is closed and opened again, and the log is asked.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        work: Work,
+        topics: Sequence[str],
+        member: Membership,
+        *,
+        batch_records_max: int,
+        batch_wait_s: float,
+    ) -> None:
+        self._config = config
+        self._work = work
+        self._topics = list(topics)
+        self._member = member
+        self._batch_max = batch_records_max
+        self._wait_s = batch_wait_s
+        self._id = f"{member.group}.{member.instance}"
+        self._consumer: Any = None
+        self._producer: Producer | None = None
+        self._assigned: list[TopicPartition] | None = None
+        self._moves = 0
+        self._failures = 0
+        self.batches = 0
+        self.records = 0
+
+    def __enter__(self) -> TransactionalLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop`` is set; a broker that is away is waited for.
+
+        Raises Fenced when another process took this one's place, and what ``work`` raises.
+        """
+        try:
+            while not stop.is_set():
+                try:
+                    self.step(0.2)
+                except EverstateError as error:
+                    if not error.retryable:
+                        raise
+                    pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+                    self._failures += 1
+                    log.warning("%s: %s Again in %.1f s.", self._id, error.message, pause_s)
+                    self.close()
+                    stop.wait(pause_s)
+        finally:
+            self.close()
+
+    def step(self, timeout_s: float) -> int:
+        """Process at most one batch; says of how many records.
+
+        Raises Unavailable or DeliveryFailed when nothing of it counts, or nobody knows: then
+        ``close``, and step again.
+        """
+        if self._consumer is None:
+            self._open()
+        if self._assigned is not None:
+            self._take_over()
+        batch = self._gather(0.0 if self._work.is_due() else timeout_s)
+        if batch or self._work.is_due():
+            self._transact(batch)
+            self._failures = 0
+        return len(batch)
+
+    def close(self) -> None:
+        """Leave: abort what is open, give up connections and partitions."""
+        producer, self._producer = self._producer, None
+        consumer, self._consumer = self._consumer, None
+        self._assigned = None
+        self._moves += 1
+        try:
+            self._work.shut()
+        finally:
+            if producer is not None:
+                producer.discard()
+            if consumer is not None:
+                with suppress(confluent_kafka.KafkaException, RuntimeError):
+                    consumer.close()
+
+    def _open(self) -> None:
+        member = self._member
+        producer = Producer(
+            self._config,
+            transactional_id=self._id,
+            client_id=self._id,
+            transaction_timeout_ms=int(member.transaction_timeout_s * 1000),
+        )
+        try:
+            # First fence: what a former self left open would hold back what is read below.
+            producer.init(_OPEN_S)
+        except BaseException:
+            producer.discard()
+            raise
+        self._producer = producer
+        self._consumer = confluent_kafka.Consumer(
+            member_settings(
+                self._config,
+                self._id,
+                group=member.group,
+                instance=member.instance,
+                session_timeout_ms=int(member.session_timeout_s * 1000),
+            )
+        )
+        self._consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
+
+    def _on_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        # Opened outside of this callback: it may take longer than a rebalance should.
+        consumer.assign([])
+        self._assigned = partitions
+        self._moves += 1
+
+    def _on_revoke(self, consumer: Any, _partitions: list[TopicPartition]) -> None:
+        self._assigned = None
+        self._moves += 1
+        self._work.shut()
+        consumer.unassign()
+
+    def _take_over(self) -> None:
+        """Open the partitions that were assigned, then begin to read them."""
+        partitions, moves = self._assigned, self._moves
+        assert partitions is not None
+
+        def alive() -> None:
+            if self._consumer.poll(0) is not None or self._moves != moves:
+                raise PartitionsMoved
+
+        try:
+            with translated("asking for the group's offsets"):
+                committed = self._consumer.committed(partitions, _COMMITTED_S)
+            places, unknown = [], {}
+            for each in sorted(committed, key=lambda one: (one.topic, one.partition)):
+                if each.error is not None:
+                    raise translate(each.error, "asking for the group's offsets")
+                known = each.offset if each.offset >= 0 else None
+                start = self._work.open((each.topic, each.partition), known, alive)
+                places.append(TopicPartition(each.topic, each.partition, start))
+                if known is None:
+                    unknown[each.topic, each.partition] = start
+                alive()
+        except PartitionsMoved:
+            self._work.shut()
+            return
+        if unknown:
+            # Where a group begins is decided once, not again at its next start.
+            self._commit(lambda _send: None, unknown)
+        self._consumer.assign(places)
+        self._assigned = None
+        log.info("%s: owns %s", self._id, [(p.topic, p.partition, p.offset) for p in places])
+
+    def _gather(self, timeout_s: float) -> list[Incoming]:
+        """Records for one transaction: what comes within the wait after the first."""
+        consumer, moves = self._consumer, self._moves
+        with translated("reading the log"):
+            first = consumer.poll(timeout_s)
+            if first is None:
+                return []
+            found = [first]
+            deadline = time.monotonic() + self._wait_s
+            while len(found) < self._batch_max:
+                left_s = deadline - time.monotonic()
+                found += consumer.consume(self._batch_max - len(found), max(0.0, left_s))
+                if left_s <= 0:
+                    break
+        batch = [message for message in found if message.error() is None]
+        if len(batch) < len(found):
+            for message in found:
+                self._check(message.error())
+        # What was read before a rebalance is read again by whoever owns it now.
+        return batch if self._moves == moves else []
+
+    def _check(self, error: KafkaError | None) -> None:
+        if error is None or is_transport(error):
+            return
+        if error.code() in _REPLACED or error.fatal():
+            raise Fenced(
+                f"{self._id}: another process took this one's place ({error.str()}).",
+                advice="Stop one of the two.",
+            )
+        if error.code() in OFFSET_GONE:
+            raise Unavailable(f"{self._id}: the log no longer holds the group's offset.")
+        if error.code() != KafkaError._MAX_POLL_EXCEEDED:
+            raise translate(error, "reading the log")
+
+    def _transact(self, batch: Sequence[Incoming]) -> None:
+        self._commit(lambda send: self._work.handle(batch, send), next_offsets(batch))
+        self._work.settle()
+        self.batches += 1
+        self.records += len(batch)
+
+    def _commit(self, handle: Callable[[Send], None], offsets: Mapping[Place, int]) -> None:
+        """One transaction: what ``handle`` sends, and the group's offsets."""
+        producer = self._producer
+        assert producer is not None
+        try:
+            producer.begin()
+            handle(producer.send_raw)
+            if offsets:
+                group = self._consumer.consumer_group_metadata()
+                producer.send_offsets(offsets, group, self._timeout_s)
+            producer.commit(self._timeout_s)
+        except Fenced as error:
+            # Also what a transaction that outlived its time meets; a rival with this name is
+            # told by the group, when this loop joins it again.
+            raise Unavailable(error.message) from error
+        except LogError as error:
+            self._withdraw(producer)
+            raise Unavailable(error.message) from error
+        except EverstateError:
+            self._withdraw(producer)
+            raise
+
+    @property
+    def _timeout_s(self) -> float:
+        return 2 * self._member.transaction_timeout_s
+
+    def _withdraw(self, producer: Producer) -> None:
+        """Abort, so that no reader waits for what is open."""
+        with suppress(EverstateError):
+            producer.abort(_ABORT_S)
+
+
+def next_offsets(batch: Sequence[Incoming]) -> Mapping[Place, int]:
+    """The offset behind the last record of each partition of a batch."""
+    found: dict[Place, int] = {}
+    for message in batch:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        found[topic, partition] = offset + 1
+    return found

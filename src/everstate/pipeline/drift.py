@@ -1,0 +1,314 @@
+"""Drift: does the changelog end with what the source of truth has? And if not: mend it.
+
+Both sides are summed by key range first, count and hash, and only the ranges that differ are read
+again, row by row. The log's side is `.state`, read to its end by explicit offsets. The source is
+read before the log, and what it had gets some time to arrive, so a change on its way is no drift.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from prometheus_client import Counter, Gauge
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from everstate.changes.drift import Truth, What
+from everstate.config import Config
+from everstate.errors import EverstateError
+from everstate.log.positions import Offsets, Range
+from everstate.log.topics import TopicNames
+from everstate.pipeline import drift_tasks as tasks
+from everstate.pipeline.session import spark_errors
+from everstate.pipeline.source import read_ranges
+
+LOGGER = logging.getLogger("everstate.pipeline.drift")
+
+DRIFTED = Gauge("everstate_drift_entities", "Entities that had drifted", ["entity", "what"])
+SHARE = Gauge("everstate_drift_share", "Share of the entities that had drifted", ["entity"])
+CHECKED = Gauge("everstate_drift_checked_seconds", "Time of the last comparison", ["entity"])
+MENDED = Counter("everstate_drift_mended_entities", "Entities sent again", ["entity", "how"])
+
+Action = Literal["none", "republished", "rebuilt"]
+
+_DRIFT: Final = (What.MISSING, What.STALE, What.DIFFERENT, What.EXTRA)
+_POLL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DriftedKey:
+    """One entity on which both sides disagree; a version is 0 where there is none."""
+
+    key: str
+    what: str
+    why: str
+    stored_version: int
+    logged_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DriftReport:
+    """What a comparison found, and what was done about it."""
+
+    entity: str
+    checked_at: datetime
+    stored: int
+    """Entities in the source of truth, deleted ones included."""
+    logged: int
+    """Entities in the log."""
+    ranges: int
+    different_ranges: int
+    missing: int
+    stale: int
+    different: int
+    extra: int
+    pending: int
+    """Changes that the source has yet to publish: lag, not drift."""
+    share: float
+    """Drifted entities of all."""
+    action: Action
+    mended: int
+    """Drifted entities that were sent again, or got a new version."""
+    sent_again: int
+    """Entities that agreed and were sent again, because the whole type was."""
+    keys: tuple[DriftedKey, ...]
+    """The first of them, by key; `drift.keys_max` says how many."""
+    seconds: float
+
+    @property
+    def drifted(self) -> int:
+        """Entities on which both sides disagree."""
+        return self.missing + self.stale + self.different + self.extra
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is left to be mended."""
+        return self.drifted == self.mended if self.action != "none" else self.drifted == 0
+
+
+def check_drift(
+    spark: SparkSession, config: Config, entity: str, truth: Truth, *, repair: bool = False
+) -> DriftReport:
+    """Compare one entity type's source of truth with its log; with ``repair``: mend it.
+
+    Below `drift.rebuild_share` the drifted entities alone are published again, from it on the
+    whole type. Repairs go the source's own way, through its outbox or publisher, and are in the
+    log when that has come round to them. Cost: one pass over both sides; where ranges differ, a
+    second one over the source, and one over the log.
+    """
+    return _Check(spark, config, entity, truth).run(repair)
+
+
+class _Check:
+    """One comparison of one entity type."""
+
+    def __init__(self, spark: SparkSession, config: Config, entity: str, truth: Truth) -> None:
+        self._spark, self._config, self._entity, self._truth = spark, config, entity, truth
+        self._topic = TopicNames(config.log.prefix).state(entity)
+        self._ranges = config.drift.ranges
+
+    def run(self, repair: bool) -> DriftReport:
+        began, checked_at = time.monotonic(), datetime.now(UTC)
+        with spark_errors(f"comparing {self._entity} with its log"):
+            stored, logged, differing = self._sums()
+            counts: dict[str, int] = {}
+            keys: tuple[DriftedKey, ...] = ()
+            action: Action = "none"
+            mended = sent_again = 0
+            if differing:
+                found = self._rows(differing)
+                try:
+                    counts = self._counts(found)
+                    keys = self._keys(found)
+                    share = self._share(counts, stored, logged)
+                    if repair and share > 0:
+                        action, mended, sent_again = self._mend(found, share)
+                finally:
+                    found.unpersist()
+        report = DriftReport(
+            entity=self._entity,
+            checked_at=checked_at,
+            stored=stored,
+            logged=logged,
+            ranges=self._ranges,
+            different_ranges=len(differing),
+            missing=counts.get(What.MISSING, 0),
+            stale=counts.get(What.STALE, 0),
+            different=counts.get(What.DIFFERENT, 0),
+            extra=counts.get(What.EXTRA, 0),
+            pending=counts.get(What.PENDING, 0),
+            share=self._share(counts, stored, logged),
+            action=action,
+            mended=mended,
+            sent_again=sent_again,
+            keys=keys,
+            seconds=time.monotonic() - began,
+        )
+        _measure(report)
+        return report
+
+    def _sums(self) -> tuple[int, int, list[int]]:
+        """Entities of each side, and the key ranges whose count or hash differ; one Spark job."""
+        sides = {"stored": self._stored(None), "logged": self._logged(None)}
+        marked = [
+            side.select(F.lit(n).alias("side"), "number", "hash") for n, side in sides.items()
+        ]
+        # A decimal holds the sum of any number of 64-bit hashes.
+        total = F.sum(F.col("hash").cast("decimal(38,0)")).alias("total")
+        both = marked[0].unionAll(marked[1]).groupBy("side", "number")
+        sums: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in sides}
+        for row in both.agg(F.count("*").alias("entities"), total).collect():
+            sums[row["side"]][row["number"]] = (row["entities"], int(row["total"]))
+        stored, logged = sums["stored"], sums["logged"]
+        differing = [n for n in stored.keys() | logged.keys() if stored.get(n) != logged.get(n)]
+        return (
+            sum(entities for entities, _ in stored.values()),
+            sum(entities for entities, _ in logged.values()),
+            sorted(differing),
+        )
+
+    def _stored(self, ranges: Sequence[int] | None) -> DataFrame:
+        """The source's entities, of some key ranges or all; read slice by slice by the tasks."""
+        wanted = max(1, self._spark.sparkContext.defaultParallelism)
+        pieces = self._truth.slices(wanted)
+        read = tasks.reading(self._truth, pieces, self._ranges, ranges)
+        # One task a slice, told by its number.
+        numbers = self._spark.range(0, len(pieces), 1, len(pieces))
+        return numbers.mapInArrow(read, tasks.SIDE_DDL)
+
+    def _logged(self, ranges: Sequence[int] | None) -> DataFrame:
+        """The log's newest change of each key, of some key ranges or all."""
+        with Offsets(self._config) as offsets:
+            starts, ends = offsets.beginnings([self._topic]), offsets.stable_ends([self._topic])
+        spans = {
+            partition: Range(starts[topic, partition], end)
+            for (topic, partition), end in ends.items()
+        }
+        records = read_ranges(self._spark, self._config, {self._topic: spans})
+        decoded = records.select("key", "value", "partition", "offset").mapInArrow(
+            tasks.decoding(self._ranges, ranges), f"{tasks.SIDE_DDL}, offset long"
+        )
+        side = F.struct("version", "change_id", "hash", "state")
+        newest = decoded.groupBy("key", "number").agg(F.max_by(side, "offset").alias("side"))
+        return newest.select("key", "number", "side.*")
+
+    def _rows(self, ranges: Sequence[int]) -> DataFrame:
+        """Entities of these ranges that differ and go on differing, kept for the next steps."""
+        stored = self._stored(ranges).persist()
+        try:
+            stored.count()
+            time.sleep(self._config.drift.settle_s)
+            sides = _joined(stored, self._logged(ranges))
+            found = sides.mapInArrow(tasks.judging(self._truth), tasks.FOUND_DDL).persist()
+            found.count()
+        finally:
+            stored.unpersist()
+        return found
+
+    def _counts(self, found: DataFrame) -> dict[str, int]:
+        return {row["what"]: row["count"] for row in found.groupBy("what").count().collect()}
+
+    def _keys(self, found: DataFrame) -> tuple[DriftedKey, ...]:
+        drifted = found.where(F.col("what").isin(*(what.value for what in _DRIFT)))
+        rows = drifted.orderBy("key").limit(self._config.drift.keys_max).collect()
+        return tuple(
+            DriftedKey(row["key"], row["what"], row["why"], row["stored"], row["logged"])
+            for row in rows
+        )
+
+    def _share(self, counts: Mapping[str, int], stored: int, logged: int) -> float:
+        drifted = sum(counts.get(what, 0) for what in _DRIFT)
+        return drifted / max(1, stored, logged)
+
+    def _mend(self, found: DataFrame, share: float) -> tuple[Action, int, int]:
+        """Send again what has drifted, or everything: the drifted entities first."""
+        drifted = found.where(F.col("what").isin(*(what.value for what in _DRIFT)))
+        mended = self._repaired(drifted.select(*tasks.DRIFTED))
+        MENDED.labels(self._entity, "mended").inc(mended)
+        if share < self._config.drift.rebuild_share:
+            return "republished", mended, 0
+        others = self._stored(None).join(found.select("key"), "key", "left_anti")
+        same = others.select(
+            "key",
+            F.lit(What.SAME.value).alias("what"),
+            F.col("version").alias("stored"),
+            F.col("version").alias("logged"),
+            F.lit(None).cast("string").alias("logged_state"),
+        )
+        again = self._repaired(same)
+        MENDED.labels(self._entity, "sent again").inc(again)
+        return "rebuilt", mended, again
+
+    def _repaired(self, drifted: DataFrame) -> int:
+        done = drifted.mapInArrow(tasks.repairing(self._truth), "done long")
+        return sum(row["done"] for row in done.collect())
+
+
+def _joined(stored: DataFrame, logged: DataFrame) -> DataFrame:
+    """Keys whose sides differ, with both sides; the columns of `tasks.judging`."""
+    names = ("version", "change_id", "hash")
+    left = stored.select("key", *(F.col(name).alias(f"stored_{name}") for name in names))
+    right = logged.select(
+        "key",
+        *(F.col(name).alias(f"logged_{name}") for name in names),
+        F.col("state").alias("logged_state"),
+    )
+    both = left.join(right, "key", "full_outer")
+    return both.where(~F.col("stored_hash").eqNullSafe(F.col("logged_hash"))).select(*tasks.SIDES)
+
+
+def _measure(report: DriftReport) -> None:
+    for what in (*_DRIFT, What.PENDING):
+        DRIFTED.labels(report.entity, what.value).set(getattr(report, what.value))
+    SHARE.labels(report.entity).set(report.share)
+    CHECKED.labels(report.entity).set(report.checked_at.timestamp())
+
+
+def drift_on_schedule(
+    spark: SparkSession, config: Config, truths: Mapping[str, Truth]
+) -> Callable[[threading.Event], None]:
+    """A part of the pipeline: compares every `drift.every_s`, and mends if it may.
+
+    An error is logged and waits for the next time: a comparison is nobody's prerequisite.
+    """
+
+    def run(stop: threading.Event) -> None:
+        due = time.monotonic() + config.drift.every_s
+        while not stop.wait(_POLL_S):
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + config.drift.every_s
+            for entity, truth in truths.items():
+                if stop.is_set():
+                    return
+                try:
+                    report = check_drift(spark, config, entity, truth, repair=config.drift.repair)
+                except EverstateError as error:
+                    LOGGER.warning("drift of %s: %s", entity, error)
+                else:
+                    _tell(report)
+
+    return run
+
+
+def _tell(report: DriftReport) -> None:
+    if report.drifted:
+        LOGGER.warning(
+            "%s: %d of %d entities had drifted (%d missing, %d stale, %d different, %d extra); %s",
+            report.entity,
+            report.drifted,
+            report.stored,
+            report.missing,
+            report.stale,
+            report.different,
+            report.extra,
+            report.action,
+        )
+    else:
+        LOGGER.info("%s: no drift among %d entities", report.entity, report.stored)

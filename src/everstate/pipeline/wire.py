@@ -1,0 +1,123 @@
+"""Publishing an entity type in Debezium's form beside our own: `.changes` → `.debezium`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+import msgspec
+
+from everstate.changes import EntityType
+from everstate.changes.debezium import debezium_records
+from everstate.config import Config
+from everstate.errors import EverstateError, InvalidChange
+from everstate.log.client import changelog_bytes_max
+from everstate.log.consumer import Follower
+from everstate.log.positions import Offsets
+from everstate.log.publisher import OncePublisher
+from everstate.log.record import OutRecord
+from everstate.log.topics import Topics
+
+log = logging.getLogger(__name__)
+
+_RECORDS_MAX: Final = 10_000
+_WAIT_S: Final = 0.1
+_RETRY_S: Final = 2.0
+_HOUR_MS: Final = 3_600_000
+
+
+class DebeziumForm:
+    """Writes every change of one entity type in Debezium's form, once, in the same partitions.
+
+    The records and the position in `.changes` go out in one Kafka transaction. One process at a
+    time; a second one fences the first.
+    """
+
+    def __init__(self, config: Config, entity_type: EntityType) -> None:
+        self._config, self._entity_type = config, entity_type
+        self._publisher = OncePublisher(config, f"debezium-{entity_type.name}")
+        self._follower: Follower | None = None
+        self._positions: dict[int, int] = {}
+        self._batch = 0
+        with Topics(config) as topics:
+            self._source = topics.names.changes(entity_type.name)
+            self._target = topics.names.debezium(entity_type.name)
+
+    def close(self) -> None:
+        """Give up the connections."""
+        self._publisher.close()
+        self._drop()
+
+    def run(self, stop: threading.Event) -> None:
+        """Publish until ``stop`` is set; trouble that may pass is waited out."""
+        while not stop.is_set():
+            try:
+                self.step()
+            except EverstateError as error:
+                if not error.retryable:
+                    raise
+                log.warning("Debezium's form of %s waits: %s", self._entity_type.name, error)
+                self._drop()
+                stop.wait(_RETRY_S)
+
+    def step(self) -> int:
+        """Publish what is there; says how many changes. Raises Unavailable, Fenced, DataLoss."""
+        follower = self._follower or self._open()
+        records, positions = [], dict(self._positions)
+        key = self._entity_type.key
+        changes = follower.poll(_RECORDS_MAX, _WAIT_S)
+        for change in changes:
+            positions[change.partition] = change.offset + 1
+            if change.value is None:
+                continue
+            try:
+                found = debezium_records(change.value, key, self._config.log.prefix)
+            except InvalidChange as error:
+                # The archive and the keeper tell of it; here there is nothing to be made of it.
+                log.warning("%s at %d: %s", self._source, change.offset, error)
+                continue
+            records += [
+                OutRecord(self._target, name, value, partition=change.partition)
+                for name, value in found
+            ]
+        if not changes:
+            return 0
+        note = msgspec.json.encode(positions)
+        try:
+            self._publisher.publish(self._batch + 1, records, note)
+        except BaseException:
+            self._drop()
+            raise
+        self._batch, self._positions = self._batch + 1, positions
+        return len(changes)
+
+    def _open(self) -> Follower:
+        retention = int(self._config.log.changes_retention_hours * _HOUR_MS)
+        with Topics(self._config) as topics, Offsets(self._config) as offsets:
+            topics.ensure([self._entity_type.name])
+            topics.ensure_raw(
+                [self._target],
+                partitions=topics.partitions(self._source),
+                settings={
+                    "retention.ms": str(retention),
+                    "max.message.bytes": str(changelog_bytes_max(self._config)),
+                },
+            )
+            starts = {part: at for (_, part), at in offsets.beginnings([self._source]).items()}
+        progress = self._publisher.open()
+        self._batch, self._positions = 0, starts
+        if progress is not None:
+            self._batch = progress.batch
+            known = msgspec.json.decode(progress.note, type=dict[int, int])
+            self._positions = {**starts, **known}
+        places = {(self._source, part): at for part, at in self._positions.items()}
+        self._follower = Follower(
+            self._config, places, client_id=f"everstate-debezium-{self._entity_type.name}"
+        )
+        return self._follower
+
+    def _drop(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None

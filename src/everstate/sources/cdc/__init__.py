@@ -1,0 +1,1 @@
+"""Capturing other people's databases: declarations, message shapes, and what makes changes."""

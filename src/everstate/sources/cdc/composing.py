@@ -1,0 +1,277 @@
+"""From versioned changes of a capture to the records of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+    SourceTransaction,
+    derived_change_id,
+)
+from everstate.config import Config
+from everstate.errors import EverstateError, InvalidChange
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames
+from everstate.sources.cdc.declaration import Capture, Table
+from everstate.sources.cdc.versioning import RawPlace, Versioned
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHORT: Final = {"postgresql": "pg"}
+API_VERSION: Final = "cdc"
+FIRST_SEEN: Final = "first seen by the capture"
+_decode = msgspec.json.decode
+_encode = msgspec.json.encode
+
+
+class Unsendable(Exception):
+    """A change that no message can be made of; its text is the reason."""
+
+    def __init__(self, versioned: Versioned, reason: str) -> None:
+        self.versioned, self.reason = versioned, reason
+        super().__init__(reason)
+
+
+class CaptureComposer:
+    """Makes the records of one capture's entity types; counts how much provenance was told."""
+
+    def __init__(
+        self, config: Config, capture: Capture, entities: Mapping[str, EntityType]
+    ) -> None:
+        self._capture = capture
+        self._names = TopicNames(config.log.prefix)
+        self._entities = entities
+        self._codecs = {
+            name: ChangeCodec(entities[name], message_bytes_max=config.log.message_bytes_max)
+            for name in capture.entities
+        }
+        self._topics = {
+            name: (self._names.changes(name), self._names.state(name)) for name in capture.entities
+        }
+        self.told, self.composed = 0, 0
+        """Changes whose service, identifier or actor the source told, of how many."""
+
+    def compose(
+        self,
+        changes: Iterable[Versioned],
+        now_s: float,
+        block: Callable[[str], int | None],
+        notes: Callable[[str], Mapping[str, str]],
+    ) -> list[OutRecord]:
+        """Records of `.changes` in order, then the newest of each entity for `.state`.
+
+        ``block`` tells how many rows a transaction has, ``notes`` what provenance it told.
+        Raises Unsendable naming the change that no message can be made of.
+        """
+        recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
+        records: list[OutRecord] = []
+        newest: dict[tuple[str, str], OutRecord] = {}
+        for one in changes:
+            topic, state_topic = self._topics[one.entity]
+            transaction = one.row.transaction
+            count = None if transaction is None else block(transaction)
+            told = {} if transaction is None else notes(transaction)
+            try:
+                change = self._change(one, recorded_at, count, told)
+                key, value, headers = self._codecs[one.entity].encode(change)
+            except (InvalidChange, ValueError, TypeError, KeyError) as cause:
+                raise Unsendable(one, str(cause)) from cause
+            records.append(OutRecord(topic, key, value, headers))
+            newest[one.entity, one.key] = OutRecord(state_topic, key, value, headers)
+            records += self._others(one, change, headers)
+        records.extend(newest.values())
+        return records
+
+    def dead(
+        self, entity: str | None, reason: str, place: RawPlace, key: bytes | None, value: Any
+    ) -> OutRecord:
+        """Dead letter of a raw record: its bytes, the reason, and where it was."""
+        topic = self._names.dead_unknown if entity is None else self._names.dead(entity)
+        headers = [
+            ("everstate_reason", reason.encode()),
+            ("everstate_topic", place.topic.encode()),
+            ("everstate_partition", str(place.partition).encode()),
+            ("everstate_offset", str(place.offset).encode()),
+        ]
+        return OutRecord(topic, key, value, headers)
+
+    def _change(
+        self, one: Versioned, recorded_at: datetime, count: int | None, notes: Mapping[str, str]
+    ) -> Change[bytes]:
+        row, step = one.row, one.step
+        table = self._capture.tables[row.table]
+        occurred_at = recorded_at
+        if row.time_us is not None:
+            occurred_at = _EPOCH + timedelta(microseconds=row.time_us)
+        if table.occurred_at is not None and step.current is not None:
+            occurred_at = _world_time(step.current, table.occurred_at, occurred_at)
+        block = None
+        if row.transaction is not None and row.index is not None and count is not None:
+            name = f"{_SHORT.get(self._capture.kind, self._capture.kind)}:{row.transaction}"
+            block = SourceTransaction(id=name, index=row.index, count=max(count, row.index))
+        return Change(
+            id=self._id(one),
+            entity=one.entity,
+            schema_version=self._entities[one.entity].schema_version,
+            key=one.key,
+            version=one.version,
+            kind=step.kind,
+            occurred_at=occurred_at,
+            recorded_at=recorded_at,
+            provenance=self._provenance(one, notes),
+            current=step.current,
+            original=step.original,
+            event=_event(table, step.original, step.current),
+            transaction=block,
+            extra={
+                "source": {
+                    "capture": self._capture.name,
+                    "table": row.table,
+                    "position": row.position,
+                }
+            },
+        )
+
+    def _id(self, one: Versioned) -> Any:
+        row = one.row
+        source = f"{self._capture.name}/{row.table}/{one.key}"
+        if row.position:
+            scheme, place = next(iter(row.position.items()))
+            at = f"{scheme} {_encode(place).decode()} {row.op}"
+        else:
+            at = f"{one.place.topic} {one.place.partition} {one.place.offset}"
+        return derived_change_id(source, at, one.part)
+
+    def _provenance(self, one: Versioned, notes: Mapping[str, str]) -> Provenance:
+        row = one.row
+        found = {**row.provenance, **notes}
+        self.composed += 1
+        if found or row.user:
+            self.told += 1
+        if row.user is not None:
+            identifier = row.user
+        elif row.transaction is not None:
+            kind = self._capture.kind
+            identifier = f"{_SHORT.get(kind, kind)}:{row.transaction}"
+        else:
+            identifier = "snapshot" if row.is_snapshot else self._capture.kind
+        reason = found.get("reason") or (FIRST_SEEN if one.step.is_baseline else None)
+        return _provenance(
+            found.get("api_version", API_VERSION),
+            found.get("service_name", self._capture.name),
+            found.get("identifier", identifier),
+            found.get("actor"),
+            reason,
+            found.get("correlation_id"),
+            found.get("causation_id"),
+        )
+
+    def _others(self, one: Versioned, change: Change[bytes], headers: Any) -> list[OutRecord]:
+        """The changed fields only, and the domain event by itself, where they are declared."""
+        table = self._capture.tables[one.row.table]
+        found = []
+        if table.partials:
+            found.append(self._partial(change, headers))
+        if table.events is not None and change.event is not None:
+            found.append(self._event_change(table.events, change))
+        return found
+
+    def _partial(self, change: Change[bytes], headers: Any) -> OutRecord:
+        before = {} if change.original is None else _decode(change.original)
+        after = {} if change.current is None else _decode(change.current)
+        changed = {
+            name: value
+            for name, value in after.items()
+            if name not in before or before[name] != value
+        }
+        value = _encode(
+            {
+                "id": str(change.id),
+                "entity": change.entity,
+                "key": change.key,
+                "version": change.version,
+                "kind": change.kind.value,
+                "occurredAt": change.occurred_at.isoformat(),
+                "recordedAt": change.recorded_at.isoformat(),
+                "changedFields": changed,
+            }
+        )
+        return OutRecord(self._names.partials(change.entity), change.key.encode(), value, headers)
+
+    def _event_change(self, entity: str, change: Change[bytes]) -> OutRecord:
+        assert change.event is not None
+        entity_type = self._entities[entity]
+        name = derived_change_id(f"{self._capture.name}/{entity}", str(change.id), 0)
+        data = change.event.data if isinstance(change.event.data, dict) else {}
+        state = {**data, entity_type.key: str(name)}
+        own: Change[Any] = Change(
+            id=name,
+            entity=entity,
+            schema_version=entity_type.schema_version,
+            key=str(name),
+            version=1,
+            kind=Kind.EVENT,
+            occurred_at=change.occurred_at,
+            recorded_at=change.recorded_at,
+            provenance=change.provenance,
+            current=state,
+            original=None,
+            event=change.event,
+            transaction=change.transaction,
+            extra=change.extra,
+        )
+        key, value, headers = self._codecs[entity].encode(own)
+        return OutRecord(self._names.changes(entity), key, value, headers)
+
+
+@lru_cache(maxsize=4096)
+def _provenance(
+    api_version: str,
+    service_name: str,
+    identifier: str,
+    actor: str | None,
+    reason: str | None,
+    correlation_id: str | None,
+    causation_id: str | None,
+) -> Provenance:
+    return Provenance(
+        api_version=api_version,
+        service_name=service_name,
+        identifier=identifier,
+        actor=actor,
+        reason=reason,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+    )
+
+
+def _event(table: Table, before: bytes | None, after: bytes | None) -> DomainEvent | None:
+    if table.event is None:
+        return None
+    try:
+        return table.event(
+            None if before is None else _decode(before), None if after is None else _decode(after)
+        )
+    except EverstateError:
+        raise
+    except Exception as cause:
+        raise ValueError(f"the event function failed: {type(cause).__name__} {cause}") from cause
+
+
+def _world_time(state: bytes, field: str, otherwise: datetime) -> datetime:
+    value = _decode(state).get(field)
+    try:
+        at = datetime.fromisoformat(value) if isinstance(value, str) else otherwise
+    except ValueError:
+        return otherwise
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

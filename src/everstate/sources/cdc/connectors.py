@@ -1,0 +1,202 @@
+"""Settings of Debezium's connectors for a declared capture; pure: nothing here connects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from everstate.config import Config
+from everstate.log.client import raw_bytes_max
+from everstate.sources.cdc.declaration import Capture
+from everstate.sources.cdc.names import CaptureNames
+
+POSTGRES_SCHEMA = "everstate_capture"
+"""Where our own tables in a captured PostgreSQL database are."""
+
+_CLASSES = {
+    "postgresql": "io.debezium.connector.postgresql.PostgresConnector",
+    "mariadb": "io.debezium.connector.mariadb.MariaDbConnector",
+}
+_JSON = "org.apache.kafka.connect.json.JsonConverter"
+_TRANSFORMS = "org.apache.kafka.connect.transforms"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a captured database is and who reads it; ``password`` is never shown."""
+
+    host: str
+    port: int
+    user: str
+    database: str
+    options: Mapping[str, str]
+    """More of the URL, such as ``sslmode``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTables:
+    """Our tables in the captured database, as the connector names them."""
+
+    signals: str
+    heartbeats: str | None = None
+    """None: an idle database of this kind keeps nothing that a heartbeat would let go."""
+    beat: str | None = None
+    """Statement that the connector runs with each heartbeat."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """All of them."""
+        return (self.signals,) if self.heartbeats is None else (self.signals, self.heartbeats)
+
+
+def connector_settings(
+    config: Config,
+    capture: Capture,
+    names: CaptureNames,
+    address: Address,
+    own: OwnTables,
+    *,
+    password: str,
+    brokers: str,
+    snapshot: bool = True,
+) -> dict[str, str]:
+    """All settings of the connector of ``capture``.
+
+    ``password`` is a reference for Connect's config providers; ``snapshot=False`` begins with
+    what is committed from now on.
+    """
+    settings = {
+        "name": names.connector,
+        "connector.class": _CLASSES[capture.kind],
+        "tasks.max": "1",
+        "topic.prefix": names.topic_prefix,
+        "database.hostname": address.host,
+        "database.port": str(address.port),
+        "database.user": address.user,
+        "database.password": password,
+        "table.include.list": ",".join(re.escape(table) for table in capture.tables),
+        "snapshot.mode": "initial" if snapshot else "no_data",
+        "provide.transaction.metadata": "true" if capture.transactions else "false",
+        "tombstones.on.delete": "true",
+        "skipped.operations": "none",
+        "decimal.handling.mode": "string",
+        "binary.handling.mode": "base64",
+        "poll.interval.ms": "50",
+        "retriable.restart.connector.wait.ms": "1000",
+        **_conversion(),
+        **_sizes(config),
+        **_signalling(config, names, own),
+        **_topics(names, own),
+    }
+    if capture.kind == "postgresql":
+        settings |= _postgres(capture, names, address)
+    else:
+        settings |= _mariadb(config, capture, names, address, brokers)
+    return {**settings, **capture.settings}
+
+
+def _conversion() -> dict[str, str]:
+    """JSON without schemas, whatever the cluster's own default is."""
+    return {
+        "key.converter": _JSON,
+        "key.converter.schemas.enable": "false",
+        "value.converter": _JSON,
+        "value.converter.schemas.enable": "false",
+    }
+
+
+def _sizes(config: Config) -> dict[str, str]:
+    """Batches, the largest record, and topics that a cluster without auto-creation may lack."""
+    return {
+        "max.batch.size": "8192",
+        "max.queue.size": "32768",
+        "max.queue.size.in.bytes": str(64 * 1_048_576),
+        "incremental.snapshot.chunk.size": "4096",
+        "producer.override.max.request.size": str(raw_bytes_max(config)),
+        "producer.override.compression.type": "lz4",
+        "producer.override.linger.ms": "5",
+        "producer.override.batch.size": "262144",
+        "topic.creation.default.replication.factor": str(config.log.replication),
+        "topic.creation.default.partitions": str(config.log.partitions),
+    }
+
+
+def _signalling(config: Config, names: CaptureNames, own: OwnTables) -> dict[str, str]:
+    return {
+        "signal.data.collection": own.signals,
+        "signal.enabled.channels": "source",
+        # Rows of a closed window are deleted again, so that the table stays small.
+        "incremental.snapshot.watermarking.strategy": "insert_delete",
+        "notification.enabled.channels": "sink",
+        "notification.sink.topic.name": names.notifications,
+        "heartbeat.interval.ms": str(int(config.capture.heartbeat_s * 1000)),
+        **({} if own.beat is None else {"heartbeat.action.query": own.beat}),
+        "topic.heartbeat.prefix": names.heartbeat_prefix,
+    }
+
+
+def _topics(names: CaptureNames, own: OwnTables) -> dict[str, str]:
+    """Leave out our own signals; ``<prefix>.<schema>.<table>`` becomes ``<prefix>.<table>``."""
+    start = re.escape(names.topic_prefix)
+    return {
+        "transforms": "own,short",
+        "transforms.own.type": f"{_TRANSFORMS}.Filter",
+        "transforms.own.predicate": "own",
+        "transforms.short.type": f"{_TRANSFORMS}.RegexRouter",
+        "transforms.short.regex": rf"{start}\.[^.]+\.([^.]+)",
+        "transforms.short.replacement": f"{names.topic_prefix}.$1",
+        "predicates": "own",
+        "predicates.own.type": f"{_TRANSFORMS}.predicates.TopicNameMatches",
+        "predicates.own.pattern": rf"{start}\.{re.escape(own.signals)}",
+    }
+
+
+def _postgres(capture: Capture, names: CaptureNames, address: Address) -> dict[str, str]:
+    prefixes = {
+        table.provenance.message_prefix
+        for table in capture.tables.values()
+        if table.provenance.message_prefix
+    }
+    settings = {
+        "database.dbname": address.database,
+        "plugin.name": "pgoutput",
+        "slot.name": names.identifier,
+        "publication.name": names.identifier,
+        "publication.autocreate.mode": "disabled",
+        "slot.drop.on.stop": "false",
+        "status.update.interval.ms": "2000",
+        "hstore.handling.mode": "json",
+        "interval.handling.mode": "string",
+        "time.precision.mode": "microseconds",
+    }
+    if "sslmode" in address.options:
+        settings["database.sslmode"] = address.options["sslmode"]
+    if prefixes:
+        listed = ",".join(re.escape(prefix) for prefix in sorted(prefixes))
+        return {**settings, "message.prefix.include.list": listed}
+    return {**settings, "message.prefix.exclude.list": ".*"}
+
+
+def _mariadb(
+    config: Config, capture: Capture, names: CaptureNames, address: Address, brokers: str
+) -> dict[str, str]:
+    history = "schema.history.internal"
+    databases = {table.partition(".")[0] for table in capture.tables}
+    clients = {
+        f"{history}.{client}.{name}": value
+        for name, value in config.capture.worker_options.items()
+        if name.startswith(("security.", "sasl.", "ssl."))
+        for client in ("producer", "consumer")
+    }
+    return {
+        "database.server.id": str(names.server_id),
+        "database.ssl.mode": address.options.get("ssl-mode", "disable"),
+        "database.include.list": ",".join(re.escape(name) for name in sorted(databases)),
+        "include.schema.changes": "false",
+        "time.precision.mode": "microseconds",
+        f"{history}.kafka.bootstrap.servers": brokers,
+        f"{history}.kafka.topic": names.schema_history,
+        f"{history}.store.only.captured.tables.ddl": "true",
+        **clients,
+    }

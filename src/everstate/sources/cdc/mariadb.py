@@ -1,0 +1,208 @@
+"""A captured MariaDB database: our table, rights, and how far the connector's dump is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
+from everstate.sources.cdc.connectors import Address, OwnTables
+from everstate.sources.cdc.database import Finding, Standing, Step, key_values
+from everstate.sources.cdc.declaration import Capture
+from everstate.sources.cdc.mariadb_checks import checks, create_table, own_columns, quoted
+from everstate.sources.cdc.names import CaptureNames
+from everstate.telemetry import without_secret
+
+if TYPE_CHECKING:
+    import pymysql
+
+_CONNECT_S: Final = 10
+_EVENTS_MAX: Final = 2_000
+_LOG_START: Final = 4
+_AWAY: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
+"""Codes of a server that does not answer now; every other one is a refusal."""
+_INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
+
+
+def mariadb_address(dsn: str) -> tuple[Address, str]:
+    """Address and password of ``mariadb://user:password@host:port/db``; raises InvalidCapture."""
+    parts = urlsplit(dsn)
+    if parts.scheme not in ("mariadb", "mysql") or not parts.hostname or not parts.username:
+        shape = "mariadb://user:password@host:port/database"
+        raise InvalidCapture("dsn", f"{without_secret(dsn)} is not of the form {shape}")
+    address = Address(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=unquote(parts.username),
+        database=unquote(parts.path.lstrip("/")),
+        options=dict(parse_qsl(parts.query)),
+    )
+    return address, unquote(parts.password or "")
+
+
+def mariadb_own(capture: Capture, names: CaptureNames) -> OwnTables:
+    """Our table of one capture, in the database of its first table.
+
+    An idle connector has no place to lose here, and beats only when something is in the binlog.
+    """
+    database = next(iter(capture.tables)).partition(".")[0]
+    return OwnTables(f"{database}.everstate_signals_{names.identifier}")
+
+
+class MariaDatabase:
+    """A captured MariaDB database, spoken to as the connector's own user."""
+
+    def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
+        self._capture, self._names = capture, names
+        self.address, password = mariadb_address(dsn)
+        self.own = mariadb_own(capture, names)
+        driver = _driver(capture)
+        with self._translated("connecting"):
+            self._connection: pymysql.connections.Connection[Any] = driver.connect(
+                host=self.address.host,
+                port=self.address.port,
+                user=self.address.user,
+                password=password,
+                database=self.address.database or None,
+                autocommit=True,
+                connect_timeout=_CONNECT_S,
+                charset="utf8mb4",
+                cursorclass=driver.cursors.DictCursor,
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def prepare(self) -> list[Step]:
+        """Make our table; there is nothing else to make in MariaDB."""
+        table = self.own.signals
+        with self._translated("preparing"):
+            there = own_columns(self._rows, table)
+            if not there:
+                self._rows(create_table(table))
+        return [Step(f"table {table}", "there" if there else "made")]
+
+    def remove(self) -> list[Step]:
+        """Drop our table."""
+        with self._translated("removing"):
+            self._rows(f"DROP TABLE IF EXISTS {quoted(self.own.signals)}")
+        return [Step(f"table {self.own.signals}", "removed")]
+
+    def check(self) -> list[Finding]:
+        """Look at the binlog's settings, rights, tables and our tables."""
+        with self._translated("checking"):
+            return checks(self._rows, self._capture, self.own)
+
+    def standing(self, offset: Mapping[str, Any]) -> Standing:
+        """Whether a session of the connector's user reads the binlog, and what it has not read."""
+        with self._translated("asking for the binlog"):
+            dumps = self._rows(
+                "SELECT id FROM information_schema.processlist "
+                "WHERE user = %s AND command LIKE 'Binlog Dump%%'",
+                self.address.user,
+            )
+            logs = self._rows("SHOW BINARY LOGS")
+        sizes = [(str(row["Log_name"]), int(row["File_size"])) for row in logs]
+        file, position = offset.get("file"), offset.get("pos")
+        if file is None or position is None:
+            return Standing(bool(dumps), None, None, "the connector has stored no position yet")
+        named = [name for name, _size in sizes]
+        if file not in named:
+            note = f"the server has removed {file}, which the connector needs"
+            return Standing(bool(dumps), None, None, note)
+        after = sizes[named.index(file) :]
+        behind = max(0, sum(size for _name, size in after) - int(position))
+        return Standing(bool(dumps), behind, None, idle=self._is_idle(after, int(position)))
+
+    def _is_idle(self, logs: list[tuple[str, int]], position: int) -> bool:
+        """Whether nothing of the captured tables is in the binlog after ``position``."""
+        maps = {f"({table})" for table in self._capture.tables}
+        for name, _size in logs:
+            with self._translated("reading the binlog"):
+                events = self._rows(
+                    "SHOW BINLOG EVENTS IN %s FROM %s LIMIT %s", name, position, _EVENTS_MAX
+                )
+            if len(events) == _EVENTS_MAX or any(
+                mapped in str(event["Info"])
+                for event in events
+                if event["Event_type"] == "Table_map"
+                for mapped in maps
+            ):
+                return False
+            position = _LOG_START
+        return True
+
+    def signal(self, signal_id: str, kind: str, data: str) -> None:
+        """Put a signal into our table."""
+        with self._translated("signalling"):
+            self._rows(
+                f"INSERT INTO {quoted(self.own.signals)} (id, type, data) VALUES (%s, %s, %s)",
+                signal_id,
+                kind,
+                data,
+            )
+
+    def condition(self, table: str, key: Mapping[str, str] | Sequence[str]) -> str:
+        """Condition on the primary key's columns, each value as a literal."""
+        database, _, name = table.partition(".")
+        with self._translated("reading the primary key"):
+            columns = self._rows(
+                "SELECT k.column_name AS name, c.data_type AS type "
+                "FROM information_schema.statistics k JOIN information_schema.columns c "
+                "USING (table_schema, table_name, column_name) "
+                "WHERE k.table_schema = %s AND k.table_name = %s "
+                "AND k.index_name = 'PRIMARY' ORDER BY k.seq_in_index",
+                database,
+                name,
+            )
+        values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
+        parts = []
+        for column, value in zip(columns, values, strict=True):
+            integer = str(column["type"]).lower() in _INTEGERS
+            try:
+                literal = str(int(value)) if integer else str(self._connection.literal(value))
+            except ValueError as cause:
+                reason = f"{table}: {column['name']} is a whole number, not {value!r}"
+                raise InvalidCapture(self._capture.name, reason) from cause
+            parts.append(f"{quoted(column['name'])} = {literal}")
+        return " AND ".join(parts)
+
+    def _rows(self, query: str, *arguments: object) -> list[dict[str, Any]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(query, arguments or None)
+            return list(cursor.fetchall())
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        """Turn what MariaDB says into errors of ours."""
+        driver = _driver(self._capture)
+        where = f"{self.address.host}:{self.address.port}/{self.address.database}"
+        try:
+            yield
+        except driver.MySQLError as cause:
+            code = cause.args[0] if cause.args else None
+            reason = without_secret(str(cause.args[-1] if cause.args else cause)).rstrip(".")
+            name = self._capture.name
+            if code in _AWAY or isinstance(cause, driver.InterfaceError):
+                raise Unavailable(f"{name}: {doing}: MariaDB at {where}: {reason}.") from cause
+            raise CaptureFailed(
+                f"{name}: {doing}: MariaDB at {where} refuses: {reason}.",
+                advice=f"`everstate cdc doctor {name}` shows what is missing.",
+            ) from cause
+
+
+def _driver(capture: Capture) -> Any:
+    """The module pymysql, which is asked for only where MariaDB is captured."""
+    try:
+        import pymysql
+        import pymysql.cursors
+    except ModuleNotFoundError as cause:
+        raise InvalidCapture(
+            capture.name,
+            "the driver for MariaDB is not installed",
+            advice="Install everstate with its extra `mariadb`.",
+        ) from cause
+    return pymysql

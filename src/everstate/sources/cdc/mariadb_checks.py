@@ -1,0 +1,203 @@
+"""What the doctor looks at in a captured MariaDB database, and the SQL that mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from everstate.sources.cdc.connectors import OwnTables
+from everstate.sources.cdc.database import Finding, Outcome
+from everstate.sources.cdc.declaration import Capture
+
+Rows = Callable[..., list[dict[str, Any]]]
+"""Runs one query with its arguments."""
+
+_WANTED: Final[dict[str, tuple[str, Outcome, str]]] = {
+    "binlog_format": ("ROW", "fail", "no row is in the log otherwise"),
+    "binlog_row_image": ("FULL", "fail", "unchanged columns are not told otherwise"),
+    "binlog_row_metadata": ("FULL", "warn", "column names in the log keep schema changes safe"),
+    "gtid_strict_mode": ("ON", "warn", "a replica that is promoted keeps the same order"),
+}
+_KEEP_S_MIN: Final = 86_400
+_GLOBAL: Final = {
+    "RELOAD": ("RELOAD",),
+    "SHOW DATABASES": ("SHOW DATABASES",),
+    "REPLICATION SLAVE": ("REPLICATION SLAVE",),
+    "BINLOG MONITOR": ("BINLOG MONITOR", "REPLICATION CLIENT"),
+}
+"""Right of the whole server → names that it has had."""
+_OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
+
+
+def checks(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
+    """Everything that the connector needs; a few round trips, nothing is changed."""
+    looked = _Checks(rows, capture, own)
+    return [
+        looked.version(),
+        *looked.log(),
+        looked.global_rights(),
+        *looked.tables(),
+        looked.own_table(),
+    ]
+
+
+class _Checks:
+    def __init__(self, rows: Rows, capture: Capture, own: OwnTables) -> None:
+        self._rows, self._capture, self._own = rows, capture, own
+        names = [*_WANTED, "log_bin", "server_id", "binlog_expire_logs_seconds",
+                 "expire_logs_days", "gtid_domain_id"]  # fmt: skip
+        listed = ", ".join(["%s"] * len(names))
+        found = rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})", *names)
+        self._settings = {row["Variable_name"]: str(row["Value"]) for row in found}
+        user, _, host = str(rows("SELECT current_user() AS name")[0]["name"]).rpartition("@")
+        self._user = f"'{user}'@'{host}'"
+        self._grants = _grants(next(iter(row.values())) for row in rows("SHOW GRANTS"))
+
+    def version(self) -> Finding:
+        found = str(self._rows("SELECT version() AS v")[0]["v"])
+        if "mariadb" in found.lower():
+            return Finding("version", "ok", found)
+        advice = "This connector is for MariaDB; with MySQL transactions would not be told."
+        return Finding("version", "fail", found, advice=advice)
+
+    def log(self) -> list[Finding]:
+        findings = []
+        if self._settings.get("log_bin", "OFF") not in ("ON", "1"):
+            advice = "Set log-bin in the server's configuration file and restart it."
+            findings.append(Finding("log_bin", "fail", "there is no binlog", advice=advice))
+        else:
+            findings.append(Finding("log_bin", "ok", "ON"))
+        for name, (wanted, outcome, why) in _WANTED.items():
+            found = self._settings.get(name, "unknown")
+            if found.upper() == wanted or (wanted == "ON" and found == "1"):
+                findings.append(Finding(name, "ok", found))
+                continue
+            statement = f"SET GLOBAL {name} = '{wanted}';"
+            advice = f"Put it into the configuration file too: {why}."
+            findings.append(
+                Finding(name, outcome, f"{found}, wanted {wanted}", (statement,), advice)
+            )
+        findings.append(self._server_id())
+        findings.append(self._retention())
+        return findings
+
+    def _server_id(self) -> Finding:
+        found = self._settings.get("server_id", "0")
+        if found != "0":
+            return Finding("server_id", "ok", found)
+        return Finding("server_id", "fail", found, ("SET GLOBAL server_id = 1;",))
+
+    def _retention(self) -> Finding:
+        seconds = int(float(self._settings.get("binlog_expire_logs_seconds", "0")))
+        if seconds == 0:
+            seconds = int(float(self._settings.get("expire_logs_days", "0")) * 86_400)
+        if seconds == 0 or seconds >= _KEEP_S_MIN:
+            found = "for ever" if seconds == 0 else f"{seconds / 3600:,.0f} h"
+            return Finding("binlog kept", "ok", found)
+        statement = "SET GLOBAL binlog_expire_logs_seconds = 604800;"
+        advice = "A connector that is away for longer has lost its place."
+        return Finding("binlog kept", "warn", f"{seconds / 3600:,.1f} h", (statement,), advice)
+
+    def global_rights(self) -> Finding:
+        held = self._grants.get("*.*", set())
+        missing = [
+            right
+            for right, names in _GLOBAL.items()
+            if "ALL PRIVILEGES" not in held and not held.intersection(names)
+        ]
+        if not missing:
+            return Finding("rights", "ok", ", ".join(_GLOBAL))
+        statement = f"GRANT {', '.join(missing)} ON *.* TO {self._user};"
+        return Finding("rights", "fail", f"{self._user} lacks {', '.join(missing)}", (statement,))
+
+    def tables(self) -> list[Finding]:
+        findings = []
+        for table in self._capture.tables:
+            database, _, name = table.partition(".")
+            found = self._rows(
+                # Constraints are shown to those only who may write; columns to all who may read.
+                "SELECT sum(column_key = 'PRI') AS keyed FROM information_schema.columns "
+                "WHERE table_schema = %s AND table_name = %s HAVING count(*) > 0",
+                database,
+                name,
+            )
+            rights = self._rights(table, ("SELECT",))
+            if rights.outcome == "fail":
+                findings.append(rights)
+            elif not found:
+                advice = "Correct the declaration, or make the table."
+                missing = "there is none of that name"
+                findings.append(Finding(f"table {table}", "fail", missing, advice=advice))
+            else:
+                findings += [rights, self._key(table, bool(found[0]["keyed"]))]
+        return findings
+
+    def own_table(self) -> Finding:
+        table = self._own.signals
+        rights = self._rights(table, _OWN)
+        if rights.outcome == "fail":
+            making = create_table(table, careful=True) + ";"
+            return Finding(rights.name, "fail", rights.found, (making, *rights.sql))
+        if not own_columns(self._rows, table):
+            making = create_table(table) + ";"
+            return Finding(f"table {table}", "fail", "there is none", (making,))
+        return rights
+
+    def _key(self, table: str, keyed: bool) -> Finding:
+        if keyed:
+            return Finding(f"key of {table}", "ok", "it has a primary key")
+        columns = self._capture.tables[table].key_columns or ("id",)
+        listed = ", ".join(quoted(column) for column in columns)
+        statement = f"ALTER TABLE {quoted(table)} ADD PRIMARY KEY ({listed});"
+        return Finding(f"key of {table}", "fail", "there is no primary key", (statement,))
+
+    def _rights(self, table: str, wanted: tuple[str, ...]) -> Finding:
+        database = table.partition(".")[0]
+        held: set[str] = set()
+        for scope in ("*.*", f"{database}.*", table):
+            held |= self._grants.get(scope, set())
+        missing = [right for right in wanted if not held & {right, "ALL PRIVILEGES"}]
+        name = f"rights on {table}"
+        if not missing:
+            return Finding(name, "ok", ", ".join(wanted))
+        statement = f"GRANT {', '.join(missing)} ON {quoted(table)} TO {self._user};"
+        found = f"{self._user} lacks {', '.join(missing)}"
+        return Finding(name, "fail", found, (statement,))
+
+
+def own_columns(rows: Rows, table: str) -> list[str]:
+    """Columns of our table; empty when it is not there, or cannot be seen."""
+    database, _, name = table.partition(".")
+    found = rows(
+        "SELECT column_name AS name FROM information_schema.columns "
+        "WHERE table_schema = %s AND table_name = %s",
+        database,
+        name,
+    )
+    return [str(row["name"]) for row in found]
+
+
+def create_table(table: str, *, careful: bool = False) -> str:
+    """The statement that makes our table; ``careful``: it may be there."""
+    columns = "id varchar(64) PRIMARY KEY, type varchar(64) NOT NULL, data text"
+    return f"CREATE TABLE {'IF NOT EXISTS ' if careful else ''}{quoted(table)} ({columns})"
+
+
+def quoted(name: str) -> str:
+    """``db.table``, or a column, in MariaDB's quotes."""
+    return ".".join("`" + part.replace("`", "``") + "`" for part in name.split(".", 1))
+
+
+def _grants(lines: Iterable[object]) -> dict[str, set[str]]:
+    """Scope (``*.*``, ``db.*``, ``db.table``) → rights, of what SHOW GRANTS says."""
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        match = _GRANT.match(str(line))
+        if match is None:
+            continue
+        scope = match["scope"].replace("`", "")
+        rights = {right.strip().upper() for right in match["rights"].split(",")}
+        found.setdefault(scope, set()).update(rights)
+    return found

@@ -1,0 +1,101 @@
+"""What a connector tells of its snapshots, in a topic of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from everstate.config import Config
+from everstate.errors import LogError
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
+from everstate.log.record import Record
+from everstate.sources.cdc.names import CaptureNames
+
+INITIAL: Final = "Initial Snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One step of a snapshot, as the connector tells it."""
+
+    id: str
+    kind: str
+    """``Initial Snapshot`` or ``Incremental Snapshot``."""
+    state: str
+    """``STARTED``, ``IN_PROGRESS``, ``TABLE_SCAN_COMPLETED``, ``COMPLETED``, ``ABORTED``, …"""
+    tables: tuple[str, ...]
+    table: str | None
+    rows: int | None
+    """Rows read so far (of a table that is completed: its rows)."""
+    last_key: str | None
+    status: str | None
+    """Of a completed table: ``SUCCEEDED``, ``EMPTY``, ``SQL_EXCEPTION``, …"""
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSnapshot:
+    """How the snapshot stands with which a capture begins."""
+
+    state: str | None
+    """What was told last, such as ``IN_PROGRESS`` or ``COMPLETED``; None: nothing."""
+    interrupted: bool
+    """It was begun more than once, and its tables were not read again since."""
+
+    @property
+    def under_way(self) -> bool:
+        """Rows are being read now, as far as was told."""
+        return self.state in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED")
+
+
+def first_snapshot(config: Config, names: CaptureNames) -> FirstSnapshot:
+    """How the first snapshot stands; reads the whole topic, which has a record per step."""
+    return first_of(notifications(config, names))
+
+
+def first_of(told: Iterable[Notification]) -> FirstSnapshot:
+    """How the first snapshot stands after these steps, oldest first."""
+    state, starts, asked = None, 0, False
+    for each in told:
+        if each.kind == INITIAL:
+            state = each.state
+            starts += each.state == "STARTED"
+        elif each.state == "STARTED":
+            asked = len(each.tables) != 1
+        elif each.state == "COMPLETED" and asked:
+            starts = 0
+    return FirstSnapshot(state, starts > 1)
+
+
+def notifications(config: Config, names: CaptureNames) -> list[Notification]:
+    """Everything that the connector told, oldest first, as far as the topic still has it."""
+    try:
+        with Offsets(config) as offsets:
+            offsets.beginnings([names.notifications])
+    except LogError:
+        return []
+    with Consumer(config, client_id="everstate-cdc") as consumer:
+        return [notification(record) for record in consumer.read_topic(names.notifications)]
+
+
+def notification(record: Record) -> Notification:
+    """One record of the topic."""
+    value = json.loads(record.value or b"{}")
+    more: Mapping[str, str] = value.get("additional_data") or {}
+    rows = more.get("total_rows_scanned")
+    listed = [name.strip() for name in more.get("data_collections", "").split(",")]
+    table = more.get("scanned_collection") or more.get("current_collection_in_progress")
+    return Notification(
+        id=str(value.get("id")),
+        kind=str(value.get("aggregate_type")),
+        state=str(value.get("type")),
+        tables=tuple(name for name in listed if name),
+        table=table,
+        rows=None if rows is None else int(rows),
+        last_key=more.get("last_processed_key"),
+        status=more.get("status"),
+        at_ms=int(value.get("timestamp") or record.timestamp_ms),
+    )

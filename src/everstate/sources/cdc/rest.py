@@ -1,0 +1,129 @@
+"""Client of Kafka Connect's REST interface: what a capture needs of it, in our errors."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.parse import quote
+
+from everstate.errors import CaptureFailed, Unavailable
+from everstate.telemetry import without_secret
+
+_TIMEOUT_S: Final = 30.0
+_REBALANCE_S_MAX: Final = 60.0
+_POLL_S: Final = 0.2
+_REBALANCING: Final = 409
+
+
+class NoSuchConnector(Exception):
+    """Connect knows no connector of that name."""
+
+
+class Connect:
+    """One Connect cluster by its REST address; every call is one request, retried at a rebalance.
+
+    Raises Unavailable when it does not answer, CaptureFailed with its reason when it refuses, and
+    NoSuchConnector where the name is unknown.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def names(self) -> list[str]:
+        """Names of all connectors."""
+        found: list[str] = self._ask("GET", "/connectors")
+        return found
+
+    def config(self, connector: str) -> dict[str, str]:
+        """Settings of a connector; references to secrets are not resolved."""
+        found: dict[str, str] = self._ask("GET", self._path(connector, "config"))
+        return found
+
+    def put(self, connector: str, config: Mapping[str, str]) -> None:
+        """Make the connector, or give it these settings."""
+        self._ask("PUT", self._path(connector, "config"), dict(config))
+
+    def status(self, connector: str) -> dict[str, Any]:
+        """State of the connector and of its tasks, as Connect tells it."""
+        found: dict[str, Any] = self._ask("GET", self._path(connector, "status"))
+        return found
+
+    def offset(self, connector: str) -> dict[str, Any]:
+        """Source position that Connect has stored; empty when there is none yet."""
+        found = self._ask("GET", self._path(connector, "offsets"))
+        listed = found.get("offsets") or []
+        return dict(listed[0].get("offset") or {}) if listed else {}
+
+    def forget_offsets(self, connector: str) -> None:
+        """Delete the stored source position of a stopped connector."""
+        self._ask("DELETE", self._path(connector, "offsets"))
+
+    def pause(self, connector: str) -> None:
+        """Ask for state PAUSED; tasks stay, and read nothing more."""
+        self._ask("PUT", self._path(connector, "pause"))
+
+    def resume(self, connector: str) -> None:
+        """Ask for state RUNNING."""
+        self._ask("PUT", self._path(connector, "resume"))
+
+    def stop(self, connector: str) -> None:
+        """Ask for state STOPPED; its tasks are ended."""
+        self._ask("PUT", self._path(connector, "stop"))
+
+    def restart(self, connector: str) -> None:
+        """Start the connector's failed parts again."""
+        self._ask("POST", self._path(connector, "restart") + "?includeTasks=true&onlyFailed=true")
+
+    def delete(self, connector: str) -> None:
+        """Remove the connector; its stored position stays."""
+        self._ask("DELETE", self._path(connector))
+
+    @staticmethod
+    def _path(connector: str, *parts: str) -> str:
+        return "/".join(("/connectors", quote(connector, safe=""), *parts))
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        deadline = time.monotonic() + _REBALANCE_S_MAX
+        while True:
+            try:
+                return self._request(method, path, body)
+            except urllib.error.HTTPError as cause:
+                with cause:
+                    reason = _reason(cause)
+                if cause.code == _REBALANCING and time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                if cause.code == 404:
+                    raise NoSuchConnector(path) from cause
+                if cause.code >= 500 and "Request timed out" in reason:
+                    raise Unavailable(f"Kafka Connect at {self._place}: {reason}") from cause
+                raise CaptureFailed(f"Kafka Connect at {self._place}: {reason}") from cause
+            except (OSError, HTTPException, ValueError) as cause:
+                raise Unavailable(
+                    f"Kafka Connect at {self._place} does not answer ({cause}).",
+                    advice="`everstate status` tells whether the local one runs.",
+                ) from cause
+
+    @property
+    def _place(self) -> str:
+        return without_secret(self.url)
+
+    def _request(self, method: str, path: str, body: object) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["message"]).strip()
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"HTTP {error.code}"

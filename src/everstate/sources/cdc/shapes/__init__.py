@@ -1,0 +1,18 @@
+"""Message shapes: what each capturing tool writes, read into neutral source rows. No I/O."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from everstate.sources.cdc.rows import Message, SourceRow
+from everstate.sources.cdc.shapes import debezium, flat
+
+READERS: Final[Mapping[str, Callable[[Message], list[SourceRow]]]] = {
+    "debezium": debezium.read_rows,
+    "maxwell": flat.read_maxwell,
+    "canal": flat.read_canal,
+    "goldengate": flat.read_goldengate,
+    "dms": flat.read_dms,
+}
+"""Form → reader of one record of a raw topic."""
+
+__all__ = ["READERS"]

@@ -1,0 +1,244 @@
+"""Debezium's change events, with and without their schemas, of all its connectors."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from everstate.sources.cdc.rows import (
+    Message,
+    Op,
+    RowTransaction,
+    SourceRow,
+    TransactionEnd,
+    TransactionMessage,
+    Unreadable,
+)
+from everstate.sources.cdc.shapes.places import place_of
+from everstate.sources.cdc.shapes.semantic import conversions, document, without_unavailable
+
+_OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
+_OLD_KEY: Final = "__debezium.oldkey"
+_CELL: Final = {"value", "deletion_ts", "set"}
+_decode = msgspec.json.decode
+
+
+class _Envelope(msgspec.Struct):
+    """Both forms at once: with ``payload`` under ``schema``, or flat."""
+
+    schema: msgspec.Raw = msgspec.Raw(b"null")
+    payload: dict[str, Any] | None = None
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+
+
+def read_rows(message: Message) -> list[SourceRow]:
+    """Rows of one record of a table's topic; a tombstone has none.
+
+    Raises Unreadable with the reason.
+    """
+    if message.value is None:
+        return []
+    payload, types = _payload(message.value)
+    code = payload.get("op")
+    if code is None:
+        raise Unreadable("no change event: it has no field op (is it flattened by a transform?)")
+    op = _OPS.get(code)
+    if op is None:
+        raise Unreadable(f"op {code!r} is none of {', '.join(_OPS)}")
+    source = payload.get("source") or {}
+    connector = str(source.get("connector") or "")
+    transaction = _transaction(connector, payload.get("transaction"), source)
+    order = None if transaction is None else transaction.order
+    position, sort_key = place_of(connector, source, order)
+    before, after = _image(payload.get("before"), "before"), _image(payload.get("after"), "after")
+    is_whole = op != "d" and after is not None
+    if connector == "cassandra":
+        before, after, is_whole = _cells(op, payload.get("after"))
+    elif connector == "mongodb":
+        after, is_whole = _mongodb(payload, after)
+    known = without_unavailable(after)
+    is_whole = is_whole and known is not None and len(known) == len(after or ())
+    snapshot = str(source.get("snapshot") or "false").lower()
+    if op not in ("t", "m") and before is None and after is None and message.key is None:
+        raise Unreadable("it has neither key nor image before or after")
+    return [
+        SourceRow(
+            table=_table(message.table, source),
+            op=op,
+            key=_key(message.key),
+            before=without_unavailable(before),
+            after=known,
+            is_whole=is_whole,
+            moved_from=_moved_from(message.headers),
+            position=position,
+            order=sort_key,
+            transaction=transaction,
+            time_us=time_us(source) or time_us(payload),
+            is_snapshot=op == "r" or snapshot not in ("false", "none"),
+            source=source,
+            types=types,
+        )
+    ]
+
+
+def read_transaction(message: Message) -> TransactionEnd | None:
+    """End of a transaction, of a record of the transaction topic; ``None`` for its beginning."""
+    if message.value is None:
+        return None
+    payload, _ = _payload(message.value)
+    if payload.get("status") != "END":
+        return None
+    try:
+        listed = payload.get("data_collections")
+        counts = None
+        if isinstance(listed, list):
+            counts = {str(one["data_collection"]): int(one["event_count"]) for one in listed}
+        found = TransactionEnd(
+            id=str(payload["id"]), count=int(payload["event_count"]), counts=counts
+        )
+    except (KeyError, TypeError, ValueError) as cause:
+        raise Unreadable(f"the end of a transaction lacks {cause}") from cause
+    return found
+
+
+def read_message(message: Message) -> TransactionMessage | None:
+    """Logical message of a transaction; ``None`` when it has none."""
+    if message.value is None:
+        return None
+    payload, _ = _payload(message.value)
+    body, source = payload.get("message"), payload.get("source") or {}
+    if payload.get("op") != "m" or not isinstance(body, dict) or source.get("txId") is None:
+        return None
+    try:
+        content = base64.b64decode(body.get("content") or "", validate=True)
+    except binascii.Error as cause:
+        raise Unreadable(f"a logical message's content is not base64: {cause}") from cause
+    return TransactionMessage(
+        transaction=str(source["txId"]), prefix=str(body.get("prefix")), content=content
+    )
+
+
+def transaction_key(text: str) -> str:
+    """What is stable of a transaction's id: PostgreSQL's has the place of each event behind it.
+
+    The events of one transaction have ``744:26916144``, ``744:26916200``, …; other connectors'
+    ids are stable, and are no two numbers (MariaDB's is a GTID).
+    """
+    head, _, tail = text.partition(":")
+    return head if head.isdigit() and tail.isdigit() else text
+
+
+def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
+    try:
+        envelope = _decode_envelope(value)
+        if envelope.payload is not None:
+            return envelope.payload, conversions(bytes(envelope.schema))
+        payload = _decode(value)
+    except msgspec.DecodeError as cause:
+        raise Unreadable(f"not JSON of a change event: {cause}") from cause
+    if not isinstance(payload, dict):
+        raise Unreadable("not a JSON object")
+    return payload, {}
+
+
+def _key(key: bytes | None) -> Mapping[str, Any] | None:
+    if key is None:
+        return None
+    try:
+        found = _decode(key)
+    except msgspec.DecodeError as cause:
+        raise Unreadable(f"the key is not JSON: {cause}") from cause
+    if isinstance(found, dict) and "payload" in found and "schema" in found:
+        found = found["payload"]
+    if isinstance(found, dict) and set(found) == {"id"} and isinstance(found["id"], str):
+        # MongoDB's key is a document in a string.
+        inner = document(found["id"], quietly=True)
+        return found if inner is None else {"_id": inner, "id": inner}
+    return found if isinstance(found, dict) and found else None
+
+
+def _image(image: Any, side: str) -> dict[str, Any] | None:
+    if image is None:
+        return None
+    if isinstance(image, str):
+        found = document(image)
+        if isinstance(found, dict):
+            return found
+    if isinstance(image, dict):
+        return image
+    raise Unreadable(f"{side} is no row: {str(image)[:60]!r}")
+
+
+def _cells(op: Op, after: Any) -> tuple[dict[str, Any] | None, dict[str, Any] | None, bool]:
+    """Cassandra's cells: a cell that is null was not written, and is unknown.
+
+    Every write is an upsert of the cells it names, so that no row is ever whole.
+    """
+    if not isinstance(after, dict):
+        raise Unreadable("a row of Cassandra has no cells")
+    cells = {
+        name: cell.get("value") if cell.get("deletion_ts") is None else None
+        for name, cell in after.items()
+        if isinstance(cell, dict) and _CELL >= set(cell)
+    }
+    if op == "d":
+        kept = {name: c.get("value") for name, c in after.items() if isinstance(c, dict)}
+        return kept, None, False
+    return None, cells, False
+
+
+def _mongodb(
+    payload: Mapping[str, Any], after: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, bool]:
+    """The document after: whole when given, else what the update says it changed."""
+    if after is not None or payload.get("op") == "d":
+        return after, after is not None
+    update = payload.get("updateDescription")
+    if not isinstance(update, dict):
+        return None, False
+    changed = _image(update.get("updatedFields") or "{}", "updatedFields") or {}
+    if any("." in name for name in changed):
+        raise Unreadable("an update of a part of a field cannot be completed; capture documents")
+    removed = update.get("removedFields") or []
+    return {**dict.fromkeys(removed), **changed}, False
+
+
+def _moved_from(headers: Mapping[str, bytes | None]) -> Mapping[str, Any] | None:
+    old = headers.get(_OLD_KEY)
+    return None if old is None else _key(old)
+
+
+def _table(declared: str, source: Mapping[str, Any]) -> str:
+    return declared or str(source.get("table") or source.get("collection") or "")
+
+
+def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTransaction | None:
+    if not isinstance(block, dict) or not block.get("id"):
+        return None
+    order = block.get("total_order")
+    name = transaction_key(str(block["id"]))
+    if connector == "postgresql" and source.get("txId") is not None:
+        name = str(source["txId"])
+    return RowTransaction(id=name, order=None if order is None else int(order))
+
+
+def time_us(block: Mapping[str, Any]) -> int | None:
+    """Microseconds since 1970 of a block's finest time; ``None``: it has none that is a number."""
+    for name, per_us in (("ts_us", 1), ("ts_ns", -1_000), ("ts_ms", 1_000), ("ts_sec", 1_000_000)):
+        value = block.get(name)
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if isinstance(value, int) and value > 0:
+            found = value * per_us if per_us > 0 else value // -per_us
+            # Cassandra's connector writes microseconds where the name says milliseconds.
+            return found if found < _TIME_US_MAX else found // 1000
+    return None
+
+
+_TIME_US_MAX: Final = 253_402_300_800 * 1_000_000

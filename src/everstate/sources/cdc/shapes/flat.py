@@ -1,0 +1,253 @@
+"""Maxwell, Canal, Oracle GoldenGate and AWS DMS: messages that give what changed, and a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from everstate.sources.cdc.rows import Message, Op, Position, RowTransaction, SourceRow, Unreadable
+from everstate.sources.cdc.shapes.places import place_of
+
+_decode = msgspec.json.decode
+_MAXWELL: Final[Mapping[str, Op]] = {
+    "insert": "c",
+    "update": "u",
+    "delete": "d",
+    "bootstrap-insert": "r",
+}
+_CANAL: Final[Mapping[str, Op]] = {"INSERT": "c", "UPDATE": "u", "DELETE": "d", "TRUNCATE": "t"}
+_GOLDENGATE: Final[Mapping[str, Op]] = {"I": "c", "U": "u", "K": "u", "D": "d", "T": "t"}
+_DMS: Final[Mapping[str, Op]] = {"insert": "c", "update": "u", "delete": "d", "load": "r"}
+
+
+def read_maxwell(message: Message) -> list[SourceRow]:
+    """Maxwell: ``data`` is the row after (before, for a delete), ``old`` what it was before.
+
+    With a minimal binlog row image both hold changed columns only.
+    """
+    found = _object(message)
+    if found is None:
+        return []
+    kind = str(found.get("type"))
+    if kind in ("bootstrap-start", "bootstrap-complete"):
+        return []
+    op = _op(_MAXWELL, kind)
+    data = _columns(found, "data")
+    position: Position = {}
+    order: tuple[int, ...] = ()
+    if found.get("position"):
+        file, _, at = str(found["position"]).rpartition(":")
+        position, order = place_of(
+            "mysql", {"file": file, "pos": at, "gtid": found.get("gtid")}, None
+        )
+        # Rows of one binlog event share its position; their place in the transaction tells them.
+        inner = int(found.get("xoffset") or 0)
+        position = {scheme: (*place, inner) for scheme, place in position.items()}
+        order = (*order, inner)
+    transaction = RowTransaction(id=str(found["xid"])) if found.get("xid") else None
+    names = found.get("primary_key_columns")
+    shared = {
+        "table": message.table or str(found.get("table") or ""),
+        "position": position,
+        "order": order,
+        "transaction": transaction,
+        "time_us": _seconds(found.get("ts")),
+        "source": {"connector": "maxwell", **_but(found, "data", "old")},
+    }
+    return _images(op, data, found.get("old"), names, shared)
+
+
+def read_canal(message: Message) -> list[SourceRow]:
+    """Canal's flat message: a list of rows after (before, for deletes), and of changed columns."""
+    found = _object(message)
+    if found is None:
+        return []
+    kind = str(found.get("type"))
+    if found.get("isDdl") and kind != "TRUNCATE":
+        return []
+    op = _op(_CANAL, kind)
+    rows = found.get("data") or []
+    olds = found.get("old") or [None] * len(rows)
+    if not isinstance(rows, list) or len(olds) != len(rows):
+        raise Unreadable("data and old are not lists of one length")
+    shared: dict[str, Any] = {
+        "table": message.table or str(found.get("table") or ""),
+        "time_us": _milliseconds(found.get("es")),
+        "source": {"connector": "canal", **_but(found, "data", "old", "mysqlType", "sqlType")},
+    }
+    if op == "t":
+        return [SourceRow(op="t", **shared)]
+    read = []
+    for index, (row, old) in enumerate(zip(rows, olds, strict=True)):
+        if found.get("id") is not None:
+            # The number of the batch grows; within it the rows are in order.
+            place = (int(found.get("es") or 0), int(found["id"]), index)
+            shared |= {"position": {"canal": place}, "order": place}
+        read += _images(op, row, old, found.get("pkNames"), shared)
+    return read
+
+
+def read_goldengate(message: Message) -> list[SourceRow]:
+    """Oracle GoldenGate's JSON: ``before`` and ``after`` with all columns, or changed ones."""
+    found = _object(message)
+    if found is None:
+        return []
+    op = _op(_GOLDENGATE, str(found.get("op_type")))
+    at = str(found.get("pos") or "")
+    place = (int(at),) if at.isdigit() else ()
+    shared: dict[str, Any] = {
+        "table": message.table or str(found.get("table") or ""),
+        "position": {"pos": place} if place else {},
+        "order": place,
+        "time_us": _text_time(found.get("op_ts")),
+        "source": {"connector": "goldengate", **_but(found, "before", "after")},
+    }
+    if op == "t":
+        return [SourceRow(op="t", **shared)]
+    before, after = found.get("before"), found.get("after")
+    if op == "d" and isinstance(before, dict):
+        return [_row("d", before, None, found.get("primary_keys"), shared)]
+    if not isinstance(after, dict):
+        raise Unreadable("it has no row after")
+    names = found.get("primary_keys")
+    if op == "u":
+        # Changed columns only, unless supplemental logging gives all: never known from one row.
+        return _moved(before, after, names, shared, is_whole=False)
+    return [_row(op, None, after, names, shared, is_whole=True)]
+
+
+def read_dms(message: Message) -> list[SourceRow]:
+    """AWS DMS: ``data`` is the row after (before, for a delete), ``metadata`` says the rest."""
+    found = _object(message)
+    if found is None:
+        return []
+    about = found.get("metadata") or {}
+    if about.get("record-type") == "control":
+        return []
+    op = _op(_DMS, str(about.get("operation")))
+    shared: dict[str, Any] = {
+        "table": message.table or str(about.get("table-name") or ""),
+        "time_us": _text_time(about.get("timestamp")),
+        "source": {"connector": "dms", **about},
+    }
+    if about.get("transaction-id") is not None:
+        shared["transaction"] = RowTransaction(id=str(about["transaction-id"]))
+    return _images(op, _columns(found, "data"), found.get("before-image"), None, shared)
+
+
+def _object(message: Message) -> dict[str, Any] | None:
+    if message.value is None:
+        return None
+    try:
+        found = _decode(message.value)
+    except msgspec.DecodeError as cause:
+        raise Unreadable(f"not JSON: {cause}") from cause
+    if not isinstance(found, dict):
+        raise Unreadable("not a JSON object")
+    return found
+
+
+def _op(ops: Mapping[str, Op], kind: str) -> Op:
+    if kind not in ops:
+        raise Unreadable(f"operation {kind!r} is none of {', '.join(ops)}")
+    return ops[kind]
+
+
+def _images(
+    op: Op, data: Any, old: Any, names: list[str] | None, shared: Mapping[str, Any]
+) -> list[SourceRow]:
+    """Rows of forms that give the row after and the former values of what changed."""
+    if not isinstance(data, dict):
+        raise Unreadable("a row has no columns")
+    if op == "d":
+        return [_row("d", data, None, names, shared)]
+    if op != "u":
+        return [_row(op, None, data, names, shared, is_whole=True)]
+    before = {**data, **old} if isinstance(old, dict) else None
+    return _moved(before, data, names, shared, is_whole=False)
+
+
+def _moved(
+    before: Any,
+    after: Mapping[str, Any],
+    names: list[str] | None,
+    shared: Mapping[str, Any],
+    *,
+    is_whole: bool,
+) -> list[SourceRow]:
+    """An update; one of the key is the end of one row and the beginning of another."""
+    image = before if isinstance(before, dict) else None
+    key = _key(names, after)
+    was = _key(names, image) if image is not None else None
+    if key is None or was is None or was == key:
+        return [_row("u", image, after, names, shared, is_whole=is_whole)]
+    assert image is not None
+    gone = _row("d", image, None, names, shared)
+    come = _row("c", None, after, names, {**shared, "moved_from": was}, is_whole=is_whole)
+    return [gone, come]
+
+
+def _row(
+    op: Op,
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any] | None,
+    names: list[str] | None,
+    shared: Mapping[str, Any],
+    *,
+    is_whole: bool = False,
+) -> SourceRow:
+    image = after if after is not None else before
+    return SourceRow(
+        op=op,
+        key=_key(names, image) if image is not None else None,
+        before=before,
+        after=after,
+        is_whole=is_whole,
+        is_snapshot=op == "r",
+        **shared,
+    )
+
+
+def _key(names: list[str] | None, image: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Values of the key's columns; their names may differ in case from the row's."""
+    if not names or image is None:
+        return None
+    lower = {column.lower(): value for column, value in image.items()}
+    found = {name: lower.get(name.lower()) for name in names}
+    return None if None in found.values() else found
+
+
+def _columns(found: Mapping[str, Any], name: str) -> Any:
+    columns = found.get(name)
+    if not isinstance(columns, dict):
+        raise Unreadable(f"{name} is no row")
+    return columns
+
+
+def _but(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in names}
+
+
+def _seconds(value: Any) -> int | None:
+    return int(value) * 1_000_000 if isinstance(value, int) else None
+
+
+def _milliseconds(value: Any) -> int | None:
+    return int(value) * 1_000 if isinstance(value, int) else None
+
+
+def _text_time(text: Any) -> int | None:
+    """Microseconds of a time as text; UTC where it names no offset."""
+    if not isinstance(text, str):
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    since = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -1,0 +1,131 @@
+"""Snapshots: asked for by a signal, told by the connector's notifications."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+from uuid_utils.compat import uuid7
+
+from everstate.config import Config
+from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
+from everstate.log.consumer import Consumer
+from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.notifications import Notification, notification
+
+_ENDS: Final = frozenset({"COMPLETED", "ABORTED", "SKIPPED"})
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDone:
+    """How an incremental snapshot ended."""
+
+    id: str
+    state: str
+    rows: int
+    tables: Mapping[str, str]
+    """Table → how its scan ended."""
+    seconds: float
+
+
+Progress = Callable[[Notification], None]
+
+
+def snapshot(
+    config: Config,
+    capturing: Capturing,
+    *,
+    table: str | None = None,
+    where: str | None = None,
+    key: Mapping[str, str] | Sequence[str] = (),
+    wait: bool = True,
+    silence_s: float = 120.0,
+    progress: Progress = lambda _: None,
+) -> SnapshotDone:
+    """Read rows again while streaming goes on: all tables, one, a range of it, or one row.
+
+    ``where`` is an SQL condition, run in the captured database as the connector's user; ``key``
+    are the values of the primary key. Returns when the last row is in the raw topics; with
+    ``wait=False`` when the signal is written. Raises InvalidCapture for a table or key that does
+    not fit, CaptureFailed when the connector does not run or gives up, Unavailable when it says
+    nothing for ``silence_s``.
+    """
+    capture, names = capturing.capture, capturing.names
+    if table is None and (where or key):
+        raise InvalidCapture(capture.name, "a condition or key needs its table (--table)")
+    if where and key:
+        raise InvalidCapture(capture.name, "give a condition or a key, not both")
+    tables = list(capture.tables) if table is None else [declared(capturing, table)]
+    capturing.require_running()
+    signal_id = f"everstate-{uuid7()}"
+    began = time.monotonic()
+    with (
+        Consumer(config, client_id="everstate-cdc") as consumer,
+        # The place is taken before the signal, so that no notification is missed.
+        closing(consumer.tail([names.notifications], idle_s=silence_s)) as records,
+    ):
+        _signal(capturing, signal_id, tables, where, key)
+        if not wait:
+            return SnapshotDone(signal_id, "SIGNALLED", 0, {}, time.monotonic() - began)
+        done = _follow(signal_id, map(notification, records), progress, began)
+    if done is None:
+        raise Unavailable(
+            f"capture {capture.name}: the connector told nothing of the snapshot for "
+            f"{silence_s:g} s.",
+            advice=f"Look with `everstate cdc status {capture.name}`; the signal stays.",
+        )
+    return done
+
+
+def _signal(
+    capturing: Capturing,
+    signal_id: str,
+    tables: list[str],
+    where: str | None,
+    key: Mapping[str, str] | Sequence[str],
+) -> None:
+    with capturing.database() as database:
+        condition = database.condition(tables[0], key) if key else where
+        data: dict[str, Any] = {"data-collections": tables, "type": "INCREMENTAL"}
+        if condition:
+            filtered = {"data-collection": tables[0], "filter": condition}
+            data["additional-conditions"] = [filtered]
+        database.signal(signal_id, "execute-snapshot", json.dumps(data))
+
+
+def declared(capturing: Capturing, table: str) -> str:
+    """The table as declared, by its whole or its short name; raises InvalidCapture."""
+    capture = capturing.capture
+    name = capture.by_topic().get(table, table)
+    if name not in capture.tables:
+        known = ", ".join(capture.tables)
+        raise InvalidCapture(capture.name, f"{table} is no table of it (declared: {known})")
+    return name
+
+
+def _follow(
+    signal_id: str, told: Iterable[Notification], progress: Progress, began: float
+) -> SnapshotDone | None:
+    """Follow one snapshot to its end; None when what was told ended first."""
+    tables: dict[str, str] = {}
+    rows: dict[str, int] = {}
+    for each in told:
+        if each.id != signal_id:
+            continue
+        progress(each)
+        if each.table is not None and each.rows is not None:
+            rows[each.table] = each.rows
+        if each.state == "TABLE_SCAN_COMPLETED" and each.table is not None:
+            tables[each.table] = each.status or "SUCCEEDED"
+        if each.state in _ENDS:
+            seconds = time.monotonic() - began
+            done = SnapshotDone(signal_id, each.state, sum(rows.values()), tables, seconds)
+            bad = {t: s for t, s in tables.items() if s not in ("SUCCEEDED", "EMPTY")}
+            if each.state == "ABORTED" or bad:
+                raise CaptureFailed(f"snapshot {signal_id} ended {each.state}: {bad or 'aborted'}.")
+            return done
+    return None

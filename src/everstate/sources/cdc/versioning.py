@@ -1,0 +1,324 @@
+"""One batch of rows, in source order, against our newest states: changes, held rows, refusals.
+
+Works on a :class:`LocalState` and on what is held, and touches nothing else; the caller publishes
+what comes out and commits both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from everstate.changes import Kind
+from everstate.errors import HeldOverflow
+from everstate.sources.cdc.completion import (
+    PRIOR_UNKNOWN,
+    SUPERSEDED,
+    Completed,
+    Held,
+    Known,
+    Skipped,
+    Step,
+    complete,
+    is_settling,
+)
+from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.local_state import LocalState
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.reading import RawReader, RefusedRow
+from everstate.sources.cdc.rows import Unreadable, is_after
+
+Entity = tuple[str, str]
+"""Entity type and key."""
+
+
+class RawPlace(NamedTuple):
+    """Where a record of a raw topic is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Versioned(NamedTuple):
+    """One change of a row, with its version."""
+
+    row: CleanRow
+    entity: str
+    key: str
+    version: int
+    step: Step
+    part: int
+    """Its place among the changes of its row, from 0."""
+    place: RawPlace
+
+
+class Refused(NamedTuple):
+    """A record that no change is made of, and why."""
+
+    entity: str | None
+    reason: str
+    place: RawPlace
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one batch of rows came to."""
+
+    changes: list[Versioned] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    overdue: int = 0
+    """Rows that went on without their parent, or with a code instead of its name."""
+    touched: set[Entity] = field(default_factory=set)
+    """Entities with a newer state."""
+    held_changed: set[Entity] = field(default_factory=set)
+
+
+class Versioner:
+    """Gives rows their place in the history of their entity.
+
+    ``excluded`` rows (by place and key) are refused, for the reason given.
+    """
+
+    def __init__(
+        self,
+        reader: RawReader,
+        state: LocalState,
+        held: dict[Entity, HeldEntity],
+        *,
+        held_max: int = 10_000,
+        excluded: Mapping[tuple[RawPlace, str], str] | None = None,
+    ) -> None:
+        self._reader, self._state, self._held = reader, state, held
+        self._capture = reader.capture
+        self._held_max = held_max
+        self._excluded = excluded or {}
+        self._waiting: dict[Entity, set[Entity]] = defaultdict(set)
+        for entity, one in held.items():
+            if one.waits_for is not None:
+                self._waiting[one.waits_for].add(entity)
+
+    def run(self, rows: Iterable[tuple[RawPlace, CleanRow | RefusedRow]], now_s: float) -> Batch:
+        """Take rows in source order; each entity's rows go on, wait, or are refused.
+
+        Raises HeldOverflow when too many rows wait; then nothing may be committed.
+        """
+        batch = Batch()
+        listed = list(rows)
+        self._load(listed)
+        for place, row in listed:
+            if isinstance(row, RefusedRow):
+                self._refuse(batch, row, place, now_s)
+            elif row.op == "t":
+                self._truncate(batch, row, place, now_s)
+            else:
+                self._take(batch, row, place, now_s)
+        self._let_overdue_go(batch, now_s)
+        waiting = sum(len(one.rows) for one in self._held.values())
+        if waiting > self._held_max:
+            raise HeldOverflow(f"capture {self._capture.name}", waiting, self._held_max)
+        return batch
+
+    def _entity(self, row: CleanRow | RefusedRow) -> str:
+        return self._capture.tables[row.table].entity
+
+    def _load(self, rows: list[tuple[RawPlace, CleanRow | RefusedRow]]) -> None:
+        keys: dict[str, set[str]] = defaultdict(set)
+        for _, row in rows:
+            if isinstance(row, CleanRow):
+                keys[self._entity(row)].add(row.key)
+                for entity, key in row.parents:
+                    keys[entity].add(key)
+        for entity, wanted in keys.items():
+            self._state.load(entity, wanted)
+
+    def _take(self, batch: Batch, row: CleanRow, place: RawPlace, now_s: float) -> None:
+        entity = (self._entity(row), row.key)
+        held = self._held.get(entity)
+        row.at = place
+        if held is None:
+            outcome = self._try(batch, row, place, is_unsure=False, is_overdue=False)
+            if isinstance(outcome, Held):
+                held = HeldEntity(row.table, *entity, row.columns, outcome.reason, now_s, [row])
+                self._hold(batch, entity, held, outcome)
+            elif isinstance(outcome, Completed):
+                self._wake(batch, entity, now_s)
+            elif outcome is None:
+                self._doubt(batch, entity, row, now_s)
+            return
+        held.rows.append(row)
+        batch.held_changed.add(entity)
+        self._release(batch, entity, held, now_s)
+
+    def _try(
+        self,
+        batch: Batch,
+        row: CleanRow,
+        place: RawPlace,
+        *,
+        is_unsure: bool,
+        is_overdue: bool,
+    ) -> Completed | Skipped | Held | None:
+        """Complete one row and take its changes over; ``None``: it was refused."""
+        entity = self._entity(row)
+        known = self._state.get(entity, row.key)
+        if (place, row.key) in self._excluded:
+            batch.refused.append(Refused(entity, self._excluded[place, row.key], place))
+            return None
+        try:
+            outcome = complete(
+                row,
+                known,
+                self._reader.mapping(row.table),
+                self._state.get,
+                is_unsure=is_unsure,
+                parents_first=self._capture.parents_first,
+                is_overdue=is_overdue,
+            )
+        except Unreadable as cause:
+            batch.refused.append(Refused(entity, str(cause), place))
+            return None
+        if isinstance(outcome, Skipped):
+            batch.skipped[outcome.reason] += 1
+        elif isinstance(outcome, Completed):
+            self._apply(batch, row, known, outcome, place)
+        return outcome
+
+    def _apply(
+        self,
+        batch: Batch,
+        row: CleanRow,
+        known: Known | None,
+        outcome: Completed,
+        place: RawPlace,
+    ) -> None:
+        entity = self._entity(row)
+        version = 0 if known is None else known.version
+        position = row.position or ({} if known is None else known.position)
+        for index, step in enumerate(outcome.steps):
+            version += 1
+            batch.changes.append(Versioned(row, entity, row.key, version, step, index, place))
+            image = step.original if step.kind is Kind.DELETED else step.current
+            assert image is not None
+            newer = Known(version, image, step.kind is Kind.DELETED, position)
+            self._state.put(entity, row.key, newer)
+        batch.touched.add((entity, row.key))
+
+    def _hold(self, batch: Batch, entity: Entity, held: HeldEntity, why: Held) -> None:
+        held.reason = why.reason
+        if held.waits_for is not None:
+            self._waiting[held.waits_for].discard(entity)
+        held.waits_for = None
+        if why.entity is not None and why.key is not None:
+            held.waits_for = (why.entity, why.key)
+            self._waiting[held.waits_for].add(entity)
+        self._held[entity] = held
+        batch.held_changed.add(entity)
+
+    def _release(
+        self,
+        batch: Batch,
+        entity: Entity,
+        held: HeldEntity,
+        now_s: float,
+        *,
+        is_overdue: bool = False,
+    ) -> None:
+        """Let rows of an entity go on, oldest first, until one has to wait again."""
+        while held.rows:
+            row = held.rows[0]
+            assert row.at is not None
+            outcome = self._try(
+                batch, row, RawPlace(*row.at), is_unsure=held.is_unsure, is_overdue=is_overdue
+            )
+            if isinstance(outcome, Held):
+                if outcome.reason == PRIOR_UNKNOWN and self._supersede(batch, held):
+                    continue
+                self._hold(batch, entity, held, outcome)
+                return
+            held.rows.pop(0)
+            batch.held_changed.add(entity)
+            if outcome is None:
+                held.is_unsure = True
+            elif isinstance(outcome, Completed) or is_settling(row):
+                held.is_unsure = False
+            if is_overdue:
+                batch.overdue += 1
+                is_overdue = False
+            if isinstance(outcome, Completed):
+                self._wake(batch, entity, now_s)
+        if held.is_unsure:
+            return
+        if held.waits_for is not None:
+            self._waiting[held.waits_for].discard(entity)
+        self._held.pop(entity, None)
+
+    def _supersede(self, batch: Batch, held: HeldEntity) -> bool:
+        """Give up rows before one that makes the entity known by itself."""
+        for index, row in enumerate(held.rows[1:], 1):
+            if is_settling(row):
+                batch.skipped[SUPERSEDED] += index
+                del held.rows[:index]
+                return True
+        return False
+
+    def _wake(self, batch: Batch, entity: Entity, now_s: float) -> None:
+        """Try those again that waited for an entity which has just got a newer state."""
+        for waiting in sorted(self._waiting.pop(entity, ())):
+            held = self._held.get(waiting)
+            if held is not None:
+                self._release(batch, waiting, held, now_s)
+
+    def _refuse(self, batch: Batch, row: RefusedRow, place: RawPlace, now_s: float) -> None:
+        table = self._capture.tables.get(row.table)
+        entity = None if table is None else table.entity
+        batch.refused.append(Refused(entity, row.reason, place))
+        if entity is None or row.key is None:
+            return
+        self._doubt(batch, (entity, row.key), row, now_s)
+
+    def _doubt(
+        self, batch: Batch, entity: Entity, row: CleanRow | RefusedRow, now_s: float
+    ) -> None:
+        """Remember that a row of an entity was refused: only a whole row tells its state again."""
+        held = self._held.get(entity)
+        if held is None:
+            held = HeldEntity(row.table, *entity, row.columns, "a row was refused", now_s)
+            self._held[entity] = held
+        held.is_unsure = True
+        batch.held_changed.add(entity)
+
+    def _truncate(self, batch: Batch, row: CleanRow, place: RawPlace, now_s: float) -> None:
+        """Every entity of the table that is known and older than the truncation is deleted."""
+        entity = self._entity(row)
+        keys = set(self._state.alive(entity))
+        keys |= {key for of, key in batch.touched if of == entity}
+        for key in sorted(keys):
+            known = self._state.get(entity, key)
+            if known is None or known.is_deleted:
+                continue
+            if row.position and is_after(row.position, known.position) is False:  # type: ignore[arg-type]
+                continue
+            gone = CleanRow(
+                table=row.table,
+                op="d",
+                key=key,
+                columns={},
+                position=row.position,
+                order=row.order,
+                transaction=row.transaction,
+                index=row.index,
+                time_us=row.time_us,
+                provenance=row.provenance,
+                user=row.user,
+            )
+            self._take(batch, gone, place, now_s)
+
+    def _let_overdue_go(self, batch: Batch, now_s: float) -> None:
+        for entity, held in list(self._held.items()):
+            late = now_s - held.since_s > self._capture.parent_wait_s
+            if held.waits_for is not None and late and entity in self._held:
+                self._release(batch, entity, held, now_s, is_overdue=True)

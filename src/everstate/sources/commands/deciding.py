@@ -1,0 +1,210 @@
+"""One command against one entity: what follows, and the answer. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    DomainEvent,
+    Kind,
+    SourceTransaction,
+    derived_change_id,
+)
+from everstate.errors import EverstateError, Rejected
+from everstate.sources.commands.group import CommandGroup, fact_json, facts_of
+from everstate.sources.commands.wire import (
+    AnsweredChange,
+    Outcome,
+    WireAnswer,
+    WireCommand,
+    encode,
+    provenance_of,
+)
+
+_REASON_MAX: Final = 2_000
+_ANSWER_ROOM: Final = 4_096
+
+Message = tuple[bytes, bytes, Any]
+"""Key, value and headers of a record."""
+
+
+class Held(NamedTuple):
+    """An entity as its handler has it: ``text`` is its state as JSON, byte for byte the log's.
+
+    Version 0: it never existed. State ``None``: it does not exist (any more).
+    """
+
+    version: int
+    state: BaseModel | None
+    text: bytes | None
+
+
+NOTHING: Final = Held(0, None, None)
+
+
+class Decided(NamedTuple):
+    """What follows from a command; ``parked`` is the reason why it could not be decided."""
+
+    held: Held
+    changes: Sequence[Message]
+    outcome: Outcome
+    answer: bytes
+    parked: str | None = None
+
+
+class Decider:
+    """Decides the commands of one entity type."""
+
+    def __init__(self, group: CommandGroup, *, message_bytes_max: int) -> None:
+        self.group = group
+        self._codec = ChangeCodec(group.entity_type, message_bytes_max=message_bytes_max)
+        self._schema_version = group.entity_type.schema_version
+        self._answer_bytes_max = message_bytes_max - _ANSWER_ROOM
+
+    def decide(self, held: Held, command: WireCommand, recorded_at: datetime) -> Decided:
+        """All that follows from a command, or nothing of it.
+
+        Whatever the project's functions raise, other than Rejected, parks the command: its
+        sender is told, the entity stays as it is, and the partition goes on.
+        """
+        expected = command.expected_version
+        if expected is not None and expected != held.version:
+            return self._answer(held, command, Outcome.CONFLICT, expected_version=expected)
+        try:
+            asked = self.group.by_name[command.command].model_validate_json(bytes(command.data))
+        except KeyError:
+            return self.park(held, command, f"{self.group.name} takes no {command.command!r}")
+        except ValidationError as cause:
+            first = cause.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "data"
+            return self.park(held, command, f"{command.command}: {where}: {first['msg']}")
+        try:
+            decided = self.group.decide(held.state, asked)
+            if isinstance(decided, Rejected):
+                return self._rejected(held, command, decided)
+            return self._apply(held, command, tuple(facts_of(decided)), recorded_at)
+        except Rejected as refusal:
+            return self._rejected(held, command, refusal)
+        except Exception as cause:
+            # The project's own code: any error of it is poison for this command alone.
+            return self.park(held, command, f"{type(cause).__name__}: {cause}")
+
+    def park(self, held: Held, command: WireCommand, reason: str) -> Decided:
+        """The answer to a command that cannot be decided."""
+        reason = reason[:_REASON_MAX]
+        parked = self._answer(held, command, Outcome.PARKED, reason=reason)
+        return parked._replace(parked=reason)
+
+    def discard(self, held: Held, command: WireCommand) -> Decided:
+        """The answer to a parked command that was given up."""
+        return self._answer(
+            held, command, Outcome.REJECTED, reason="given up while parked", code="discarded"
+        )
+
+    def _apply(
+        self, held: Held, command: WireCommand, facts: Sequence[Any], recorded_at: datetime
+    ) -> Decided:
+        """One change for each fact, in a block of the command."""
+        source, block_id = provenance_of(bytes(command.provenance)), f"command:{command.id}"
+        version, state, text = held
+        changes, told = [], []
+        for index, fact in enumerate(facts, 1):
+            before, version = text, version + 1
+            state = self.group.evolve(state, fact)
+            text = None if state is None else self._text(state, command.key)
+            data = fact_json(fact)
+            change: Change[bytes] = Change(
+                id=change_id_of(command.entity, command.id, index),
+                entity=command.entity,
+                schema_version=self._schema_version,
+                key=command.key,
+                version=version,
+                kind=_kind(before, text),
+                occurred_at=command.occurred_at,
+                recorded_at=recorded_at,
+                provenance=source,
+                current=text,
+                original=before,
+                event=DomainEvent(type=fact.__class__.__name__, data=msgspec.Raw(data)),
+                transaction=SourceTransaction(id=block_id, index=index, count=len(facts)),
+            )
+            changes.append(self._codec.encode(change))
+            told.append(
+                AnsweredChange(
+                    id=change.id,
+                    version=version,
+                    kind=change.kind.value,
+                    type=fact.__class__.__name__,
+                    data=msgspec.Raw(data),
+                )
+            )
+        after = Held(version, state, text)
+        return self._answer(after, command, Outcome.ACCEPTED, changes, changes=tuple(told))
+
+    def _text(self, state: Any, key: str) -> bytes:
+        entity_type = self.group.entity_type
+        if state.__class__ is not entity_type.model:
+            raise TypeError(
+                f"evolve returned {type(state).__name__}, not {entity_type.model.__name__}"
+            )
+        found = entity_type.key_of(state)
+        if found != key:
+            raise ValueError(f"evolve returned the state of {found!r}")
+        return entity_type.encode(state)
+
+    def _rejected(self, held: Held, command: WireCommand, refusal: Rejected) -> Decided:
+        return self._answer(
+            held,
+            command,
+            Outcome.REJECTED,
+            reason=refusal.reason[:_REASON_MAX],
+            code=refusal.code,
+            data=refusal.data or None,
+        )
+
+    def _answer(
+        self,
+        held: Held,
+        command: WireCommand,
+        outcome: Outcome,
+        records: Sequence[Message] = (),
+        **more: Any,
+    ) -> Decided:
+        told = WireAnswer(
+            id=command.id,
+            entity=command.entity,
+            key=command.key,
+            outcome=outcome,
+            version=held.version,
+            **more,
+        )
+        try:
+            answer = encode(told)
+        except (TypeError, ValueError, EverstateError):
+            # Data of a rejection that JSON cannot hold.
+            answer = encode(msgspec.structs.replace(told, data={"unreadable": repr(told.data)}))
+        if len(answer) > self._answer_bytes_max:
+            without = [msgspec.structs.replace(each, data=None) for each in told.changes]
+            answer = encode(msgspec.structs.replace(told, changes=without, data=None))
+        return Decided(held, records, outcome, answer)
+
+
+def change_id_of(entity: str, command_id: UUID, index: int) -> UUID:
+    """Id of a command's change: the same whenever and wherever it is decided."""
+    return derived_change_id(f"command:{entity}", str(command_id), index)
+
+
+def _kind(before: bytes | None, after: bytes | None) -> Kind:
+    if before is None:
+        if after is None:
+            raise ValueError("evolve returned no state for an entity that does not exist")
+        return Kind.CREATED
+    return Kind.DELETED if after is None else Kind.UPDATED

@@ -1,0 +1,298 @@
+"""Process managers: changes in, commands out, now or when their time has come."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, Protocol
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import msgspec
+from pydantic import BaseModel
+
+from everstate.changes import Change, ChangeCodec, EntityType, Provenance
+from everstate.changes.entity import NAME
+from everstate.config import Config
+from everstate.errors import InvalidChange, InvalidEntityType, ProcessFailed
+from everstate.log.consumer import Consumer
+from everstate.log.loop import Incoming, Membership, Place, Send, TransactionalLoop
+from everstate.log.positions import Offsets
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.commands.group import CommandGroup, group_of
+from everstate.sources.commands.slots import Slot
+from everstate.sources.commands.wire import WireCommand, encode, provenance_text
+
+log = logging.getLogger(__name__)
+
+_COMMANDS: Final = uuid5(NAMESPACE_URL, "urn:everstate:process")
+_FIRE_MAX: Final = 1_000
+
+Start = Literal["beginning", "end"]
+"""Where a process manager that never ran begins: at the first change of the log, or after the
+newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """A command that follows a change; ``delay`` counts from the change's ``recordedAt``."""
+
+    entity: str
+    key: str
+    command: BaseModel
+    delay: timedelta = timedelta(0)
+    expected_version: int | None = None
+
+
+React = Callable[[Change[dict[str, Any]]], Iterable[Effect] | None]
+"""``react(change)`` → the commands that follow; pure."""
+
+
+@dataclass(frozen=True)
+class ProcessManager:
+    """What follows when something happened: a pure function of a change.
+
+    The id of a command is derived from process, change and place in the answer: whatever is read
+    again sends the same commands, and those are decided once.
+    """
+
+    name: str
+    on: Sequence[str]
+    react: React
+    start: Start = "beginning"
+
+    def __post_init__(self) -> None:
+        if not NAME.match(self.name):
+            raise InvalidEntityType(f"process manager {self.name!r} must match {NAME.pattern}")
+
+    def effects(self, change: Change[dict[str, Any]]) -> list[tuple[UUID, Effect]]:
+        """The commands that follow a change, with their ids."""
+        found = self.react(change) or ()
+        return [(self.id_of(change.id, at), effect) for at, effect in enumerate(found, 1)]
+
+    def id_of(self, change_id: UUID, index: int) -> UUID:
+        """Id of the ``index``-th command that follows a change."""
+        return uuid5(_COMMANDS, f"{self.name}\n{change_id}\n{index}")
+
+
+class HasProcesses(Protocol):
+    """What a runner needs of an app."""
+
+    @property
+    def entities(self) -> Mapping[str, EntityType]:
+        """Entity types by name."""
+
+    @property
+    def command_groups(self) -> Mapping[str, CommandGroup]:
+        """Handler groups by the name of their entity type."""
+
+    @property
+    def processes(self) -> Mapping[str, ProcessManager]:
+        """Process managers by name."""
+
+
+class Timer(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A command that waits for its time, as kept in the log; ordered by time."""
+
+    due_us: int
+    id: UUID
+    entity: str
+    key: str
+    command: msgspec.Raw
+
+
+_decode_timer = msgspec.json.Decoder(Timer).decode
+
+
+class ProcessWork:
+    """Turns changes into commands; a :class:`~everstate.log.loop.Work`."""
+
+    def __init__(
+        self,
+        config: Config,
+        app: HasProcesses,
+        process: ProcessManager,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._config, self._app, self._process, self._clock = config, app, process, clock
+        self._names = TopicNames(config.log.prefix)
+        self._codecs = {
+            self._names.changes(name): ChangeCodec(app.entities[name]) for name in process.on
+        }
+        self._timers_topic = self._names.timers(process.name)
+        self._open: set[int] = set()
+        self._waiting: list[tuple[Timer, int]] = []
+        self._set: list[tuple[Timer, int]] = []
+        self._fired = 0
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """What is to be read."""
+        return tuple(self._codecs)
+
+    def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
+        """Read the timers of a partition; says at which change to go on."""
+        topic, number = place
+        with Offsets(self._config) as offsets:
+            if number not in self._open:
+                self._read_timers(number, offsets, alive)
+                self._open.add(number)
+            first = offsets.beginnings([topic])[topic, number]
+            if committed is not None:
+                return max(committed, first)
+            if self._process.start == "beginning":
+                return first
+            return offsets.stable_ends([topic])[topic, number]
+
+    def shut(self) -> None:
+        """Forget timers; the log has them."""
+        self._open.clear()
+        self._waiting, self._set, self._fired = [], [], 0
+
+    def is_due(self) -> bool:
+        """Whether the time of a command has come."""
+        return bool(self._waiting) and self._waiting[0][0].due_us <= _us(self._clock())
+
+    def handle(self, batch: Sequence[Incoming], send: Send) -> None:
+        """Send the commands that follow, keep those that are to wait, and those whose time is."""
+        now_us = _us(self._clock())
+        for message in batch:
+            topic, number = message.topic() or "", message.partition() or 0
+            try:
+                change = self._codecs[topic].decode(message.value() or b"")
+            except InvalidChange as error:
+                # The keeper and the archive tell of it too; nothing can follow from it.
+                log.error("%s: %s[%d]: %s", self._process.name, topic, number, error.message)
+                continue
+            for timer in self._followed(change):
+                if timer.due_us <= now_us:
+                    self._send(timer, send)
+                else:
+                    send(self._timers_topic, _name(timer), encode(timer), [], number)
+                    self._set.append((timer, number))
+        due = self._waiting and self._waiting[0][0].due_us <= now_us
+        for timer, number in heapq.nsmallest(_FIRE_MAX, self._waiting) if due else ():
+            if timer.due_us > now_us:
+                break
+            self._send(timer, send)
+            send(self._timers_topic, _name(timer), None, [], number)
+            self._fired += 1
+
+    def settle(self) -> None:
+        """The transaction is committed: timers that fired go, new ones come."""
+        for _ in range(self._fired):
+            heapq.heappop(self._waiting)
+        for timer in self._set:
+            heapq.heappush(self._waiting, timer)
+        self._set, self._fired = [], 0
+
+    def _followed(self, change: Change[dict[str, Any]]) -> list[Timer]:
+        try:
+            return list(self._follow(change))
+        except Exception as cause:
+            # The project's own code: this process manager waits for a repair, nothing is passed.
+            raise ProcessFailed(self._process.name, change.entity, change.key, cause) from cause
+
+    def _follow(self, change: Change[dict[str, Any]]) -> Iterable[Timer]:
+        for command_id, effect in self._process.effects(change):
+            group = group_of(self._app, effect.entity)
+            at = change.recorded_at + effect.delay
+            command = WireCommand(
+                id=command_id,
+                entity=effect.entity,
+                key=effect.key,
+                command=group.check(effect.command),
+                data=msgspec.Raw(effect.command.__pydantic_serializer__.to_json(effect.command)),
+                occurred_at=at,
+                provenance=provenance_text(self._provenance(change)),
+                expected_version=effect.expected_version,
+            )
+            raw = msgspec.Raw(encode(command))
+            yield Timer(_us(at), command_id, effect.entity, effect.key, raw)
+
+    def _provenance(self, change: Change[dict[str, Any]]) -> Provenance:
+        source = change.provenance
+        return Provenance(
+            api_version=source.api_version,
+            service_name=f"process:{self._process.name}",
+            identifier=f"{change.entity}:{change.key}",
+            correlation_id=source.correlation_id,
+            causation_id=str(change.id),
+        )
+
+    def _send(self, timer: Timer, send: Send) -> None:
+        send(self._names.commands(timer.entity), timer.key.encode(), bytes(timer.command))
+
+    def _read_timers(self, number: int, offsets: Offsets, alive: Callable[[], None]) -> None:
+        topic = self._timers_topic
+        start = offsets.beginnings([topic])[topic, number]
+        end = offsets.settled_ends([topic], number, alive)[topic]
+        found: dict[bytes, bytes | None] = {}
+        with Consumer(self._config, client_id=f"everstate-{self._process.name}") as consumer:
+            for record in consumer.read(topic, number, start, end):
+                found[record.key or b""] = record.value
+        alive()
+        for value in found.values():
+            if value is not None:
+                heapq.heappush(self._waiting, (_decode_timer(value), number))
+
+
+class ProcessRunner:
+    """Runs one process manager of an app: changes to commands in one Kafka transaction a batch."""
+
+    def __init__(
+        self,
+        config: Config,
+        app: HasProcesses,
+        name: str,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        process = app.processes[name]
+        with Topics(config) as topics:
+            topics.ensure(process.on)
+            topics.ensure_commands(app.command_groups, [name])
+        settings = config.commands
+        self._slot = Slot(config.commands_path / config.log.prefix / f"process-{name}")
+        self.loop = TransactionalLoop(
+            config,
+            ProcessWork(config, app, process, clock=clock),
+            [TopicNames(config.log.prefix).changes(each) for each in process.on],
+            Membership(
+                group=f"{config.log.prefix}.{settings.group}.process.{name}",
+                instance=self._slot.name,
+                session_timeout_s=settings.session_timeout_s,
+                transaction_timeout_s=settings.transaction_timeout_s,
+            ),
+            batch_records_max=settings.batch_commands_max,
+            batch_wait_s=settings.batch_wait_ms / 1000,
+        )
+
+    def __enter__(self) -> ProcessRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop`` is set."""
+        self.loop.run(stop)
+
+    def close(self) -> None:
+        """Give up partitions, connections and the place."""
+        try:
+            self.loop.close()
+        finally:
+            self._slot.close()
+
+
+def _us(moment: datetime) -> int:
+    return int(moment.timestamp() * 1_000_000)
+
+
+def _name(timer: Timer) -> bytes:
+    return str(timer.id).encode()

@@ -1,0 +1,203 @@
+"""Commands over REST: ``POST /v1/{entity}/{key}/commands/{Name}``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+from uuid import UUID, uuid5
+
+from fastapi import APIRouter, Body, Header, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+
+from everstate.changes import Provenance
+from everstate.errors import EverstateError, InvalidCommand
+from everstate.sources.commands.answer import Answer
+from everstate.sources.commands.client import TIMEOUT_S, CommandClient
+from everstate.sources.commands.group import CommandGroup, TakesCommands
+from everstate.sources.commands.wire import Outcome
+
+_KEYS: Final = UUID("6f0a3d3e-8f0c-5b0e-9d5a-0a1b6a0b7c11")
+_WAIT_S_MAX: Final = 60.0
+_STATUS: Final = {
+    Outcome.ACCEPTED: 200,
+    Outcome.REJECTED: 422,
+    Outcome.CONFLICT: 409,
+    Outcome.PARKED: 500,
+    Outcome.TIMED_OUT: 504,
+}
+
+ProvenanceOf = Callable[[Request], Provenance]
+"""Who makes this request; raises when it says nothing, or nobody we know."""
+
+
+class CommandAnswered(BaseModel):
+    """Body of an accepted command."""
+
+    commandId: UUID
+    outcome: str
+    entity: str
+    key: str
+    version: int
+    changes: list[dict[str, Any]]
+
+
+class CommandProblem(BaseModel):
+    """Body of every other answer (RFC 9457), with the command id to repeat it by."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    commandId: UUID | None = None
+    code: str | None = None
+    version: int | None = None
+    expectedVersion: int | None = None
+    data: dict[str, Any] | None = None
+
+
+def router(app: TakesCommands, client: CommandClient, provenance_of: ProvenanceOf) -> APIRouter:
+    """One route for each command of each entity type; the client stays the caller's to close.
+
+    Headers: ``If-Match: "3"`` is the expected version, ``Idempotency-Key`` names the command (a
+    UUID is its id; any other text is made into one), ``Prefer: wait=5`` bounds the wait in
+    seconds. Answers: 200, 409 conflict, 422 rejected or invalid, 500 parked, 504 timed out.
+    """
+    made = APIRouter(tags=["commands"])
+    for group in app.command_groups.values():
+        for name, model in group.by_name.items():
+            _add(made, group, name, model, client, provenance_of)
+    return made
+
+
+def _add(
+    made: APIRouter,
+    group: CommandGroup,
+    name: str,
+    model: type[BaseModel],
+    client: CommandClient,
+    provenance_of: ProvenanceOf,
+) -> None:
+    async def post(
+        request: Request,
+        key: str,
+        body: Annotated[dict[str, Any], Body()],
+        if_match: Annotated[str | None, Header()] = None,
+        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+        prefer: Annotated[str | None, Header()] = None,
+    ) -> JSONResponse:
+        command_id = None
+        try:
+            command_id = _command_id(group.name, key, idempotency_key)
+            answer = await client.send_async(
+                group.name,
+                key,
+                model.model_validate(body),
+                provenance=provenance_of(request),
+                expected_version=_expected(if_match),
+                command_id=command_id,
+                timeout_s=_wait_s(prefer),
+            )
+        except ValidationError as cause:
+            first = cause.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            return _problem(InvalidCommand(f"{name}: {where}: {first['msg']}"), None, command_id)
+        except EverstateError as error:
+            return _problem(error, None, command_id)
+        return _answered(answer)
+
+    made.add_api_route(
+        f"/v1/{group.name}/{{key}}/commands/{name}",
+        post,
+        methods=["POST"],
+        name=f"{group.name} {name}",
+        operation_id=f"{group.name}_{name}",
+        response_model=None,
+        responses={
+            200: {"model": CommandAnswered, "description": "Accepted"},
+            **{
+                status: {"model": CommandProblem, "description": HTTPStatus(status).phrase}
+                for status in (409, 422, 500, 504)
+            },
+        },
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": model.model_json_schema()}},
+            }
+        },
+        description=(model.__doc__ or f"Command {name}.").strip(),
+    )
+
+
+def _command_id(entity: str, key: str, idempotency_key: str | None) -> UUID | None:
+    if idempotency_key is None:
+        return None
+    text = idempotency_key.strip().strip('"')
+    try:
+        return UUID(text)
+    except ValueError:
+        return uuid5(_KEYS, f"{entity}\n{key}\n{text}")
+
+
+def _expected(if_match: str | None) -> int | None:
+    if if_match is None or if_match.strip() == "*":
+        return None
+    text = if_match.strip().removeprefix("W/").strip('"')
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidCommand(f'If-Match is {if_match!r}; expected a version, such as "3".')
+    return int(text)
+
+
+def _wait_s(prefer: str | None) -> float:
+    for part in (prefer or "").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.lower() == "wait" and value.isascii() and value.isdigit():
+            return min(float(value), _WAIT_S_MAX)
+    return TIMEOUT_S
+
+
+def _answered(answer: Answer) -> JSONResponse:
+    error = answer.error()
+    if error is not None:
+        return _problem(error, answer, answer.command_id)
+    body = {
+        "commandId": str(answer.command_id),
+        "outcome": answer.outcome.value,
+        "entity": answer.entity,
+        "key": answer.key,
+        "version": answer.version,
+        "changes": [
+            {
+                "id": str(each.id),
+                "version": each.version,
+                "kind": each.kind,
+                "event": {"type": each.type, "data": each.data},
+            }
+            for each in answer.changes
+        ],
+    }
+    return JSONResponse(body, headers={"ETag": f'"{answer.version}"'})
+
+
+def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | None) -> JSONResponse:
+    status = error.http_status if answer is None else _STATUS[answer.outcome]
+    kind = type(error).__name__
+    body: dict[str, Any] = {
+        "type": f"urn:everstate:error:{kind}",
+        "title": kind,
+        "status": status,
+        "detail": str(error),
+        "commandId": None if command_id is None else str(command_id),
+    }
+    if answer is not None:
+        told = {
+            "code": answer.code,
+            "version": answer.version,
+            "expectedVersion": answer.expected_version,
+            "data": dict(answer.data) or None,
+        }
+        body |= {name: value for name, value in told.items() if value is not None}
+    headers = {"Retry-After": "1"} if error.retryable else None
+    return JSONResponse(body, status, headers=headers, media_type="application/problem+json")

@@ -1,0 +1,218 @@
+"""Behavioural facts: written to the log and the log only, each by its own id."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from pydantic import BaseModel
+
+from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, derived_change_id
+from everstate.changes.codec import Headers
+from everstate.config import Config
+from everstate.errors import EventConflict, EverstateError, RecordRefused, Unavailable
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+
+LOGGER = logging.getLogger("everstate.sources.crud")
+
+_BATCH_MAX: Final = 5_000
+_WAITING_MAX: Final = 20_000
+_REMEMBERED_MAX: Final = 100_000
+_POLL_S: Final = 0.1
+
+Place = tuple[str, str]
+"""Entity type and key of an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A record that waits for its acknowledgement."""
+
+    place: Place
+    topic: str
+    key: bytes
+    value: bytes
+    headers: Headers
+    done: Future[None]
+
+
+class EventLog:
+    """Appends events to `<entity>.changes`, and tells when the log has acknowledged (acks=all).
+
+    An event is one change of kind `event`, version 1; its key is the id that its writer gave it.
+    The change id is derived from that id and the content. So an event that was written twice,
+    because an answer was lost or another process took the second request, is the same change
+    twice, and every view counts it once (C6, C13). The same id with other content is a conflict:
+    the first in log order holds, the other goes to `.dead` (C6).
+
+    Within a process the last 100,000 ids are remembered: a repeated event is answered without a
+    second record, and a conflict at once. At most 20,000 events wait, so that memory is bounded.
+    One thread sends, all that wait in one go; any thread may append. A context manager.
+    """
+
+    def __init__(self, config: Config, entity_types: Iterable[EntityType]) -> None:
+        self._config = config
+        limit = config.log.message_bytes_max
+        self._codecs = {
+            each.name: ChangeCodec(each, message_bytes_max=limit) for each in entity_types
+        }
+        self._names = TopicNames(config.log.prefix)
+        self._waiting: queue.Queue[_Pending] = queue.Queue(_WAITING_MAX)
+        self._remembered: OrderedDict[Place, tuple[str, Future[None]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._sender: threading.Thread | None = None
+
+    def __enter__(self) -> EventLog:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Make the topics that are missing and start sending; raises Unavailable."""
+        with Topics(self._config) as topics:
+            topics.ensure(self._codecs)
+        self._stop.clear()
+        self._sender = threading.Thread(target=self._run, name="event-log", daemon=True)
+        self._sender.start()
+
+    def close(self) -> None:
+        """Send what waits, then give up the connection."""
+        self._stop.set()
+        if self._sender is not None:
+            self._sender.join()
+            self._sender = None
+
+    @property
+    def sending(self) -> bool:
+        """Whether the sending thread lives."""
+        return self._sender is not None and self._sender.is_alive()
+
+    def append(
+        self, entity: str, event: BaseModel, *, provenance: Provenance, occurred_at: datetime | None
+    ) -> Future[None]:
+        """Send an event; the future is done when it is durable in the log.
+
+        Raises InvalidChange, ChangeTooLarge, EventConflict, and Unavailable when too many wait.
+        The future raises Unavailable when the outcome is unknown: the same call again is safe.
+        """
+        codec = self._codecs[entity]
+        entity_type = codec.entity_type
+        key, state = entity_type.key_of(event), entity_type.encode(event)
+        content = hashlib.sha256(state).hexdigest()
+        recorded_at = datetime.now(UTC)
+        change = Change(
+            id=derived_change_id(f"event:{entity}", f"{key}\n{content}", 0),
+            entity=entity,
+            schema_version=entity_type.schema_version,
+            key=key,
+            version=1,
+            kind=Kind.EVENT,
+            occurred_at=occurred_at or recorded_at,
+            recorded_at=recorded_at,
+            provenance=provenance,
+            current=state,
+            original=None,
+        )
+        encoded = codec.encode(change)
+        with self._lock:
+            before = self._remembered.get((entity, key))
+            if before is not None:
+                if before[0] != content:
+                    raise EventConflict(entity, key)
+                return before[1]
+            done: Future[None] = Future()
+            # From now on nobody can cancel it: several requests may wait for the same event.
+            done.set_running_or_notify_cancel()
+            self._enqueue(_Pending((entity, key), self._names.changes(entity), *encoded, done))
+            self._remembered[entity, key] = content, done
+            if len(self._remembered) > _REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+        return done
+
+    def _enqueue(self, pending: _Pending) -> None:
+        if not self.sending:
+            raise Unavailable("events are not taken: the log is not open.")
+        try:
+            self._waiting.put_nowait(pending)
+        except queue.Full as cause:
+            raise Unavailable(
+                f"{_WAITING_MAX:,} events wait for Kafka already; this one was not taken."
+            ) from cause
+
+    def _run(self) -> None:
+        producer = Producer(self._config, client_id="everstate-events")
+        try:
+            while True:
+                # Asked before the queue: what came before the stop is still sent.
+                stopping = self._stop.is_set()
+                batch = self._take()
+                if batch:
+                    self._send(producer, batch)
+                elif stopping:
+                    return
+        finally:
+            with suppress(EverstateError):
+                producer.close(timeout_s=self._config.api.event_timeout_s)
+
+    def _take(self) -> list[_Pending]:
+        """All that wait, as one batch; empty after a moment without any."""
+        batch: list[_Pending] = []
+        with suppress(queue.Empty):
+            batch.append(self._waiting.get(timeout=_POLL_S))
+            while len(batch) < _BATCH_MAX:
+                batch.append(self._waiting.get_nowait())
+        return batch
+
+    def _send(self, producer: Producer, batch: list[_Pending]) -> None:
+        timeout_s = self._config.api.event_timeout_s
+        sent: list[_Pending] = []
+        try:
+            if len(producer):
+                # A broker that is away has the last batch still to take; no more is piled on it.
+                producer.flush(timeout_s)
+            for pending in batch:
+                try:
+                    producer.send_raw(pending.topic, pending.key, pending.value, pending.headers)
+                except RecordRefused as refusal:
+                    self._fail(pending, refusal)
+                else:
+                    sent.append(pending)
+            producer.flush(timeout_s)
+        except EverstateError as error:
+            LOGGER.warning("%d events are not acknowledged: %s", len(batch), error.message)
+            for pending in batch:
+                if not pending.done.done():
+                    self._fail(pending, _unknown(pending, error))
+        else:
+            for pending in sent:
+                pending.done.set_result(None)
+
+    def _fail(self, pending: _Pending, error: EverstateError) -> None:
+        with self._lock:
+            known = self._remembered.get(pending.place)
+            if known is not None and known[1] is pending.done:
+                del self._remembered[pending.place]
+        pending.done.set_exception(error)
+
+
+def _unknown(pending: _Pending, error: EverstateError) -> Unavailable:
+    entity, key = pending.place
+    unknown = Unavailable(
+        f"{entity} {key!r}: {error.message} Whether the event is in the log is not known.",
+        advice="Send it again as it is: by its id it counts once.",
+    )
+    unknown.__cause__ = error
+    return unknown

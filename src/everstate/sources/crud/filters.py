@@ -1,0 +1,105 @@
+"""Filters of a list: attributes of the model, and their values in the form that states have."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from datetime import date, datetime
+from enum import Enum
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from uuid import UUID
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidQuery
+from everstate.sources.crud.store import Scalar
+
+# Not times and Decimals: their JSON texts differ where the values are equal.
+_SCALARS: Final = (str, int, float, bool, date, UUID, Enum)
+_NULL: Final = "null"
+RESERVED: Final = frozenset({"limit", "cursor"})
+"""Names of a list's own parameters; an attribute of such a name cannot be filtered."""
+
+
+class Filters:
+    """What a list of one entity type may be filtered by: its scalar fields, by equality."""
+
+    def __init__(self, entity_type: EntityType) -> None:
+        self._entity = entity_type.name
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        for name, info in entity_type.model.model_fields.items():
+            shown = info.serialization_alias or info.alias or name
+            if shown not in RESERVED and _is_scalar(info.annotation):
+                self._adapters[shown] = _adapter(info)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Attributes that may be filtered, in the model's order."""
+        return tuple(self._adapters)
+
+    def schema(self, name: str) -> dict[str, Any]:
+        """JSON schema of an attribute's values."""
+        return self._adapters[name].json_schema()
+
+    def parse(self, parameters: Iterable[tuple[str, str]]) -> dict[str, Scalar]:
+        """Values by attribute; `null` is null where the field may be null.
+
+        Raises InvalidQuery naming the attribute, and those that may be filtered.
+        """
+        found: dict[str, Scalar] = {}
+        for name, value in parameters:
+            if name in RESERVED:
+                continue
+            if name not in self._adapters:
+                known = ", ".join(self._adapters)
+                raise InvalidQuery(f"{self._entity} cannot be filtered by {name!r} ({known}).")
+            if name in found:
+                raise InvalidQuery(f"{name} is given twice.")
+            found[name] = self._value(name, value)
+        return found
+
+    def _value(self, name: str, value: str) -> Scalar:
+        adapter = self._adapters[name]
+        if "\x00" in value:
+            raise InvalidQuery(f"{name}: NUL characters are refused.")
+        given = None if value == _NULL and _nullable(adapter) else value
+        try:
+            if given is None:
+                return None
+            parsed = adapter.validate_strings(given)
+            wanted: Scalar = adapter.dump_python(parsed, mode="json")
+        except ValidationError as cause:
+            first = cause.errors(include_url=False)[0]
+            raise InvalidQuery(f"{name} is {value!r}: {first['msg']}.") from cause
+        if isinstance(wanted, float) and wanted - wanted != 0:
+            raise InvalidQuery(f"{name} is {value!r}; NaN and infinity are refused.")
+        return wanted
+
+
+def _adapter(info: FieldInfo) -> TypeAdapter[Any]:
+    """The field's type with its constraints."""
+    annotation: Any = info.annotation
+    return TypeAdapter(Annotated[annotation, *info.metadata] if info.metadata else annotation)
+
+
+def _nullable(adapter: TypeAdapter[Any]) -> bool:
+    try:
+        adapter.validate_python(None)
+    except ValidationError:
+        return False
+    return True
+
+
+def _is_scalar(annotation: Any) -> bool:
+    if get_origin(annotation) is Literal:
+        return True
+    if get_origin(annotation) is Annotated:
+        return _is_scalar(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        return len(parts) == 1 and _is_scalar(parts[0])
+    if not isinstance(annotation, type) or issubclass(annotation, datetime):
+        return False
+    return issubclass(annotation, _SCALARS)

@@ -1,0 +1,95 @@
+"""The two kinds of patches: JSON Merge Patch (RFC 7396) and JSON Patch (RFC 6902). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jsonpatch
+
+from everstate.errors import InvalidBody
+
+MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+
+_OPERATIONS: Final = ("add", "remove", "replace", "move", "copy", "test")
+OPERATIONS_MAX: Final = 1_000
+"""Most operations of one JSON Patch: `copy` can double a document each time."""
+_GROWTH_MAX: Final = 100_000
+"""Most nodes of a document that a JSON Patch makes."""
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Apply a merge patch: null removes a member, an object is merged, all else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge(merged.get(name), value)
+    return merged
+
+
+def check_patch(entity: str, kind: str, patch: Any) -> None:
+    """Raise InvalidBody when a patch has not the form of its kind, whatever it is applied to."""
+    if kind == JSON_PATCH:
+        _check_json_patch(entity, patch)
+    elif not isinstance(patch, dict):
+        raise InvalidBody(entity, (("patch", "a merge patch of an entity is an object"),))
+
+
+def apply_json_patch(entity: str, document: Any, operations: Sequence[Any]) -> Any:
+    """Apply a JSON Patch of the right form to a copy of the document.
+
+    Raises InvalidBody naming the operation that cannot be applied; a `test` that does not hold
+    among them.
+    """
+    for number, operation in enumerate(operations):
+        where = f"patch.{number}"
+        try:
+            document = jsonpatch.apply_patch(document, [operation])
+        except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as cause:
+            raise InvalidBody(entity, ((where, str(cause) or type(cause).__name__),)) from cause
+        except (TypeError, ValueError, KeyError, IndexError) as cause:
+            # The library lets these out where a path leads through a value that has no members.
+            raise InvalidBody(entity, ((where, "the path leads nowhere"),)) from cause
+        if operation["op"] == "copy" and _nodes(document) > _GROWTH_MAX:
+            raise InvalidBody(entity, ((where, "the document grows beyond all bounds"),))
+    return document
+
+
+def _check_json_patch(entity: str, operations: Any) -> None:
+    if not isinstance(operations, list):
+        raise InvalidBody(entity, (("patch", "a JSON Patch is a list of operations"),))
+    if len(operations) > OPERATIONS_MAX:
+        raise InvalidBody(entity, (("patch", f"more than {OPERATIONS_MAX:,} operations"),))
+    for number, operation in enumerate(operations):
+        _check_shape(entity, f"patch.{number}", operation)
+
+
+def _check_shape(entity: str, where: str, operation: Any) -> None:
+    if not isinstance(operation, dict) or operation.get("op") not in _OPERATIONS:
+        known = ", ".join(_OPERATIONS)
+        raise InvalidBody(entity, ((where, f"expected an object whose op is one of {known}"),))
+    pointers = ["path", "from"] if operation["op"] in ("move", "copy") else ["path"]
+    for name in pointers:
+        pointer = operation.get(name)
+        if not isinstance(pointer, str) or (pointer and not pointer.startswith("/")):
+            raise InvalidBody(entity, ((f"{where}.{name}", "expected a JSON pointer"),))
+    if operation["op"] in ("add", "replace", "test") and "value" not in operation:
+        raise InvalidBody(entity, ((f"{where}.value", "is missing"),))
+
+
+def _nodes(document: Any) -> int:
+    """How many values a document has; counting ends when there are too many."""
+    count, rest = 0, [document]
+    while rest and count <= _GROWTH_MAX:
+        value = rest.pop()
+        count += 1
+        if isinstance(value, dict):
+            rest.extend(value.values())
+        elif isinstance(value, list):
+            rest.extend(value)
+    return count

@@ -1,0 +1,134 @@
+"""The routes of one entity type: POST, GET, PUT, PATCH, DELETE, and the list."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from everstate.sources.crud import openapi as says
+from everstate.sources.crud.asgi import KEY, Desk, respond
+from everstate.sources.crud.openapi import Schemas
+from everstate.sources.crud.resource import Resource
+
+_READ = (200, 304, 400, 404, 412, 422)
+_WRITTEN = (400, 412, 413, 415, 422)
+
+
+def entity_router(resource: Resource, desk: Desk, schemas: Schemas) -> APIRouter:
+    """Routes of an entity type over its source of truth, described in OpenAPI."""
+    router = APIRouter(tags=[resource.name])
+    _add_collection(router, resource, desk, schemas)
+    _add_reading(router, resource, desk, schemas)
+    _add_writing(router, resource, desk, schemas)
+    return router
+
+
+def _add_collection(router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas) -> None:
+    name, kind, local = resource.name, resource.entity_type, desk.callers.local
+
+    async def create(request: Request) -> Response:
+        incoming = await desk.read(request)
+        return respond(await desk.work(partial(resource.create, incoming)))
+
+    async def listed(request: Request) -> Response:
+        await desk.read(request)
+        parameters = request.query_params.multi_items()
+        return respond(await desk.work(partial(resource.list, parameters)))
+
+    state = schemas.read(kind)
+    made = says.answers(201, 400, 409, 413, 415, 422, schema=state, secured=not local)
+    # 200: a repeated request whose first answer was kept is answered as it was.
+    router.add_api_route(
+        resource.path,
+        create,
+        methods=["POST"],
+        status_code=201,
+        operation_id=f"create_{name}",
+        summary=f"Make a new {name}",
+        responses=says.with_headers(made, "ETag", "Location", statuses=(201,)),
+        openapi_extra=_extra(says.write_headers(local=local), says.entity_body(schemas, kind)),
+    )
+    router.add_api_route(
+        resource.path,
+        listed,
+        methods=["GET"],
+        operation_id=f"list_{name}",
+        summary=f"List {name} entities, a page at a time",
+        responses=says.answers(200, 400, schema=schemas.page(kind), secured=not local),
+        openapi_extra=_extra(says.list_parameters(resource.filters, resource.page_max)),
+    )
+
+
+def _add_reading(router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas) -> None:
+    async def read(request: Request, key: str) -> Response:
+        incoming = await desk.read(request)
+        return respond(await desk.work(partial(resource.read, incoming, key)))
+
+    state = schemas.read(resource.entity_type)
+    found = says.answers(*_READ, schema=state, secured=not desk.callers.local)
+    router.add_api_route(
+        f"{resource.path}/{KEY}",
+        read,
+        methods=["GET"],
+        operation_id=f"read_{resource.name}",
+        summary=f"Read a {resource.name} from its source of truth",
+        responses=says.with_headers(found, "ETag", statuses=(200, 304)),
+        openapi_extra=_extra(says.conditions()),
+    )
+
+
+def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas) -> None:
+    name, local = resource.name, desk.callers.local
+    place, state = f"{resource.path}/{KEY}", schemas.read(resource.entity_type)
+    headers = says.conditions() + says.write_headers(local=local)
+
+    async def replace(request: Request, key: str) -> Response:
+        incoming = await desk.read(request)
+        return respond(await desk.work(partial(resource.replace, incoming, key)))
+
+    async def patch(request: Request, key: str) -> Response:
+        incoming = await desk.read(request)
+        return respond(await desk.work(partial(resource.patch, incoming, key)))
+
+    async def delete(request: Request, key: str) -> Response:
+        incoming = await desk.read(request)
+        return respond(await desk.work(partial(resource.delete, incoming, key)))
+
+    replaced = says.answers(200, 201, *_WRITTEN, schema=state, secured=not local)
+    replaced = says.with_headers(replaced, "ETag", statuses=(200, 201))
+    patched = says.answers(200, 404, *_WRITTEN, schema=state, secured=not local)
+    router.add_api_route(
+        place,
+        replace,
+        methods=["PUT"],
+        operation_id=f"replace_{name}",
+        summary=f"Put a whole {name}; it is made when there is none",
+        responses=says.with_headers(replaced, "Location", statuses=(201,)),
+        openapi_extra=_extra(headers, says.entity_body(schemas, resource.entity_type)),
+    )
+    router.add_api_route(
+        place,
+        patch,
+        methods=["PATCH"],
+        operation_id=f"patch_{name}",
+        summary=f"Change parts of a {name}",
+        responses=says.with_headers(patched, "ETag", statuses=(200,)),
+        openapi_extra=_extra(headers, says.patch_body()),
+    )
+    router.add_api_route(
+        place,
+        delete,
+        methods=["DELETE"],
+        status_code=204,
+        response_class=Response,
+        operation_id=f"delete_{name}",
+        summary=f"Delete a {name}; its version is kept",
+        responses=says.answers(204, 400, 404, 412, 413, 422, secured=not local),
+        openapi_extra=_extra(headers),
+    )
+
+
+def _extra(parameters: list[dict[str, Any]], body: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"parameters": parameters, **({} if body is None else {"requestBody": body})}

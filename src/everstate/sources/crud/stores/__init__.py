@@ -1,0 +1,1 @@
+"""Stores of the REST routes that are not PostgreSQL."""

@@ -1,0 +1,122 @@
+"""The index of unpublished changes: announcements by the second in which they were made.
+
+Writers announce before they write, so whatever was written is announced. An announcement is a
+hint: what a key's partition and its published version say decides. A second's announcements are
+deleted together when all of them are settled and nobody can add to them any more.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from everstate.sources.crud.stores.cassandra.partition import BUCKET_S
+from everstate.sources.crud.stores.cassandra.schema import IndexStatements
+from everstate.sources.crud.stores.cassandra.session import Database
+
+_AHEAD_S: Final = 2
+"""How far a writer's clock may be ahead and its changes still go out at once."""
+_HOT_S: Final = 2
+_GRACE_S: Final = 30
+"""Longer than Cassandra keeps a late insert alive: older buckets get no more of them."""
+_RELOOK_S: Final = 1.0
+_DISCOVER_EVERY_S: Final = 20.0
+
+
+class Announcement(NamedTuple):
+    """What a writer said before it wrote; ``again_from``: send from that version on again."""
+
+    bucket: int
+    attempt: UUID
+    entity: str
+    key: str
+    version: int
+    again_from: int | None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was made, by our clock."""
+        return time.time() - self.bucket * BUCKET_S
+
+
+@dataclass
+class _Bucket:
+    """Announcements of one second, as far as they are known here."""
+
+    open: dict[UUID, Announcement] = field(default_factory=dict)
+    settled: set[UUID] = field(default_factory=set)
+    late: set[UUID] = field(default_factory=set)
+    """Those that deleting the bucket spares, because they were written after its time."""
+    looked_at: float = 0.0
+
+
+class Unpublished:
+    """Reads the index; one publisher has one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = IndexStatements(database.keyspace)
+        self._buckets: dict[int, _Bucket] = {}
+        self._discovered_at = -_DISCOVER_EVERY_S
+
+    def open(self) -> list[Announcement]:
+        """Announcements that are not settled, oldest bucket first. Cost: a few small reads."""
+        now = time.time()
+        self._discover()
+        current = int(now) // BUCKET_S
+        for bucket in range(current - _HOT_S, current + _AHEAD_S + 1):
+            self._buckets.setdefault(bucket, _Bucket())
+        due = [b for b, known in self._buckets.items() if self._is_due(b, known, now)]
+        answers = self._database.execute_many(self._sql.announced, ([b] for b in due))
+        for bucket, rows in zip(due, answers, strict=True):
+            known = self._buckets[bucket]
+            known.looked_at = now
+            for row in rows:
+                if row.written_at > _deleted_until(bucket):
+                    known.late.add(row.attempt)
+                if row.attempt not in known.settled:
+                    known.open[row.attempt] = Announcement(
+                        bucket, row.attempt, row.entity, row.key, row.version, row.again_from
+                    )
+            if not known.open and now > (bucket + 1) * BUCKET_S + _GRACE_S:
+                self._forget(bucket, known)
+        return [each for _, known in sorted(self._buckets.items()) for each in known.open.values()]
+
+    def settle(self, announcement: Announcement) -> None:
+        """Remember that nothing has to be done for it any more."""
+        known = self._buckets[announcement.bucket]
+        known.open.pop(announcement.attempt, None)
+        known.settled.add(announcement.attempt)
+
+    def _is_due(self, bucket: int, known: _Bucket, now: float) -> bool:
+        """New buckets are looked at every time, older ones once a second."""
+        hot = bucket * BUCKET_S > now - _HOT_S * BUCKET_S - BUCKET_S
+        return hot or now - known.looked_at >= _RELOOK_S
+
+    def _forget(self, bucket: int, known: _Bucket) -> None:
+        """Delete a bucket whose announcements are all settled.
+
+        The timestamp spares what a writer inserts later under this bucket (it was halted between
+        reading its clock and writing): that is found by the next look for buckets, and deleted
+        one by one.
+        """
+        if known.settled:
+            self._database.execute(self._sql.forget_bucket, [_deleted_until(bucket), bucket])
+            late = known.late & known.settled
+            self._database.execute_many(self._sql.forget, ([bucket, each] for each in late))
+        del self._buckets[bucket]
+
+    def _discover(self) -> None:
+        now = time.monotonic()
+        if now - self._discovered_at < _DISCOVER_EVERY_S:
+            return
+        for row in self._database.execute(self._sql.buckets):
+            self._buckets.setdefault(row.bucket, _Bucket())
+        self._discovered_at = now
+
+
+def _deleted_until(bucket: int) -> int:
+    """Timestamp of a bucket's deletion, in microseconds."""
+    return int(((bucket + 1) * BUCKET_S + _GRACE_S) * 1_000_000)

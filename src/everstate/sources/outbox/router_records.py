@@ -1,0 +1,207 @@
+"""Records of Debezium's outbox event router → changes; how MariaDB and MySQL outboxes come in.
+
+The router makes of an outbox row (id, aggregatetype, aggregateid, type, payload) a record: key =
+aggregateid, headers `id` and `eventType`, value = payload. MariaDB has no `emit`, so the service
+itself says what only it knows: a change's payload has the fields of the envelope that carry
+meaning (`version` from a column that it counts under its row lock, `originalEntityState`,
+`currentEntityState`, `provenance`, and optional `occurredAt` and `event.data`). Any other payload
+is a fact: an entity of kind `event` under the row's own id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from everstate.changes import (
+    Change,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+    derived_change_id,
+)
+from everstate.changes.codec import check_provenance, check_shape
+from everstate.changes.entity import holds_nul
+from everstate.errors import CorruptRecord, InvalidChange
+from everstate.log.record import Record
+
+_REQUIRED: Final = ("apiVersion", "serviceName", "identifier")
+_OPTIONAL: Final = {
+    "actor": "actor",
+    "reason": "reason",
+    "correlationId": "correlation_id",
+    "causationId": "causation_id",
+}
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True)
+class RouterReader:
+    """Reads the routed records of one aggregate type as changes of one entity type.
+
+    ``source`` names the outbox (server and table), so that a row that is read twice gives the
+    same change id. ``provenance`` is for payloads that say none; ``None``: those are refused.
+    ``is_event``: the payloads are facts.
+    """
+
+    entity_type: EntityType
+    source: str
+    provenance: Provenance | None = None
+    is_event: bool = False
+
+    def read(self, record: Record) -> Change[dict[str, Any]] | None:
+        """The change of a record; ``None`` for a tombstone, which says nothing more.
+
+        Raises CorruptRecord naming the place and the reason.
+        """
+        if record.value is None:
+            return None
+        try:
+            if holds_nul(record.value):
+                raise InvalidChange(self.entity_type.name, None, "message", "it has a NUL")
+            headers = {name: _header(value) for name, value in record.headers if value is not None}
+            row_id = headers.get("id", "")
+            if not row_id:
+                raise InvalidChange(self.entity_type.name, None, "headers.id", "it is missing")
+            payload = _unwrapped(record.value)
+            if not isinstance(payload, dict):
+                raise InvalidChange(self.entity_type.name, None, "payload", "it is no JSON object")
+            change = (self._fact if self.is_event else self._change)(
+                record, payload, row_id, headers.get("eventType")
+            )
+            check_shape(change)
+        except (InvalidChange, msgspec.DecodeError, ValueError) as cause:
+            place = (record.topic, record.partition, record.offset)
+            raise CorruptRecord(*place, str(cause)) from cause
+        return change
+
+    def _fact(
+        self, record: Record, payload: dict[str, Any], row_id: str, event: str | None
+    ) -> Change[dict[str, Any]]:
+        name = self.entity_type.name
+        self.entity_type.validate(payload)
+        return Change(
+            id=_change_id(self.source, row_id),
+            entity=name,
+            schema_version=self.entity_type.schema_version,
+            key=row_id,
+            version=1,
+            kind=Kind.EVENT,
+            occurred_at=_at(record.timestamp_ms),
+            recorded_at=_at(record.timestamp_ms),
+            provenance=check_provenance(name, row_id, self.provenance),
+            current=payload,
+            original=None,
+            event=None if event is None else DomainEvent(type=event),
+        )
+
+    def _change(
+        self, record: Record, payload: dict[str, Any], row_id: str, event: str | None
+    ) -> Change[dict[str, Any]]:
+        name, key = self.entity_type.name, _key(record.key)
+        version = payload.get("version")
+        if not isinstance(version, int) or isinstance(version, bool):
+            raise InvalidChange(name, key, "version", "the service must count it, from 1")
+        before = self._state(key, payload, "originalEntityState")
+        after = self._state(key, payload, "currentEntityState")
+        kind = Kind.UPDATED if before is not None else Kind.CREATED
+        recorded_at = _at(record.timestamp_ms)
+        said = payload.get("event")
+        data = said.get("data") if isinstance(said, Mapping) else None
+        return Change(
+            id=_change_id(self.source, row_id),
+            entity=name,
+            schema_version=self.entity_type.schema_version,
+            key=key,
+            version=version,
+            kind=kind if after is not None else Kind.DELETED,
+            occurred_at=_moment(name, key, payload.get("occurredAt")) or recorded_at,
+            recorded_at=recorded_at,
+            provenance=self._provenance(key, payload.get("provenance")),
+            current=after,
+            original=before,
+            event=None if event is None else DomainEvent(type=event, data=data),
+        )
+
+    def _state(self, key: str, payload: dict[str, Any], field: str) -> dict[str, Any] | None:
+        if field not in payload:
+            raise InvalidChange(self.entity_type.name, key, field, "it is missing (null is said)")
+        state = payload[field]
+        if state is None:
+            return None
+        if not isinstance(state, dict):
+            raise InvalidChange(self.entity_type.name, key, field, "a state is a JSON object")
+        model = self.entity_type.validate(state)
+        found = self.entity_type.key_of(model)
+        if found != key:
+            raise InvalidChange(self.entity_type.name, key, field, f"it is of {found!r}")
+        return state
+
+    def _provenance(self, key: str, said: Any) -> Provenance:
+        name = self.entity_type.name
+        if said is None:
+            return check_provenance(name, key, self.provenance)
+        if not isinstance(said, Mapping):
+            raise InvalidChange(name, key, "provenance", "it is no JSON object")
+        required = (said.get(field) for field in _REQUIRED)
+        texts = [text if isinstance(text, str) else "" for text in required]
+        optional = {ours: said.get(wire) for wire, ours in _OPTIONAL.items()}
+        return check_provenance(
+            name,
+            key,
+            Provenance(
+                api_version=texts[0], service_name=texts[1], identifier=texts[2], **optional
+            ),
+        )
+
+
+def _unwrapped(value: bytes) -> Any:
+    """What the converter was given: its schema envelope, or JSON in a string, taken off."""
+    found = _decode(value)
+    if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
+        found = found["payload"]
+    return _decode(found) if isinstance(found, str) else found
+
+
+def _key(key: bytes | None) -> str:
+    if not key:
+        raise ValueError("the record has no key")
+    try:
+        found = _decode(key)
+    except msgspec.DecodeError:
+        return key.decode()
+    if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
+        found = found["payload"]
+    # A key that is a number as JSON is the same text.
+    return found if isinstance(found, str) else key.decode()
+
+
+def _header(value: bytes) -> str:
+    text = value.decode()
+    return str(_decode(text)) if text.startswith('"') else text
+
+
+def _change_id(source: str, row_id: str) -> UUID:
+    try:
+        return UUID(row_id)
+    except ValueError:
+        return derived_change_id(source, row_id, 0)
+
+
+def _at(timestamp_ms: int) -> datetime:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+
+
+def _moment(entity: str, key: str, text: Any) -> datetime | None:
+    if text is None:
+        return None
+    moment = datetime.fromisoformat(str(text))
+    if moment.tzinfo is None:
+        raise InvalidChange(entity, key, "occurredAt", "the time has no UTC offset")
+    return moment

@@ -1,0 +1,99 @@
+"""Given / When / Then for the two functions of a handler group; no servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everstate.errors import Rejected
+from everstate.sources.commands.group import CommandGroup, Decide, Evolve, facts_of
+
+
+class Behaviour:
+    """How an entity type answers commands: ``given(facts).when(command).then(facts)``."""
+
+    def __init__(self, decide: Decide, evolve: Evolve) -> None:
+        self.decide = decide
+        self.evolve = evolve
+
+    @classmethod
+    def of(cls, group: CommandGroup) -> Behaviour:
+        """The behaviour that an app has declared."""
+        return cls(group.decide, group.evolve)
+
+    def given(self, *facts: Any) -> Given:
+        """What happened before, beginning with no entity at all."""
+        state = None
+        for fact in facts:
+            state = self.evolve(state, fact)
+        return Given(self, state)
+
+    def given_state(self, state: Any) -> Given:
+        """An entity as it is before."""
+        return Given(self, state)
+
+
+class Given:
+    """An entity, to which a command comes."""
+
+    def __init__(self, behaviour: Behaviour, state: Any) -> None:
+        self._behaviour, self.state = behaviour, state
+
+    def when(self, command: Any) -> Then:
+        """Decide a command twice: a pure function says the same both times.
+
+        Raises AssertionError when it does not, or when it changes the state that it was given.
+        """
+        before = repr(self.state)
+        first, second = self._decided(command), self._decided(command)
+        assert _same(first, second), f"decide is not pure: {first!r}, then {second!r}"
+        assert repr(self.state) == before, f"decide changed its state to {self.state!r}"
+        return Then(self._behaviour, self.state, command, first)
+
+    def _decided(self, command: Any) -> Any:
+        try:
+            decided = self._behaviour.decide(self.state, command)
+        except Rejected as refusal:
+            return refusal
+        return decided if isinstance(decided, Rejected) else list(facts_of(decided))
+
+
+class Then:
+    """What followed; every method raises AssertionError when it is something else."""
+
+    def __init__(self, behaviour: Behaviour, state: Any, command: Any, decided: Any) -> None:
+        self._behaviour, self._state = behaviour, state
+        self._command, self.decided = command, decided
+
+    def then(self, *facts: Any) -> Then:
+        """These facts followed, in this order; none: the command was accepted for nothing."""
+        assert not isinstance(self.decided, Rejected), (
+            f"{self._command!r} was rejected: {self.decided.reason}"
+        )
+        assert self.decided == list(facts), (
+            f"{self._command!r}: expected {list(facts)!r}, decided {self.decided!r}"
+        )
+        return self
+
+    def then_rejected(self, reason: str | None = None, *, code: str | None = None) -> Then:
+        """The command was rejected, with this reason (a part of it) and code when given."""
+        assert isinstance(self.decided, Rejected), (
+            f"{self._command!r} was not rejected; decided {self.decided!r}"
+        )
+        found = self.decided
+        assert reason is None or reason in found.reason, f"the reason is {found.reason!r}"
+        assert code is None or code == found.code, f"the code is {found.code!r}"
+        return self
+
+    def then_state(self, state: Any) -> Then:
+        """The entity is this afterwards."""
+        after = self._state
+        for fact in () if isinstance(self.decided, Rejected) else self.decided:
+            after = self._behaviour.evolve(after, fact)
+        assert after == state, f"the state is {after!r}, expected {state!r}"
+        return self
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Rejected) and isinstance(second, Rejected):
+        return (first.reason, first.code, first.data) == (second.reason, second.code, second.data)
+    return bool(first == second)

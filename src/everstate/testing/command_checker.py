@@ -1,0 +1,266 @@
+"""Was every command decided once, in order, and answered? An oracle beside the handler.
+
+It reads the log with nothing of the handler's, runs the project's own pure functions over the
+commands in the order in which they stand there, and compares: Jepsen's way, with the log as the
+history. Source: jepsen-io/jepsen, tests/kafka (lost and doubled writes, real-time order).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from everstate.config import Config
+from everstate.errors import Rejected
+from everstate.log.record import Record
+from everstate.log.topics import TopicNames
+from everstate.sources.commands.group import CommandGroup, fact_json, facts_of
+from everstate.testing.log_checker import read_topic
+
+_PROBLEMS_MAX: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What a client did and heard; times of one monotonic clock, ``None``: no answer came."""
+
+    command_id: str
+    key: str
+    sent_ns: int
+    answered_ns: int | None = None
+    outcome: str | None = None
+    version: int | None = None
+
+
+@dataclass
+class CommandLog:
+    """Everything of one entity type that is committed, byte for byte."""
+
+    commands: Sequence[Record] = ()
+    changes: Sequence[Record] = ()
+    replies: Sequence[Record] = ()
+    state: Sequence[Record] = ()
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What the model says: the changes of each key, and the answer of each command."""
+
+    changes: dict[str, list[dict[str, Any]]]
+    answers: dict[tuple[str, str], tuple[str, int]]
+    places: dict[tuple[str, str], tuple[int, int]]
+
+
+@dataclass
+class CommandReport:
+    """What the checker saw; no problems: each command was decided once, in order, and answered."""
+
+    commands: int = 0
+    changes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def tell(self, problem: str) -> None:
+        """Add a problem; the first fifty are kept."""
+        if len(self.problems) < _PROBLEMS_MAX:
+            self.problems.append(problem)
+
+
+def read_command_log(config: Config, entity: str) -> CommandLog:
+    """The four topics of an entity type, from their first offsets. Memory: all of them."""
+    names = TopicNames(config.log.prefix)
+    return CommandLog(
+        commands=read_topic(config, names.commands(entity)),
+        changes=read_topic(config, names.changes(entity)),
+        replies=read_topic(config, names.replies(entity)),
+        state=read_topic(config, names.state(entity)),
+    )
+
+
+def check_commands(group: CommandGroup, log: CommandLog, history: Iterable[Sent]) -> CommandReport:
+    """Compare a log at rest with the model, and with what clients were told.
+
+    Checked: every command is answered exactly once, and the same id always the same; changes are
+    what ``decide`` and ``evolve`` make of the commands in their order, versions dense, each with
+    its original; `.state` ends with each key's newest change; no client was told anything else;
+    and a command that was sent after another's answer was heard stands behind it.
+    """
+    report = CommandReport(len(log.commands), len(log.changes))
+    expected = _run_model(group, log.commands)
+    _check_changes(expected, log, report)
+    _check_replies(expected, log, report)
+    _check_history(expected, list(history), report)
+    return report
+
+
+def _run_model(group: CommandGroup, commands: Sequence[Record]) -> _Expected:
+    expected = _Expected(defaultdict(list), {}, {})
+    states: dict[str, tuple[int, Any]] = defaultdict(lambda: (0, None))
+    for record in sorted(commands, key=lambda each: (each.partition, each.offset)):
+        message = json.loads(record.value or b"null")
+        name = (message["key"], message["id"])
+        if name in expected.answers:
+            continue
+        version, state = states[message["key"]]
+        outcome, facts = _decide(group, version, state, message)
+        for index, fact in enumerate(facts, 1):
+            after = group.evolve(state, fact)
+            version += 1
+            expected.changes[message["key"]].append(
+                {
+                    "version": version,
+                    "event": {"type": type(fact).__name__, "data": json.loads(fact_json(fact))},
+                    "originalEntityState": _plain(group, state),
+                    "currentEntityState": _plain(group, after),
+                    "block": {
+                        "id": f"command:{message['id']}",
+                        "index": index,
+                        "count": len(facts),
+                    },
+                }
+            )
+            state = after
+        states[message["key"]] = (version, state)
+        expected.answers[name] = (outcome, version)
+        expected.places[name] = (record.partition, record.offset)
+    return expected
+
+
+def _decide(
+    group: CommandGroup, version: int, state: Any, message: Mapping[str, Any]
+) -> tuple[str, list[Any]]:
+    if message.get("expectedVersion") not in (None, version):
+        return "conflict", []
+    try:
+        command = group.by_name[message["command"]].model_validate(message["data"])
+        decided = group.decide(state, command)
+    except Rejected:
+        return "rejected", []
+    except Exception:
+        # What the project's own code raises parks the command.
+        return "parked", []
+    if isinstance(decided, Rejected):
+        return "rejected", []
+    return "accepted", list(facts_of(decided))
+
+
+def _plain(group: CommandGroup, state: Any) -> Any:
+    return None if state is None else json.loads(group.entity_type.encode(state))
+
+
+def _check_changes(expected: _Expected, log: CommandLog, report: CommandReport) -> None:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    newest: dict[str, bytes | None] = {}
+    ids: Counter[str] = Counter()
+    for record in log.changes:
+        message = json.loads(record.value or b"null")
+        key = message["key"]
+        ids[message["id"]] += 1
+        newest[key] = record.value
+        found[key].append(
+            {
+                "version": message["version"],
+                "event": message["event"],
+                "originalEntityState": message["originalEntityState"],
+                "currentEntityState": message["currentEntityState"],
+                "block": message["provenance"]["transaction"],
+            }
+        )
+    for change_id, count in ids.items():
+        if count > 1:
+            report.tell(f"change {change_id} is in the log {count} times")
+    for key in expected.changes.keys() | found.keys():
+        _compare(key, expected.changes.get(key, []), found.get(key, []), report)
+    state = {(each.key or b"").decode(): each.value for each in log.state}
+    for key in newest.keys() | state.keys():
+        if newest.get(key) != state.get(key):
+            report.tell(f"{key}: .state is not the newest change")
+
+
+def _compare(
+    key: str, wanted: list[dict[str, Any]], found: list[dict[str, Any]], report: CommandReport
+) -> None:
+    last = 0
+    for change in found:
+        if change["version"] != last + 1:
+            report.tell(f"{key}: version {change['version']} follows version {last}")
+        last = change["version"]
+    if len(wanted) != len(found):
+        report.tell(f"{key}: {len(found)} changes, the model says {len(wanted)}")
+    for model, change in zip(wanted, found, strict=False):
+        for name, value in model.items():
+            if change[name] != value:
+                report.tell(
+                    f"{key} version {model['version']}: {name} is {change[name]!r}, "
+                    f"the model says {value!r}"
+                )
+                return
+
+
+def _check_replies(expected: _Expected, log: CommandLog, report: CommandReport) -> None:
+    answered: Counter[tuple[int, int]] = Counter()
+    told: dict[tuple[str, str], bytes | None] = {}
+    for record in log.replies:
+        message = json.loads(record.value or b"null")
+        name = (message["key"], message["id"])
+        offset = int(dict(record.headers)["command"] or b"-1")
+        answered[record.partition, offset] += 1
+        if told.setdefault(name, record.value) != record.value:
+            report.tell(f"{name}: answered {told[name]!r}, then {record.value!r}")
+        model = expected.answers.get(name)
+        if model is None:
+            report.tell(f"{name}: answered, and never sent")
+        elif (message["outcome"], message["version"]) != model:
+            report.tell(
+                f"{name}: answered {message['outcome']} at version {message['version']}, "
+                f"the model says {model[0]} at {model[1]}"
+            )
+    for record in log.commands:
+        count = answered.pop((record.partition, record.offset), 0)
+        if count != 1:
+            what = "was never answered" if count == 0 else f"was answered {count} times"
+            report.tell(f"command at {record.partition}@{record.offset} {what}")
+    for (partition, offset), _count in answered.items():
+        report.tell(f"an answer to {partition}@{offset}, where no command is")
+
+
+def _check_history(expected: _Expected, history: Sequence[Sent], report: CommandReport) -> None:
+    by_key: dict[str, list[Sent]] = defaultdict(list)
+    for each in history:
+        name = (each.key, each.command_id)
+        if each.answered_ns is None:
+            continue
+        model = expected.answers.get(name)
+        if model is None:
+            report.tell(f"{name}: a client was answered, and the log has no such command")
+        elif (each.outcome, each.version) != model:
+            report.tell(
+                f"{name}: a client was told {each.outcome} at version {each.version}, "
+                f"the model says {model[0]} at {model[1]}"
+            )
+        else:
+            by_key[each.key].append(each)
+    for key, answered in by_key.items():
+        _check_real_time(key, answered, expected, report)
+
+
+def _check_real_time(
+    key: str, answered: list[Sent], expected: _Expected, report: CommandReport
+) -> None:
+    """Who was sent after another's answer was heard must stand behind it in the log."""
+    heard = sorted(answered, key=lambda each: each.answered_ns or 0)
+    latest, at = (-1, -1), 0
+    for each in sorted(answered, key=lambda one: one.sent_ns):
+        while at < len(heard) and (heard[at].answered_ns or 0) < each.sent_ns:
+            latest = max(latest, expected.places[key, heard[at].command_id])
+            at += 1
+        # The same command sent again stands where it first stood.
+        place = expected.places[key, each.command_id]
+        first = min(one.sent_ns for one in answered if one.command_id == each.command_id)
+        if place < latest and first == each.sent_ns:
+            report.tell(
+                f"{key}: {each.command_id} stands at {place}, before one that was answered "
+                "before it was sent"
+            )

@@ -1,0 +1,229 @@
+"""What every store promises the REST routes. A store's test class inherits `CrudStoreContract`."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from threading import Barrier
+
+import pytest
+
+from everstate.errors import InvalidChange, NotFound, VersionConflict
+from everstate.sources.crud.store import AnsweredBefore, Once, Store, Written
+from everstate.testing.store_contract import CLERK, Changes, Line, Order, check_chain
+
+Step = Callable[[str], bool]
+"""Adds one to the counter of a key, from what it read; ``False``: somebody else was first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a load did: increments that were taken, by key, and attempts that lost."""
+
+    taken: Counter[str]
+    lost: int
+
+
+def count_up(step: Step, *, writers: int = 50, keys: int = 100, turns: int = 20) -> Counted:
+    """Let writers add to counters at once, each ``turns`` times, again until it is taken."""
+
+    def write(writer: int) -> tuple[list[str], int]:
+        chosen, lost = random.Random(writer), 0
+        done = []
+        for _ in range(turns):
+            key = f"o-{chosen.randrange(keys)}"
+            while not step(key):
+                lost += 1
+            done.append(key)
+        return done, lost
+
+    with ThreadPoolExecutor(writers) as pool:
+        results = list(pool.map(write, range(writers)))
+    taken = Counter(key for done, _ in results for key in done)
+    return Counted(taken, sum(lost for _, lost in results))
+
+
+def check_counts(counted: Counted, found: dict[str, tuple[int, int]]) -> None:
+    """Assert that no update was lost and versions are dense; ``found``: counter and version.
+
+    Every counter starts at 0 with version 1, and each increment is one version.
+    """
+    wrong = {
+        key: (times, found.get(key))
+        for key, times in counted.taken.items()
+        if found.get(key) != (times, times + 1)
+    }
+    assert wrong == {}, f"key: (increments, (counter, version)): {wrong}"
+
+
+def stepping(store: Store) -> Step:
+    """A step that reads an order's weight and writes it back by one more, at its version."""
+
+    def step(key: str) -> bool:
+        found = store.get(key)
+        assert found is not None
+        order = found.entity
+        assert isinstance(order, Order)
+        heavier = order.model_copy(update={"weight": (order.weight or 0) + 1})
+        try:
+            store.put(heavier, provenance=CLERK, expected_version=found.version)
+        except VersionConflict:
+            return False
+        return True
+
+    return step
+
+
+def counters(store: Store, keys: int) -> dict[str, tuple[int, int]]:
+    """Counter and version of each order."""
+    found = {}
+    for number in range(keys):
+        entity, version = store.get(f"o-{number}") or (Order(order_id="none", weight=-1), 0)
+        assert isinstance(entity, Order)
+        found[f"o-{number}"] = int(entity.weight or 0), version
+    return found
+
+
+def once(number: int = 1, fingerprint: str = "f") -> Once:
+    """A request that may come again; its answer is the version."""
+    return Once(
+        id=f"desk-{number}",
+        fingerprint=fingerprint,
+        answer=lambda written: f"version {written.version}",
+    )
+
+
+class CrudStoreContract:
+    """Give the fixtures ``store`` (of ORDER, empty) and ``changes`` (see `store_contract`)."""
+
+    def test_what_was_put_is_got_and_deleted(self, store: Store, changes: Changes) -> None:
+        """Read your writes, dense versions, a grave that keeps its version (C7)."""
+        order = Order(order_id="o-1", lines=[Line(article="nut", price=Decimal("1.10"))])
+        assert store.get("o-1") is None
+        assert store.put(order, provenance=CLERK, expected_version=0).version == 1
+        assert store.get("o-1") == (order, 1)
+        assert not store.put(order, provenance=CLERK).changed
+        for expected in (0, 2):
+            with pytest.raises(VersionConflict) as conflict:
+                store.put(order, provenance=CLERK, expected_version=expected)
+            assert conflict.value.actual == 1
+        assert store.delete("o-1", provenance=CLERK, expected_version=1).version == 2
+        assert store.get("o-1") is None
+        with pytest.raises(NotFound):
+            store.delete("o-1", provenance=CLERK)
+        assert store.put(order, provenance=CLERK, expected_version=0).version == 3
+        check_chain(changes())
+
+    def test_pages_have_every_entity_once_and_no_graves(self, store: Store) -> None:
+        """Whatever the size of the page; entities that come meanwhile do no harm."""
+        for number in range(23):
+            store.put(Order(order_id=f"o-{number:02}"), provenance=CLERK)
+        for number in (0, 7, 8, 22):
+            store.delete(f"o-{number:02}", provenance=CLERK)
+        there = {f"o-{number:02}" for number in range(23)} - {"o-00", "o-07", "o-08", "o-22"}
+        for limit in (1, 5, 19, 100):
+            cursor, seen = None, list[str]()
+            while True:
+                page = store.page(limit=limit, cursor=cursor)
+                assert len(page.entities) <= limit
+                seen += [store.entity_type.key_of(found.entity) for found in page.entities]
+                cursor = page.cursor
+                if cursor is None:
+                    break
+                store.put(Order(order_id="o-99"), provenance=CLERK)
+            if store.get("o-99") is not None:
+                store.delete("o-99", provenance=CLERK)
+            assert sorted(set(seen) - {"o-99"}) == sorted(there)
+            assert len(seen) == len(set(seen))
+
+    def test_a_page_has_only_what_is_equal(self, store: Store) -> None:
+        """Text, numbers and null; several at once."""
+        for number in range(12):
+            weight = None if number % 3 == 0 else float(number % 3)
+            note = "odd" if number % 2 else "even"
+            store.put(Order(order_id=f"o-{number}", note=note, weight=weight), provenance=CLERK)
+
+        def keys(**equal: str | float | None) -> set[str]:
+            cursor, found = None, set[str]()
+            while True:
+                page = store.page(limit=3, cursor=cursor, equal=equal)
+                found |= {store.entity_type.key_of(each.entity) for each in page.entities}
+                cursor = page.cursor
+                if cursor is None:
+                    return found
+
+        assert keys(note="odd") == {f"o-{number}" for number in range(1, 12, 2)}
+        assert keys(weight=None) == {"o-0", "o-3", "o-6", "o-9"}
+        assert keys(weight=1, note="even") == {"o-4", "o-10"}
+        assert keys(note="'; DROP TABLE") == set()
+
+    def test_a_write_with_an_id_is_done_once_and_its_answer_kept(
+        self, store: Store, changes: Changes
+    ) -> None:
+        """Puts and deletes, an equal state among them."""
+        assert store.answered("desk-1") is None
+        store.put(Order(order_id="o-1"), provenance=CLERK, once=once())
+        kept = store.answered("desk-1")
+        assert kept is not None
+        assert (kept.fingerprint, kept.answer) == ("f", "version 1")
+        with pytest.raises(AnsweredBefore):
+            store.put(Order(order_id="o-1", note="x"), provenance=CLERK, once=once())
+        with pytest.raises(AnsweredBefore):
+            store.put(Order(order_id="o-1"), provenance=CLERK, expected_version=7, once=once())
+        assert not store.put(Order(order_id="o-1"), provenance=CLERK, once=once(2)).changed
+        store.delete("o-1", provenance=CLERK, once=once(3))
+        with pytest.raises(AnsweredBefore):
+            store.delete("o-1", provenance=CLERK, once=once(3))
+        answers = [store.answered(f"desk-{number}") for number in (2, 3)]
+        assert [each.answer for each in answers if each] == ["version 1", "version 2"]
+        assert [change.kind for change in changes()] == ["created", "deleted"]
+
+    def test_a_write_that_was_refused_leaves_its_id_free(
+        self, store: Store, changes: Changes
+    ) -> None:
+        """So that the same request may succeed later."""
+        with pytest.raises(VersionConflict):
+            store.put(Order(order_id="o-1"), provenance=CLERK, expected_version=4, once=once())
+        with pytest.raises(InvalidChange):
+            store.put(Order(order_id="o-1", note="\0"), provenance=CLERK, once=once())
+        with pytest.raises(NotFound):
+            store.delete("o-1", provenance=CLERK, once=once())
+        assert store.answered("desk-1") is None
+        store.put(Order(order_id="o-1"), provenance=CLERK, once=once())
+        assert len(changes()) == 1
+
+    def test_the_same_id_at_the_same_time_writes_once(self, store: Store, changes: Changes) -> None:
+        """Eight at once, several rounds; all others are told."""
+        together = Barrier(8)
+
+        def write(writer: int, number: int) -> Written | None:
+            together.wait()
+            order = Order(order_id=f"o-{number}", note=str(writer))
+            try:
+                return store.put(order, provenance=CLERK, once=once(number))
+            except AnsweredBefore:
+                return None
+
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(5):
+                results = list(pool.map(write, range(8), [number] * 8))
+                assert sum(result is not None for result in results) == 1
+                assert store.answered(f"desk-{number}") is not None
+        assert len(changes()) == 5
+
+    def test_fifty_writers_on_a_hundred_keys_lose_no_update(
+        self, store: Store, changes: Changes
+    ) -> None:
+        """Expected versions only: dense versions, each increment counted."""
+        for number in range(100):
+            store.put(Order(order_id=f"o-{number}", weight=0), provenance=CLERK)
+        counted = count_up(stepping(store))
+        assert counted.taken.total() == 50 * 20
+        check_counts(counted, counters(store, 100))
+        found = changes()
+        check_chain(found)
+        assert len(found) == 100 + 50 * 20

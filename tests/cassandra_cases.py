@@ -1,0 +1,76 @@
+"""What tests of the store in Cassandra share: a keyspace of their own, and what was committed."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, NamedTuple
+
+from everstate.config import Config
+from everstate.sources.crud.stores.cassandra import CassandraStore, Database
+from everstate.sources.crud.stores.cassandra.schema import table_of
+from everstate.testing.store_contract import ORDER
+
+OWN_TABLES = ("unpublished", "published", "answered")
+
+
+class Committed(NamedTuple):
+    """A change as Cassandra has it."""
+
+    change_id: str
+    entity: str
+    key: str
+    version: int
+    kind: str
+    before: str | None
+    after: str | None
+    block: None
+    event: str | None
+    occurred_at: str
+
+
+def own_keyspace(config: Config) -> Config:
+    """Settings with a keyspace that nobody else has; the tables are made."""
+    section = config.cassandra.model_copy(update={"keyspace": f"t{uuid.uuid4().hex[:12]}"})
+    own = config.model_copy(update={"cassandra": section})
+    with CassandraStore(own, ORDER) as store:
+        store.install()
+    return own
+
+
+def empty(database: Database) -> None:
+    """Empty every table of the keyspace."""
+    for table in (*OWN_TABLES, f"e_{ORDER.name}"):
+        database.define(f"TRUNCATE {database.keyspace}.{table}")
+
+
+def drop(database: Database) -> None:
+    """Drop the keyspace."""
+    database.define(f"DROP KEYSPACE {database.keyspace}")
+
+
+def committed(database: Database, entity: str = ORDER.name) -> list[Committed]:
+    """Every change, key by key in the order of versions."""
+    query = (
+        "SELECT key, version, change_id, kind, after, before, chained, event, occurred_at"
+        f" FROM {table_of(database.keyspace, entity)}"
+    )
+    rows: list[Any] = [row for row in database.execute(query) if row.version is not None]
+    found, below = list[Committed](), dict[str, str | None]()
+    for row in sorted(rows, key=lambda row: (row.key, row.version)):
+        before = below.get(row.key) if row.chained else row.before
+        below[row.key] = row.after
+        found.append(
+            Committed(
+                str(row.change_id),
+                entity,
+                row.key,
+                row.version,
+                row.kind,
+                before,
+                row.after,
+                None,
+                row.event,
+                row.occurred_at,
+            )
+        )
+    return found

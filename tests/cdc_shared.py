@@ -1,0 +1,114 @@
+"""What becomes of the CDC messages that other systems' tests and documents use."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import create_model
+
+from everstate.changes import EntityType
+from everstate.sources.cdc.declaration import Capture, Form, Table
+from everstate.sources.cdc.local_state import LocalState
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.reading import RawReader, RefusedRow
+from everstate.sources.cdc.rows import Message, Unreadable
+from everstate.sources.cdc.shapes import READERS
+from everstate.sources.cdc.versioning import RawPlace, Versioner
+
+_KEYS = ("id", "ID", "pk", "_id", "field1")
+
+
+class Told(NamedTuple):
+    """What became of one message."""
+
+    group: str
+    number: int
+    outcome: str
+    """``change`` (with its kind), ``held``, ``refused`` or ``no change``."""
+    reason: str
+
+
+def messages(folder: Path) -> Iterator[tuple[str, Form, list[Any]]]:
+    """Groups of messages that belong together: a file of another system, or one connector."""
+    groups: dict[tuple[str, Form], list[Any]] = defaultdict(list)
+    for line in (folder / "cdc_messages.jsonl").read_text("utf-8").splitlines():
+        found = json.loads(line)
+        form: Form = "goldengate" if found["format"] == "ogg" else "debezium"
+        groups[found["file"].removeprefix("kafka/"), form].append(found["message"])
+    for line in (folder / "debezium_envelopes.jsonl").read_text("utf-8").splitlines():
+        found = json.loads(line)
+        # Documents show a transaction's block with rows of another table than the rest.
+        other = " of pk" if '"pk"' in json.dumps(found["event"]) else ""
+        groups[f"docs/{found['connector']}{other}", "debezium"].append(found["event"])
+    for (group, form), listed in groups.items():
+        yield group, form, listed
+
+
+def outcomes(group: str, form: Form, listed: list[Any]) -> list[Told]:
+    """What becomes of each message of a group, taken in order by one capture."""
+    columns = columns_of(form, listed)
+    fields = {name: "c_" + name.lower() for name in columns}
+    column = next(name for name in (*_KEYS, *sorted(columns)) if name in columns)
+    model: Any = create_model(
+        "Row", **dict.fromkeys(sorted(set(fields.values())), (str | None, None))
+    )  # type: ignore[call-overload]
+    entity = EntityType("row", model, fields[column])
+    table = Table(
+        entity="row",
+        key_columns=(column,),
+        columns=fields,
+        types=dict.fromkeys(columns, "text"),
+    )
+    capture = Capture(
+        name="shared", kind="other", form=form, tables={"rows": table}, transactions=False
+    )
+    reader = RawReader(capture, {"row": entity})
+    told = []
+    state = LocalState(Path(":memory:"))
+    held: dict[Any, Any] = {}
+    for number, message in enumerate(listed):
+        parsed = reader.read("rows", None, json.dumps(message).encode())
+        place = RawPlace("rows", 0, number)
+        rows = [(place, r) for r in parsed if isinstance(r, CleanRow | RefusedRow)]
+        before = sum(len(one.rows) for one in held.values())
+        batch = Versioner(reader, state, held).run(rows, 0.0)
+        told.append(_told(group, number, batch, held, before))
+    state.close()
+    return told
+
+
+def _told(group: str, number: int, batch: Any, held: dict[Any, Any], before: int) -> Told:
+    if batch.refused:
+        return Told(group, number, "refused", batch.refused[0].reason)
+    if batch.changes:
+        kinds = " + ".join(one.step.kind.value for one in batch.changes)
+        return Told(group, number, "change", kinds)
+    if sum(len(one.rows) for one in held.values()) > before:
+        return Told(group, number, "held", next(iter(held.values())).reason)
+    return Told(group, number, "no change", ", ".join(batch.skipped) or "nothing to read")
+
+
+def columns_of(form: Form, listed: list[Any]) -> set[str]:
+    """All columns that any message of a group names."""
+    columns: set[str] = set()
+    for message in listed:
+        try:
+            rows = READERS[form](Message("rows", None, json.dumps(message).encode(), {}))
+        except Unreadable:
+            continue
+        for row in rows:
+            columns |= {*(row.before or {}), *(row.after or {})}
+    return columns or {"id"}
+
+
+def table_of(told: Iterable[Told]) -> str:
+    """Outcomes by reason, as a table to be read."""
+    counted = Counter((one.outcome, one.reason.split(" 0x")[0][:70]) for one in told)
+    lines = [
+        f"{count:4} {outcome:10} {reason}" for (outcome, reason), count in sorted(counted.items())
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""Accounts that take commands: what the tests of commands share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from everstate.app import App
+from everstate.changes import Provenance
+from everstate.config import Config
+from everstate.errors import Rejected
+
+ENTITY = "account"
+TELLER = Provenance(api_version="v1", service_name="bank", identifier="teller-1")
+
+app = App("bank")
+broken = {"Audit"}
+"""Commands whose code fails; a test mends it."""
+
+
+@app.entity(ENTITY, key="account_id", source="commands")
+class Account(BaseModel):
+    """An account."""
+
+    account_id: str
+    owner: str
+    balance: int = 0
+
+
+class Open(BaseModel):
+    account_id: str
+    owner: str
+
+
+class Deposit(BaseModel):
+    amount: int = Field(ge=1)
+
+
+class Withdraw(BaseModel):
+    amount: int = Field(ge=1)
+
+
+class Split(BaseModel):
+    """Several deposits at once."""
+
+    amounts: list[int]
+
+
+class Audit(BaseModel):
+    """Its code has an error."""
+
+
+class Close(BaseModel):
+    pass
+
+
+class Opened(BaseModel):
+    account_id: str
+    owner: str
+
+
+class Deposited(BaseModel):
+    amount: int
+
+
+class Withdrawn(BaseModel):
+    amount: int
+
+
+class Audited(BaseModel):
+    balance: int
+
+
+class Closed(BaseModel):
+    pass
+
+
+def decide(account: Account | None, command: BaseModel) -> Any:
+    if isinstance(command, Open):
+        if account is not None:
+            return Rejected("the account is open", code="open", owner=account.owner)
+        return Opened(account_id=command.account_id, owner=command.owner)
+    if account is None:
+        raise Rejected("there is no such account", code="unknown")
+    match command:
+        case Deposit(amount=amount):
+            return Deposited(amount=amount)
+        case Split(amounts=amounts):
+            return [Deposited(amount=amount) for amount in amounts]
+        case Withdraw(amount=amount):
+            if amount > account.balance:
+                raise Rejected("not enough money", code="balance", balance=account.balance)
+            return [Withdrawn(amount=amount)]
+        case Audit():
+            if "Audit" in broken:
+                raise ZeroDivisionError("the audit is broken")
+            return Audited(balance=account.balance)
+        case Close():
+            return Closed()
+    raise NotImplementedError(command)
+
+
+def evolve(account: Account | None, fact: BaseModel) -> Account | None:
+    match fact:
+        case Opened(account_id=account_id, owner=owner):
+            return Account(account_id=account_id, owner=owner)
+        case Deposited(amount=amount):
+            assert account is not None
+            return account.model_copy(update={"balance": account.balance + amount})
+        case Withdrawn(amount=amount):
+            assert account is not None
+            return account.model_copy(update={"balance": account.balance - amount})
+        case Closed():
+            return None
+    return account
+
+
+GROUP = app.commands(
+    ENTITY, decide=decide, evolve=evolve, commands=[Open, Deposit, Withdraw, Split, Audit, Close]
+)
+
+
+def of_prefix(config: Config, prefix: str, **commands: Any) -> Config:
+    """A project of one test: topics and local state of its own."""
+    return config.model_copy(
+        update={
+            "log": config.log.model_copy(update={"prefix": prefix, "partitions": 3}),
+            "commands": config.commands.model_copy(update=commands),
+        }
+    )

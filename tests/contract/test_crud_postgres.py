@@ -1,0 +1,111 @@
+"""PostgreSQL keeps what every store promises the REST routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from everstate.changes import Provenance
+from everstate.config import Config
+from everstate.sources.crud.postgres import PostgresStore
+from everstate.sources.crud.store import Once, Written
+from everstate.testing.crud_contract import (
+    CrudStoreContract,
+    check_counts,
+    count_up,
+    counters,
+    stepping,
+)
+from everstate.testing.store_contract import CLERK, ORDER, Changes, Order, Recorded
+
+_CHANGES = """
+SELECT key, version, kind, change_id::text, before, after, event, occurred_at
+FROM everstate_store.outbox ORDER BY id
+"""
+
+
+@pytest.fixture
+def config(stack_config: Config, database: str) -> Config:
+    section = stack_config.store.model_copy(update={"dsn": database})
+    return stack_config.model_copy(update={"store": section})
+
+
+class Careless(PostgresStore):
+    """A store that forgets the expected version: the defect that the check must find."""
+
+    def put(
+        self,
+        entity: Any,
+        *,
+        provenance: Provenance,
+        expected_version: int | None = None,
+        occurred_at: datetime | None = None,
+        event: Any = None,
+        once: Once | None = None,
+    ) -> Written:
+        return super().put(entity, provenance=provenance, once=once)
+
+
+class TestPostgresCrudStore(CrudStoreContract):
+    @pytest.fixture
+    def store(self, config: Config) -> Iterator[PostgresStore]:
+        store = PostgresStore(config, ORDER)
+        store.install()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def changes(self, database: str) -> Changes:
+        def read() -> list[Recorded]:
+            with psycopg.connect(database) as connection:
+                return [Recorded(*row) for row in connection.execute(_CHANGES).fetchall()]
+
+        return read
+
+
+def test_a_lost_update_is_found(config: Config) -> None:
+    store = Careless(config, ORDER)
+    store.install()
+    store.put(Order(order_id="o-0", weight=0), provenance=CLERK)
+    counted = count_up(stepping(store), writers=8, keys=1, turns=20)
+    with pytest.raises(AssertionError, match="o-0"):
+        check_counts(counted, counters(store, 1))
+    store.close()
+
+
+def test_a_filtered_page_looks_at_a_bounded_number_of_rows(config: Config) -> None:
+    section = config.api.model_copy(update={"scan_rows_max": 10})
+    store = PostgresStore(config.model_copy(update={"api": section}), ORDER)
+    store.install()
+    for number in range(25):
+        note = "rare" if number == 24 else ""
+        store.put(Order(order_id=f"o-{number:02}", note=note), provenance=CLERK)
+    sizes, cursor = [], None
+    while True:
+        page = store.page(limit=5, cursor=cursor, equal={"note": "rare"})
+        sizes.append(len(page.entities))
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert sizes == [0, 0, 1]
+    store.close()
+
+
+def test_old_answers_are_forgotten(config: Config, database: str) -> None:
+    section = config.api.model_copy(update={"idempotency_keep_hours": 1})
+    store = PostgresStore(config.model_copy(update={"api": section}), ORDER)
+    store.install()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO everstate_store.answered VALUES "
+            "('old', 'f', '1', now() - interval '61 min'), "
+            "('new', 'f', '1', now() - interval '59 min')"
+        )
+    assert store.forget_old() == 1
+    assert store.answered("old") is None
+    assert store.answered("new") is not None
+    store.close()

@@ -1,0 +1,87 @@
+"""A handler of commands in a process of its own, to be killed; or one with a planted defect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+import command_cases as bank
+from everstate.config import load
+from everstate.log.loop import Incoming, Send
+from everstate.log.producer import Producer
+from everstate.sources.commands import CommandHandler
+from everstate.sources.commands.store import state_row
+from everstate.sources.commands.worker import CommandWork
+
+_BATCHES_BEFORE_DEATH = 8
+
+
+def die() -> None:
+    """Gone, as by kill -9."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(point: str) -> None:
+    """Die around the commit of some batch: everything is sent, or everything is committed."""
+    commit, batches = Producer.commit, 0
+
+    def deadly(self: Producer, timeout_s: float = 60.0) -> None:
+        nonlocal batches
+        batches += 1
+        if point == "before commit" and batches > _BATCHES_BEFORE_DEATH:
+            self.flush()
+            die()
+        commit(self, timeout_s)
+        if point == "after commit" and batches > _BATCHES_BEFORE_DEATH:
+            die()
+
+    Producer.commit = deadly  # type: ignore[method-assign]
+
+
+def plant(defect: str, handler: CommandHandler) -> None:
+    """Break what the checker must see."""
+    if defect == "offsets outside":
+
+        def outside(
+            _: Producer, offsets: Mapping[tuple[str, int], int], _group: Any, _s: float = 60.0
+        ) -> None:
+            places = [TopicPartition(topic, part, at) for (topic, part), at in offsets.items()]
+            handler.loop._consumer.commit(offsets=places, asynchronous=False)
+
+        Producer.send_offsets = outside  # type: ignore[method-assign,assignment]
+    elif defect == "state ahead":
+        handle = CommandWork.handle
+
+        def ahead(self: CommandWork, batch: Sequence[Incoming], send: Send) -> None:
+            handle(self, batch, send)
+            for partition in self._partitions.values():
+                for key, held in partition.open.items():
+                    partition.batch.states[key] = state_row(held.version, held.text)
+                partition.store.write(partition.batch, 0)
+
+        CommandWork.handle = ahead  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Run until killed."""
+    servers, prefix, folder, point, defect = sys.argv[1:]
+    config = load(
+        folder,
+        log={"bootstrap_servers": servers, "prefix": prefix, "partitions": 3},
+        commands={"batch_wait_ms": 5},
+    )
+    if point:
+        die_at(point)
+    with CommandHandler(config, bank.app) as handler:
+        plant(defect, handler)
+        handler.run(threading.Event())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The replicating relay is killed at any moment under load: the log is what was committed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from everstate.config import Config
+from everstate.log.topics import Topics
+from everstate.sources.outbox import StreamingRelay
+from outbox_service import CLICK, PURCHASE, make_service, problems, transact
+
+FULL = bool(os.environ.get("EVERSTATE_FULL"))
+KILLS = 20 if FULL else 2
+WRITERS = 4
+RATE = 1_000 if FULL else 300
+"""Transactions a second, of all writers together, when the machine has that much."""
+
+# Runs a replicating relay until killed. With a point it kills itself there.
+_RELAY = """
+import os, signal, sys, threading
+from everstate.config import load
+from everstate.sources.outbox import StreamingRelay, marks
+from everstate.sources.outbox.replication import ReplicationStream
+from everstate.log.producer import Producer
+from outbox_service import CLICK, PURCHASE
+
+dsn, servers, prefix, point = sys.argv[1:]
+config = load(store={"dsn": dsn, "relay": "replication"},
+    log={"prefix": prefix, "bootstrap_servers": servers})
+
+def die(*args, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def die_when_moving(self, lsn, confirm=ReplicationStream.confirm):
+    if config.log.prefix in seen:
+        die()
+    confirm(self, lsn)
+
+seen = set()
+if point == "mark":
+    marks.mark = die
+if point == "commit":
+    Producer.commit = die
+if point == "confirm":
+    mark = marks.mark
+    marks.mark = lambda *given: (seen.add(config.log.prefix), mark(*given))[1]
+    ReplicationStream.confirm = die_when_moving
+print("running", flush=True)
+with StreamingRelay(config, [PURCHASE, CLICK]) as relay:
+    relay.run(threading.Event())
+"""
+
+
+@pytest.fixture
+def config(stack: Any, database: str, topic_prefix: str) -> Config:
+    running: Config = stack.config
+    store = {"dsn": database, "relay": "replication"}
+    config = running.model_copy(
+        update={
+            "store": running.store.model_copy(update=store),
+            "log": running.log.model_copy(update={"prefix": topic_prefix}),
+        }
+    )
+    with Topics(config) as topics:
+        topics.ensure(["purchase", "click"])
+    make_service(database)
+    with StreamingRelay(config, [PURCHASE, CLICK]) as relay:
+        settle(relay)
+    return config
+
+
+def settle(relay: StreamingRelay) -> None:
+    deadline = time.monotonic() + 30
+    while relay._polls or relay._snapshot is not None:
+        assert time.monotonic() < deadline
+        relay.step()
+
+
+def start_relay(config: Config, point: str = "") -> subprocess.Popen[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("EVERSTATE_")
+    }
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    arguments = [config.store_dsn, config.bootstrap_servers, config.log.prefix, point]
+    relay = subprocess.Popen(
+        [sys.executable, "-c", _RELAY, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert relay.stdout is not None
+    assert relay.stdout.readline() == "running\n"
+    return relay
+
+
+def finish(config: Config) -> list[str]:
+    found = ["begin"]
+    deadline = time.monotonic() + 60
+    with StreamingRelay(config, [PURCHASE, CLICK]) as relay:
+        while found and time.monotonic() < deadline:
+            while relay.step():
+                pass
+            found = problems(config)
+    return found
+
+
+@pytest.mark.parametrize("point", ["mark", "commit", "confirm"])
+def test_C10_killed_between_log_store_and_slot_it_neither_loses_nor_doubles(
+    config: Config, point: str
+) -> None:
+    rng = random.Random(point)
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        for _ in range(2):
+            while not all(transact(connection, rng, clicks=True) for _ in range(20)):
+                pass
+            with start_relay(config, point) as relay:
+                assert relay.wait(30) == -signal.SIGKILL
+    assert finish(config) == []
+
+
+def test_C10_killed_at_random_under_writers_that_roll_back_it_neither_loses_nor_doubles(
+    config: Config,
+) -> None:
+    """Acceptance 4: 2 kills here, 20 at 1,000 transactions a second with EVERSTATE_FULL=1."""
+    stop = threading.Event()
+
+    def write(seed: int) -> int:
+        rng, done, began = random.Random(seed), 0, time.monotonic()
+        with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+            while not stop.is_set():
+                time.sleep(max(0.0, began + done * WRITERS / RATE - time.monotonic()))
+                transact(connection, rng, clicks=True)
+                done += 1
+        return done
+
+    rng = random.Random()
+    began = time.monotonic()
+    with ThreadPoolExecutor(WRITERS) as pool:
+        writers = [pool.submit(write, number) for number in range(WRITERS)]
+        try:
+            for _ in range(KILLS):
+                with start_relay(config) as relay:
+                    time.sleep(0.3 + rng.random() * 1.5)
+                    relay.kill()
+        finally:
+            stop.set()
+        count = sum(writer.result() for writer in writers)
+    print(f"{count:,} transactions, {count / (time.monotonic() - began):,.0f}/s, {KILLS} kills")
+    assert count > 100
+    assert finish(config) == []

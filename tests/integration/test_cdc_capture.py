@@ -1,0 +1,210 @@
+"""Captures of real databases: nothing is missing in the raw topics, whatever is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from capture_cases import (
+    LONG,
+    UNAVAILABLE,
+    PostgresSource,
+    Source,
+    Writer,
+    capture_of,
+    eventually,
+    fold,
+    make_tables,
+    maria_source,
+    raw_count,
+    raw_rows,
+    settled,
+    table_rows,
+    without_nulls,
+)
+from everstate.config import Config
+from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig
+from everstate.log.consumer import Consumer
+from everstate.log.topics import Topics
+from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.notifications import Notification
+from everstate.sources.cdc.snapshots import snapshot
+
+KINDS = ("postgresql", "mariadb")
+
+
+@pytest.fixture(params=KINDS)
+def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+    """An empty database of each kind."""
+    if request.param == "postgresql":
+        yield PostgresSource(request.getfixturevalue("database"))
+    else:
+        yield from maria_source(request.getfixturevalue("mariadb"))
+
+
+@pytest.fixture
+def config(connect: Any, topic_prefix: str) -> Config:
+    """The running servers, and topics of this test's own."""
+    base: Config = connect.config
+    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
+    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
+    return base.model_copy(update={"log": log, "capture": capture})
+
+
+@pytest.fixture
+def capturing(config: Config, source: Source) -> Iterator[Capturing]:
+    """A capture of the three tables, removed with all that it made."""
+    make_tables(source)
+    capturing = Capturing(config, capture_of(source), local=True)
+    try:
+        yield capturing
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+@pytest.mark.timeout(400)
+def test_nothing_is_missing_whatever_is_killed(
+    connect: Any, stack: Any, request: pytest.FixtureRequest, config: Config,
+    source: Source, capturing: Capturing,
+) -> None:  # fmt: skip
+    with Writer(source) as writer:
+        writer.wait(50)
+        capturing.add()  # the first snapshot is read while the writer writes
+        writer.wait(50)
+        source.run("ALTER TABLE customers ADD COLUMN phone varchar(20)")
+        source.run("UPDATE customers SET phone = 'p' WHERE id < 20")
+        connect.servers.kill("connect")
+        writer.wait(50)
+        connect.servers.start()
+        writer.wait(50)
+        name = "postgres" if source.kind == "postgresql" else "mariadb"
+        servers = stack.servers
+        if name == "mariadb":
+            servers = type(servers)(stack.given, also=("mariadb",))
+        servers.stop((name,))
+        assert eventually(lambda: capturing.status().connected is not True, 20)
+        away = capturing.status()
+        assert (away.connected, away.well) == (None, False), "RUNNING does not mean connected"
+        servers.start()
+        writer.wait(50)
+        assert eventually(lambda: capturing.status().well, 60), capturing.status()
+    assert settled(config, source) == without_nulls(table_rows(source))
+    assert len(table_rows(source)["customers"]) == writer.transactions
+
+
+def test_the_oracle_sees_a_lost_record(
+    config: Config, source: Source, capturing: Capturing
+) -> None:
+    source.run("INSERT INTO customers (id, name) VALUES (1, 'a'), (2, 'b')")
+    capturing.add()
+    settled(config, source)
+    with Consumer(config) as consumer:
+        records = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.customers"))
+    assert len(records) == 2
+    rows: dict[str, dict[str, Any]] = {}
+    fold(rows, json.loads(records[0].value or b""))
+    assert rows != table_rows(source)["customers"]
+
+
+def test_a_capture_from_first_to_last(config: Config, source: Source, capturing: Capturing) -> None:
+    for number in range(1, 31):
+        source.run(("INSERT INTO customers (id, name) VALUES (%s, 'x')", (number,)))
+    assert capturing.status().state == "absent"
+    added = capturing.add()
+    assert added.changed
+    assert not capturing.add().changed, "the same again changes nothing"
+    assert settled(config, source) == without_nulls(table_rows(source))
+    assert eventually(lambda: capturing.status().snapshot == "COMPLETED", 30)
+    status = capturing.status()
+    assert status.well
+    assert eventually(lambda: (capturing.status().behind_s or 99.0) < 10, 30), capturing.status()
+
+    told: list[Notification] = []
+    whole = snapshot(config, capturing, table="customers", progress=told.append)
+    assert whole.rows == 30
+    assert {each.state for each in told} >= {"STARTED", "COMPLETED"}
+    ranged = snapshot(config, capturing, table="customers", where="id BETWEEN 5 AND 9")
+    assert ranged.rows == 5
+    assert snapshot(config, capturing, table="customers", key=["7"]).rows == 1
+    with pytest.raises(InvalidCapture, match=r"the key of .*customers is id"):
+        snapshot(config, capturing, table="customers", key=["7", "8"])
+    assert eventually(lambda: raw_count(config, "customers") == 30 + 30 + 5 + 1, 20)
+    with Topics(config) as topics:
+        assert not [name for name in topics.existing() if "signals" in name]
+
+    capturing.pause()
+    assert capturing.status().state == "PAUSED"
+    source.run("DELETE FROM customers WHERE id = 3")
+    with pytest.raises(CaptureFailed, match="does not read now"):
+        snapshot(config, capturing, table="customers")
+    capturing.resume()
+    assert settled(config, source) == without_nulls(table_rows(source))
+    with Consumer(config) as consumer:
+        records = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.customers"))
+    assert [r.key for r in records if r.value is None] == [b'{"id":3}'], "deletes leave a tombstone"
+
+
+def test_a_removed_capture_goes_on_where_it_was(
+    config: Config, source: Source, capturing: Capturing
+) -> None:
+    source.run("INSERT INTO customers (id, name) VALUES (1, 'a')")
+    capturing.add()
+    assert settled(config, source) == without_nulls(table_rows(source))
+    capturing.remove()
+    source.run("INSERT INTO customers (id, name) VALUES (2, 'b')")
+    capturing.add()
+    assert settled(config, source) == without_nulls(table_rows(source))
+    assert raw_count(config, "customers") == 2, "the first row was not read again"
+
+
+def test_columns_out_of_line_are_told_by_a_placeholder_or_whole(
+    config: Config, source: Source, capturing: Capturing
+) -> None:
+    source.run(("INSERT INTO notes (id, title, body) VALUES (1, 'a', %s)", ("x" * LONG,)))
+    capturing.add()
+    source.run("UPDATE notes SET title = 'b' WHERE id = 1")
+    assert eventually(lambda: raw_count(config, "notes") == 2, 30)
+    with Consumer(config) as consumer:
+        last = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.notes"))[-1]
+    after = json.loads(last.value or b"")["after"]
+    assert after["body"] == (UNAVAILABLE if source.kind == "postgresql" else "x" * LONG)
+    assert raw_rows(config)["notes"]["1"]["body"] == "x" * LONG
+
+
+def test_a_password_is_shown_nowhere(config: Config, source: Source, capturing: Capturing) -> None:
+    password = source.dsn.split(":")[2].split("@")[0]
+    capturing.add()
+    url = f"{config.capture.connect_url}/connectors/{capturing.names.connector}"
+    for path in ("", "/config", "/status", "/offsets"):
+        with urllib.request.urlopen(url + path) as answer:
+            assert password not in answer.read().decode(), path
+    assert password not in str(dataclasses.asdict(capturing.status()))
+    folder = config.project.data_dir
+    assert password not in (folder / "logs" / "connect.log").read_text()
+    assert password not in (folder / "connect" / "connect.properties").read_text()
+    secret = folder / "connect" / "secrets" / "shop.properties"
+    assert secret.stat().st_mode & 0o077 == 0
+
+
+def test_a_cluster_of_your_own_needs_a_reference_for_the_password(
+    config: Config, source: Source
+) -> None:
+    make_tables(source)
+    foreign = Capturing(config, capture_of(source), local=False)
+    with pytest.raises(InvalidConfig, match="password_reference"):
+        foreign.add()
+    foreign.remove(drop=True, topics=True)
+
+
+def test_a_connector_that_fails_says_why(config: Config, source: Source) -> None:
+    make_tables(source)
+    wrong = capture_of(source, settings={"snapshot.mode": "sometimes"})
+    capturing = Capturing(config, wrong, local=True)
+    with pytest.raises(CaptureFailed, match=r"snapshot\.mode"):
+        capturing.add()
+    capturing.remove(drop=True, topics=True)

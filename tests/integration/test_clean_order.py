@@ -1,0 +1,265 @@
+"""Three tables of one shop: transactions, parents first, provenance, and the other offers."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pyspark.sql import SparkSession
+
+from conftest import RunningStack
+from everstate.app import App
+from everstate.changes import Change, ChangeCodec, DomainEvent
+from everstate.config import Config
+from everstate.log.consumer import Consumer
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.clean import Cleaner
+from everstate.pipeline.session import spark_session
+from everstate.pipeline.wire import DebeziumForm
+from everstate.sources.cdc.declaration import ProvenanceFrom, Table
+from everstate.sources.cdc.preview import preview
+
+
+def order_event(before: Any, after: Any) -> DomainEvent | None:
+    if before and after and after["status"] == "paid" != before["status"]:
+        return DomainEvent(type="OrderPaid", data={"order_id": after["id"]})
+    return None
+
+
+def shop(**options: Any) -> App:
+    app = App("shop")
+
+    @app.entity("customer", key="id")
+    class Customer(BaseModel):
+        id: int
+        name: str
+
+    @app.entity("orders", key="id")
+    class Order(BaseModel):
+        id: int
+        customer_id: int
+        status: str
+
+    @app.entity("line", key="id")
+    class Line(BaseModel):
+        id: int
+        order_id: int
+        amount: int
+
+    @app.entity("order_event", key="id")
+    class OrderEvent(BaseModel):
+        id: str
+        order_id: int
+
+    orders = Table(
+        entity="orders",
+        parents={"customer_id": "customer"},
+        provenance=ProvenanceFrom(message_prefix="everstate"),
+        event=order_event,
+        events="order_event",
+        partials=True,
+    )
+    app.capture(
+        "shop",
+        kind="postgresql",
+        tables={
+            "public.lines": Table(entity="line", parents={"order_id": "orders"}),
+            "public.orders": orders,
+            "public.customers": Table(entity="customer"),
+        },
+        **options,
+    )
+    return app
+
+
+class Rig:
+    """Writes transactions as Debezium does, table by table, in any order of arrival."""
+
+    def __init__(self, config: Config, app: App, cleaner: Cleaner) -> None:
+        self.config, self.app, self.cleaner = config, app, cleaner
+        self.names = TopicNames(config.log.prefix)
+        self.lsn = 1000
+        self.now_s = 1_000_000.0
+
+    def row(self, table: str, tx: int, order: int, after: Any, before: Any = None) -> Any:
+        self.lsn += 8
+        op = "c" if before is None else "u"
+        block = {"id": f"{tx}:{self.lsn}", "total_order": order, "data_collection_order": 1}
+        source = {"connector": "postgresql", "lsn": self.lsn, "txId": tx, "snapshot": "false"}
+        body = {"op": op, "before": None, "after": after, "source": source, "transaction": block}
+        return table, {"id": after["id"]}, body
+
+    def end(self, tx: int, **counts: int) -> Any:
+        listed = [{"data_collection": f"public.{n}", "event_count": c} for n, c in counts.items()]
+        body = {
+            "status": "END", "id": f"{tx}:{self.lsn + 1}", "event_count": sum(counts.values()),
+            "data_collections": listed,
+        }  # fmt: skip
+        return "transaction", {"id": str(tx)}, body
+
+    def message(self, tx: int, **fields: str) -> Any:
+        content = b64encode(json.dumps(fields).encode()).decode()
+        body = {
+            "op": "m", "source": {"txId": tx, "lsn": self.lsn},
+            "message": {"prefix": "everstate", "content": content},
+        }  # fmt: skip
+        return "message", {"prefix": "everstate"}, body
+
+    def send(self, *messages: Any) -> None:
+        with Producer(self.config) as producer:
+            for part, key, body in messages:
+                topic = self.names.raw("shop", part)
+                producer.send_raw(topic, json.dumps(key).encode(), json.dumps(body).encode())
+
+    def clean(self) -> None:
+        for _ in range(40):
+            self.cleaner.step(0.02)
+
+    def changes(self, entity: str) -> list[Change[dict[str, Any]]]:
+        codec = ChangeCodec(self.app.entity_type(entity))
+        return [codec.decode(r.value) for r in self.records(self.names.changes(entity))]
+
+    def records(self, topic: str) -> list[Any]:
+        with Consumer(self.config) as consumer:
+            return list(consumer.read_topic(topic))
+
+
+@pytest.fixture
+def rig(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Rig]:
+    config = stack.config
+    log = config.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
+    project = config.project.model_copy(update={"data_dir": tmp_path})
+    config = config.model_copy(update={"log": log, "project": project})
+    app = shop(parents_first=True, parent_wait_s=20.0, transaction_wait_s=10.0)
+    (cleaning,) = app.cleanings(config)
+    cleaner = Cleaner(config, cleaning)
+    rig = Rig(config, app, cleaner)
+    cleaning._clock = lambda: rig.now_s
+    cleaner.step(0.01)
+    yield rig
+    cleaner.close()
+    with Topics(config) as topics:
+        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
+
+
+def test_changes_carry_their_transaction_and_children_follow_their_parents(rig: Rig) -> None:
+    customer = rig.row("customers", 7, 1, {"id": 1, "name": "Ann"})
+    order = rig.row("orders", 7, 2, {"id": 10, "customer_id": 1, "status": "open"})
+    line = rig.row("lines", 7, 3, {"id": 100, "order_id": 10, "amount": 5})
+    rig.send(line, order)
+    rig.clean()
+    assert rig.changes("line") == []
+    rig.send(rig.end(7, customers=1, orders=1, lines=1))
+    rig.clean()
+    assert rig.changes("line") == []
+    rig.send(rig.message(7, actor="ann", serviceName="webshop"), customer)
+    rig.clean()
+    blocks = []
+    for entity in ("customer", "orders", "line"):
+        (change,) = rig.changes(entity)
+        assert change.transaction is not None
+        blocks.append((change.transaction.id, change.transaction.index, change.transaction.count))
+        assert change.provenance.service_name == "webshop"
+        assert change.provenance.identifier == "pg:7"
+    assert blocks == [("pg:7", 1, 3), ("pg:7", 2, 3), ("pg:7", 3, 3)]
+    cleaned: Any = rig.cleaner._cleaned
+    assert cleaned.coverage_percent == 100.0
+
+
+def test_interleaved_transactions_of_three_tables_wait_for_parents_and_not_for_ever(
+    rig: Rig,
+) -> None:
+    late = rig.row("customers", 9, 1, {"id": 2, "name": "Bob"})
+    order = rig.row("orders", 8, 1, {"id": 20, "customer_id": 2, "status": "open"})
+    orphan = rig.row("lines", 8, 2, {"id": 200, "order_id": 77, "amount": 1})
+    line = rig.row("lines", 8, 3, {"id": 201, "order_id": 20, "amount": 2})
+    rig.send(order, orphan, line, rig.end(8, orders=1, lines=2))
+    rig.clean()
+    assert (rig.changes("orders"), rig.changes("line")) == ([], [])
+    rig.send(late, rig.end(9, customers=1))
+    rig.clean()
+    assert [change.key for change in rig.changes("orders")] == ["20"]
+    assert [change.key for change in rig.changes("line")] == ["201"]
+    rig.now_s += 21.0
+    rig.clean()
+    assert sorted(change.key for change in rig.changes("line")) == ["200", "201"]
+
+
+def test_a_transaction_without_end_goes_on_after_a_while_without_a_block(rig: Rig) -> None:
+    rig.send(rig.row("customers", 5, 1, {"id": 3, "name": "Cy"}))
+    rig.clean()
+    assert rig.changes("customer") == []
+    rig.now_s += 11.0
+    rig.clean()
+    (change,) = rig.changes("customer")
+    assert change.transaction is None
+
+
+def paid_order(rig: Rig) -> None:
+    first = rig.row("orders", 4, 2, {"id": 10, "customer_id": 1, "status": "open"})
+    before = {"id": 10}
+    second = rig.row("orders", 4, 3, {"id": 10, "customer_id": 1, "status": "paid"}, before)
+    rig.send(
+        rig.row("customers", 4, 1, {"id": 1, "name": "Ann"}),
+        *(first, second, rig.end(4, customers=1, orders=2)),
+    )
+    rig.clean()
+
+
+def test_three_offers_stand_side_by_side(rig: Rig) -> None:
+    paid_order(rig)
+    created, updated = rig.changes("orders")
+    assert (created.event, updated.event) == (
+        None,
+        DomainEvent(type="OrderPaid", data={"order_id": 10}),
+    )
+    partials = [json.loads(r.value) for r in rig.records(rig.names.partials("orders"))]
+    assert partials[1]["changedFields"] == {"status": "paid"}
+    assert [p["version"] for p in partials] == [1, 2]
+    (event,) = rig.changes("order_event")
+    assert (event.kind, event.version, event.event) == ("event", 1, updated.event)
+    assert event.current == {"id": event.key, "order_id": 10}
+
+
+def test_an_unmodified_reader_of_debezium_reads_our_changes(rig: Rig, spark: SparkSession) -> None:
+    paid_order(rig)
+    form = DebeziumForm(rig.config, rig.app.entity_type("orders"))
+    while form.step():
+        pass
+    form.close()
+    again = DebeziumForm(rig.config, rig.app.entity_type("orders"))
+    assert again.step() == 0
+    again.close()
+    records = rig.records(rig.names.debezium("orders"))
+    assert spark_session(rig.config) is spark
+    row = "struct<id:int,customer_id:int,status:string>"
+    ddl = f"before {row}, after {row}, op string, ts_ms bigint, source struct<table:string>"
+    frame = spark.createDataFrame([(r.value.decode(),) for r in records], "value string")
+    read = frame.selectExpr(f"from_json(value, '{ddl}') AS m").select("m.*").collect()
+    assert [(m.op, m.before and m.before.status, m.after.status) for m in read] == [
+        ("c", None, "open"),
+        ("u", "open", "paid"),
+    ]
+    assert {(m.source.table, m.after.id) for m in read} == {("orders", 10)}
+    assert all(m.ts_ms > 0 for m in read)
+
+
+def test_a_preview_shows_raw_and_clean_and_writes_nothing(rig: Rig) -> None:
+    rig.send(
+        rig.row("customers", 4, 1, {"id": 1, "name": "Ann"}),
+        ("customers", {"id": 2}, {"op": "c", "after": {"id": 2}}),
+    )
+    capture = rig.app.capture_of("shop")
+    found = preview(rig.config, capture, rig.app.entities, 5)
+    assert [(one.table, one.key, one.outcome) for one in found] == [
+        ("public.customers", "1", "whole"),
+        ("public.customers", "2", "refused: name: Field required"),
+    ]
+    assert found[0].clean == {"id": 1, "name": "Ann"}
+    assert rig.changes("customer") == []

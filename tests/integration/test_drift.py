@@ -1,0 +1,282 @@
+"""Drift of both sources of truth: found, classified, mended, and gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from cassandra_cases import drop, own_keyspace
+from everstate.changes import Change, ChangeCodec, Kind, new_change_id
+from everstate.changes.drift import Truth
+from everstate.config import Config
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.drift import DriftReport, check_drift
+from everstate.sources.crud.stores.cassandra import CassandraStore, Database, Publisher
+from everstate.sources.crud.stores.cassandra.schema import table_of
+from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
+from everstate.sources.outbox import EntityStore, Relay
+from everstate.sources.outbox.truth import PostgresTruth
+from everstate.testing.log_checker import read_topic
+from everstate.testing.store_contract import CLERK, ORDER, Order
+
+
+class Side(Protocol):
+    """A source of truth with its way to the log, and how its memory is damaged."""
+
+    config: Config
+    store: Any
+    truth: Truth
+
+    def publish(self) -> None:
+        """Send everything that is unpublished."""
+
+    def lose(self) -> None:
+        """Forget what is unpublished."""
+
+    def tamper(self, key: str, note: str) -> None:
+        """Change a state behind the store's back."""
+
+
+class PostgresSide:
+    def __init__(self, config: Config) -> None:
+        self.config, self.store = config, EntityStore(config, ORDER)
+        self.store.install()
+        self.truth: Truth = PostgresTruth.of(config, ORDER.name, 1)
+
+    def publish(self) -> None:
+        with Relay(self.config, [ORDER]) as relay:
+            while relay.step():
+                pass
+
+    def lose(self) -> None:
+        self._execute("DELETE FROM everstate_store.outbox_pending")
+
+    def forget_history(self) -> None:
+        self._execute("DELETE FROM everstate_store.outbox")
+
+    def tamper(self, key: str, note: str) -> None:
+        state = Order(order_id=key, note=note).model_dump_json()
+        statement = 'UPDATE everstate_store."order" SET state = %s WHERE key = %s'
+        self._execute(statement, state, key)
+
+    def _execute(self, statement: str, *values: Any) -> None:
+        with psycopg.connect(self.config.store_dsn) as connection:
+            connection.execute(statement.encode(), values)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class CassandraSide:
+    def __init__(self, config: Config) -> None:
+        self.config, self.database = config, Database(config)
+        self.store = CassandraStore(config, ORDER, database=self.database)
+        self.truth: Truth = CassandraTruth(config, ORDER.name, 1)
+
+    def publish(self) -> None:
+        with Publisher(self.config, [ORDER], database=self.database) as publisher:
+            # Older seconds of the index are looked at again after one.
+            moved_at = time.monotonic()
+            while time.monotonic() - moved_at < 1.2:
+                if publisher.step():
+                    moved_at = time.monotonic()
+                time.sleep(0.05)
+
+    def lose(self) -> None:
+        self.database.define(f"TRUNCATE {self.database.keyspace}.unpublished")
+
+    def tamper(self, key: str, note: str) -> None:
+        state = Order(order_id=key, note=note).model_dump_json()
+        found = self.store.get(key)
+        assert found is not None
+        table = table_of(self.database.keyspace, ORDER.name)
+        # By the one way in which this row may be written.
+        statement = f"UPDATE {table} SET after = ? WHERE key = ? AND version = ? IF EXISTS"
+        self.database.execute(statement, [state, key, found.version])
+
+    def close(self) -> None:
+        drop(self.database)
+        self.database.close()
+
+
+@pytest.fixture(params=["postgres", "cassandra"])
+def side(request: pytest.FixtureRequest, stack: Any, topic_prefix: str) -> Iterator[Side]:
+    log = stack.config.log.model_copy(update={"prefix": topic_prefix})
+    drift = stack.config.drift.model_copy(update={"settle_s": 0.1, "ranges": 64})
+    update: dict[str, Any] = {"log": log, "drift": drift}
+    made: PostgresSide | CassandraSide
+    if request.param == "postgres":
+        dsn = request.getfixturevalue("database")
+        update["store"] = stack.config.store.model_copy(update={"dsn": dsn})
+        made = PostgresSide(stack.config.model_copy(update=update))
+    else:
+        running: Config = request.getfixturevalue("cassandra").config
+        made = CassandraSide(own_keyspace(running.model_copy(update=update)))
+    with Topics(made.config) as topics:
+        topics.ensure([ORDER.name])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def check(side: Side, spark: SparkSession) -> Callable[..., DriftReport]:
+    def run(*, repair: bool = False, **drift: Any) -> DriftReport:
+        section = side.config.drift.model_copy(update=drift)
+        config = side.config.model_copy(update={"drift": section})
+        return check_drift(spark, config, ORDER.name, side.truth, repair=repair)
+
+    return run
+
+
+def put(side: Side, keys: range, note: str) -> None:
+    orders = [Order(order_id=f"o-{number:04}", note=note) for number in keys]
+    side.store.put_many(orders, provenance=CLERK)
+
+
+def invent(config: Config, key: str, version: int, kind: Kind, state: Order | None) -> None:
+    """Put a change into the log that no source knows."""
+    now = datetime.now(UTC)
+    change: Change[Any] = Change(
+        id=new_change_id(),
+        entity=ORDER.name,
+        schema_version=1,
+        key=key,
+        version=version,
+        kind=kind,
+        occurred_at=now,
+        recorded_at=now,
+        provenance=CLERK,
+        current=state,
+        original=None if kind is Kind.CREATED else Order(order_id=key, note="a"),
+    )
+    name, value, headers = ChangeCodec(ORDER).encode(change)
+    names = TopicNames(config.log.prefix)
+    with Producer(config) as producer:
+        for topic in (names.changes(ORDER.name), names.state(ORDER.name)):
+            producer.send(OutRecord(topic, name, value, headers))
+
+
+def check_log(config: Config) -> int:
+    """Assert law 2 and 3 of the whole log, and that `.state` ends with the newest; its changes."""
+    names = TopicNames(config.log.prefix)
+    newest: dict[str, dict[str, Any]] = {}
+    ids: dict[tuple[str, int], str] = {}
+    held: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in read_topic(config, names.changes(ORDER.name)):
+        change = json.loads(record.value or b"")
+        key, version = change["key"], change["version"]
+        if (key, version) in ids:
+            assert ids[key, version] == change["id"], f"{key} {version}"
+            continue
+        ids[key, version] = change["id"]
+        held[key].append(change)
+    for key, changes in held.items():
+        for at, change in enumerate(changes, 1):
+            assert change["version"] == at, f"{key} {[each['version'] for each in changes]}"
+            below = newest.get(key, {}).get("currentEntityState")
+            assert change["originalEntityState"] == below
+            newest[key] = change
+    for record in read_topic(config, names.state(ORDER.name)):
+        newest[f"state of {(record.key or b'').decode()}"] = json.loads(record.value or b"")
+    for key in held:
+        assert newest[f"state of {key}"] == newest[key]
+    return len(ids)
+
+
+def test_there_is_no_drift_when_nothing_happened_and_lag_is_not_drift(
+    side: Side, check: Callable[..., DriftReport]
+) -> None:
+    put(side, range(200), "a")
+    side.publish()
+    side.store.delete("o-0001", provenance=CLERK)
+    report = check()
+    assert (report.drifted, report.pending, report.stored) == (0, 1, 200)
+    side.publish()
+    report = check()
+    assert (report.drifted, report.pending) == (0, 0)
+    assert (report.stored, report.logged) == (200, 200)
+    assert report.holds
+
+
+def test_each_kind_of_drift_is_found_named_and_mended(
+    side: Side, check: Callable[..., DriftReport]
+) -> None:
+    put(side, range(150), "a")
+    side.publish()
+    put(side, range(150, 155), "a")
+    for note in ("b", "c"):
+        put(side, range(10, 13), note)
+    side.store.delete("o-0020", provenance=CLERK)
+    side.lose()
+    side.tamper("o-0030", "tampered")
+    side.tamper("o-0031", "tampered")
+    invent(side.config, "o-0040", 2, Kind.UPDATED, Order(order_id="o-0040", note="invented"))
+    invent(side.config, "x-1", 1, Kind.CREATED, Order(order_id="x-1"))
+    report = check(repair=True, rebuild_share=0.5)
+    assert (report.missing, report.stale, report.different, report.extra) == (5, 4, 2, 2)
+    assert (report.action, report.mended, report.pending) == ("republished", 13, 0)
+    named = {
+        each.key: (each.what, each.stored_version, each.logged_version) for each in report.keys
+    }
+    assert len(named) == 13
+    assert named["o-0150"] == ("missing", 1, 0)
+    assert named["o-0010"] == ("stale", 3, 1)
+    assert named["o-0030"] == ("different", 1, 1)
+    assert named["o-0040"] == ("extra", 1, 2)
+    assert named["x-1"] == ("extra", 0, 1)
+    side.publish()
+    assert check().drifted == 0
+    check_log(side.config)
+    assert side.store.get("o-0030") == (Order(order_id="o-0030", note="tampered"), 2)
+    assert side.store.get("o-0040") == (Order(order_id="o-0040", note="a"), 3)
+    assert side.store.get("x-1") is None
+    assert side.store.put(Order(order_id="x-1"), provenance=CLERK).version == 3
+    side.publish()
+    check_log(side.config)
+
+
+def test_much_drift_publishes_the_whole_type_again(
+    side: Side, check: Callable[..., DriftReport]
+) -> None:
+    put(side, range(60), "a")
+    side.publish()
+    put(side, range(40, 90), "b")
+    side.lose()
+    before = check()
+    assert (before.missing, before.stale, before.action, before.mended) == (30, 20, "none", 0)
+    assert not before.holds
+    report = check(repair=True)
+    assert (report.action, report.mended, report.sent_again) == ("rebuilt", 50, 40)
+    assert report.holds
+    side.publish()
+    assert check().drifted == 0
+    assert check_log(side.config) == 60 + 50
+
+
+@pytest.mark.parametrize("side", ["postgres"], indirect=True)
+def test_what_the_outbox_no_longer_keeps_is_mended_without_gaps(
+    side: Side, check: Callable[..., DriftReport]
+) -> None:
+    """PostgreSQL's outbox is trimmed; the versions in between carry the state that is known."""
+    assert isinstance(side, PostgresSide)
+    put(side, range(3), "a")
+    side.publish()
+    for note in ("b", "c", "d"):
+        put(side, range(2, 6), note)
+    side.lose()
+    side.forget_history()
+    report = check(repair=True, rebuild_share=1)
+    assert (report.missing, report.stale, report.mended) == (3, 1, 4)
+    side.publish()
+    assert check().drifted == 0
+    assert check_log(side.config) == 3 + 3 + 3 * 3

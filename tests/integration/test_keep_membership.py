@@ -1,0 +1,192 @@
+"""Which views a keeper keeps: left out and put back, two apps, and groups that cannot go on."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from keep_cases import NOW, WHO, Order, World, drain, orders_app
+from pyspark.sql import SparkSession
+
+from everstate.app import App
+from everstate.changes import Change, ChangeCodec, Kind, new_change_id
+from everstate.config import Config, load
+from everstate.errors import Fenced
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames
+from everstate.pipeline import keep
+from everstate.views.stores.postgres import membership
+
+PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
+EPOCH = "SELECT DISTINCT epoch FROM position WHERE view_group = 'ordr'"
+HOW = "SELECT view_group, status, coalesce(reason, '') FROM view WHERE name = "
+
+
+@pytest.fixture
+def world(
+    stack_config: Config,
+    stack: Any,
+    topic_prefix: str,
+    database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> World:
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
+        store={"dsn": database},
+        archive={"trigger_s": 1},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    return World(config, spark)
+
+
+def without_history() -> App:
+    app = App("orders")
+    app.entity("ordr", key="order_id", history=False)(Order)
+    return app
+
+
+def differing(world: World) -> list[str]:
+    return [report.name for report in world.verify().values() if not report.holds]
+
+
+def test_c15_what_was_left_out_and_comes_back_has_missed_nothing(world: World) -> None:
+    """A view and the history: both go on alone from the first changes, and join."""
+    world.app = orders_app(PARTS)
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=2) for n in range(10)])
+    drain(keeper)
+    keeper.close()
+    world.app = without_history()
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "BE", "6.00", parts=3) for n in range(5, 20)])
+    drain(keeper)
+    assert [row[1] for row in world.rows(HOW + "'parts'")] == ["left"]
+    assert [row[1] for row in world.rows(HOW + "'ordr_history'")] == ["left"]
+    keeper.close()
+    world.app = orders_app(PARTS)
+    keeper = world.keeper()
+    assert world.rows(HOW + "'parts'") == [("ordr/parts", "building", "")]
+    assert world.rows("SELECT count(*) FROM ordr_history") == [(0,)]
+    world.send(world.put("o-1", "NL", "7.00", parts=4))
+    drain(keeper)
+    keeper.step()
+    assert world.rows("SELECT DISTINCT view_group, status FROM view") == [("ordr", "live")]
+    assert world.rows("SELECT parts, orders FROM parts") == [(4 * 2 + 4 + 15 * 3, 20)]
+    assert world.rows("SELECT count(*) FROM ordr_history") == [(26,)]
+    assert differing(world) == []
+    keeper.close()
+
+
+def test_c15_a_keeper_that_dies_while_a_view_is_registered_leaves_nothing_half(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=n) for n in range(10)])
+    drain(keeper)
+    keeper.close()
+    world.app = orders_app(PARTS)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(membership, "start_alone", dies)
+        with pytest.raises(KeyboardInterrupt):
+            world.keeper()
+    keeper = world.keeper()
+    drain(keeper)
+    assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(10)), 10)]
+    keeper.close()
+
+
+def test_c11_a_keeper_of_an_older_set_of_views_is_fenced_and_applies_nothing(
+    world: World,
+) -> None:
+    older = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=n) for n in range(10)])
+    drain(older)
+    ((before,),) = world.rows(EPOCH)
+    world.app = orders_app(PARTS)
+    newer = world.keeper()
+    world.send(world.put("o-99", "NL", "5.00", parts=99))
+    with pytest.raises(Fenced, match=r"other views of ordr .* parts"):
+        older.step()
+    assert world.rows(EPOCH) > [(before,)]  # a plan of the older one changes nothing
+    drain(newer)
+    assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(10)) + 99, 11)]
+    older.close()
+    newer.close()
+
+
+def two_types() -> App:
+    app = orders_app()
+    app.entity("other", key="order_id")(Order)
+    return app
+
+
+def others(world: World, count: int) -> list[OutRecord]:
+    """New entities of the second type."""
+    codec, found = ChangeCodec(world.app.entity_type("other")), []
+    for number in range(count):
+        order = Order(order_id=f"x-{number}", country="BE", amount=Decimal(1))
+        made: Change[Any] = Change(
+            id=new_change_id(),
+            entity="other",
+            schema_version=1,
+            key=order.order_id,
+            version=1,
+            kind=Kind.CREATED,
+            occurred_at=NOW,
+            recorded_at=NOW,
+            provenance=WHO,
+            current=order,
+            original=None,
+        )
+        topic = TopicNames(world.config.log.prefix).changes("other")
+        found.append(OutRecord(topic, *codec.encode(made)))
+    return found
+
+
+def change_tables(world: World, statement: str) -> None:
+    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
+        connection.execute("SET search_path TO everstate_views")
+        connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("trouble", ["too many held", "table gone"])
+def test_c14_a_group_that_cannot_go_on_stops_alone_and_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr(keep, "_QUARANTINE_RETRY_S", (600.0,))
+    world.app = two_types()
+    first, lost, *held = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 6))
+    keeper = world.keeper(held_max=2)
+    if trouble == "table gone":
+        change_tables(world, "ALTER TABLE ordr_latest__v1 RENAME TO elsewhere")
+        world.send(first, lost, *held)
+    else:
+        world.send(first, *held)
+    world.send(*others(world, 20))
+    drain(keeper)
+    assert world.rows("SELECT count(*) FROM other_latest") == [(20,)]
+    ((group, status, reason),) = world.rows(HOW + "'ordr_latest'")
+    assert (group, status) == ("ordr", "stopped")
+    assert ("held_max is 2" if trouble == "too many held" else "ordr_latest") in reason
+    assert world.rows("SELECT DISTINCT status FROM view WHERE entity = 'other'") == [("live",)]
+    if trouble == "table gone":
+        change_tables(world, "ALTER TABLE elsewhere RENAME TO ordr_latest__v1")
+        keeper._retries.clear()
+    else:
+        keeper.close()
+        keeper = world.keeper()
+        drain(keeper)
+        world.send(lost)
+    drain(keeper)
+    assert world.rows("SELECT DISTINCT status, reason FROM view") == [("live", None)]
+    assert world.rows("SELECT orders, amount FROM by_country") == [(1, Decimal("5.00"))]
+    keeper.close()

@@ -1,0 +1,108 @@
+"""Changes that the tables refuse after they were let go, and what is cut out of messages (C19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from view_cases import orders
+
+from everstate.errors import ViewStoreError
+from everstate.testing.view_contract import Log, check, history, state_of
+from everstate.testing.view_postgres import KeptViews
+from everstate.views import dead_letters
+from everstate.views.stores.postgres.apply import Applier
+from everstate.views.stores.postgres.quarantine import start_alone
+
+
+@pytest.fixture
+def views(database: str) -> Iterator[KeptViews]:
+    with KeptViews.installed(database) as installed:
+        installed.reset(1)
+        yield installed
+
+
+def rewritten(changes: pa.Table, row: int, value: bytes) -> pa.Table:
+    """The changes with another message at a row."""
+    values = changes["raw_value"].to_pylist()
+    values[row] = value
+    return changes.set_column(changes.column_names.index("raw_value"), "raw_value", [values])
+
+
+def unstorable(log: Log, start: int, end: int, offset: int) -> pa.Table:
+    """A range whose record at an offset has a number that jsonb cannot hold."""
+    changes = log.between(start, end)
+    row = changes["offset"].to_pylist().index(offset)
+    value = changes["raw_value"][row].as_py()
+    broken = value.replace(b'"status":"open"', b'"status":"open","more":1e200000')
+    assert broken != value
+    return rewritten(changes, row, broken)
+
+
+def test_c19_a_change_that_waited_and_is_refused_when_let_go_is_dead(views: KeptViews) -> None:
+    """It is dead once, at its own offset; what came after it waits for a version that is gone."""
+    first, second, third, fourth = history("a", [state_of("a", quantity=n) for n in range(4)])
+    log = Log()
+    for record in (first, third, fourth, *history("b", [state_of("b")])):
+        log.append(record)
+    views.apply(0, 0, 4, unstorable(log, 0, 4, 1))
+    log.append(second)
+    done = views.apply(0, 4, 5, log.between(4, 5))
+    assert (done.applied, done.released, done.dead) == (1, 1, 1)
+    (dead,) = dead_letters.unnumbered(views.connection, "kept", 10)
+    assert (dead.offset, dead.raw_key) == (1, b"a")
+    assert dead.reason.startswith("refused_by_store")
+    assert views.query("SELECT key, version FROM held") == [("a", 4)]
+    assert views.query("SELECT version FROM order_latest WHERE key = 'a'") == [(2,)]
+    log.records[1] = replace(third, reason=dead.reason)
+    check(views, [log])
+
+
+def test_c19_a_view_alone_does_not_let_go_what_the_tables_refused(views: KeptViews) -> None:
+    first, second, third = history("a", [state_of("a", quantity=n) for n in range(3)])
+    log = Log()
+    for record in (first, third):
+        log.append(record)
+    start_alone(views.connection, "kept", "order", "totals", {0: 0})
+    main, alone = views.group(), views.group("totals")
+    for group in (main, alone):
+        views.apply_to(group, 0, 0, 2, unstorable(log, 0, 2, 1))
+    log.append(second)
+    for group in (main, alone):
+        done = views.apply_to(group, 0, 2, 3, log.between(2, 3))
+        assert (done.applied, done.dead) == (1, 1)
+    assert views.query("SELECT orders, quantity FROM totals") == [(1, 1)]
+    assert views.query("SELECT count(*) FROM held") == [(0,)]
+
+
+def test_a_refusal_that_comes_back_ends_the_attempt(views: KeptViews) -> None:
+    class Forgetful(Applier):
+        """Planted: waiting changes are let go although the tables refused them."""
+
+        def _bury_refused(self, poison: Any) -> int:
+            return 0
+
+    first, second, third = history("a", [state_of("a", quantity=n) for n in range(3)])
+    log = Log()
+    for record in (first, third, second):
+        log.append(record)
+    views.apply(0, 0, 2, unstorable(log, 0, 2, 1))
+    with pytest.raises(ViewStoreError, match="refused again"):
+        replace(views, applier=Forgetful).apply(0, 2, 3, log.between(2, 3))
+
+
+@pytest.mark.parametrize("rest", [b"}", b"{}", b" x"])
+def test_c19_a_message_that_cannot_be_cut_is_dead_alone(views: KeptViews, rest: bytes) -> None:
+    """The parser refuses such a message; should another one come through, it stops nobody."""
+    log = orders(9)
+    changes = log.between(0, 9)
+    value = changes["raw_value"][4].as_py() + rest
+    done = views.apply(0, 0, 9, rewritten(changes, 4, value))
+    assert (done.applied, done.dead) == (8, 1)
+    (dead,) = dead_letters.unnumbered(views.connection, "kept", 10)
+    assert (dead.offset, dead.raw_value) == (4, value)
+    log.records[4] = replace(log.records[4], reason=dead.reason)
+    check(views, [log])

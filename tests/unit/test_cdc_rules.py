@@ -1,0 +1,186 @@
+"""Captures without servers: names, settings of connectors, addresses, grants, states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstate.config import Config, expanded, load
+from everstate.errors import InvalidCapture, InvalidConfig
+from everstate.sources.cdc.capturing import _age_s, _states
+from everstate.sources.cdc.connectors import Address, OwnTables, connector_settings
+from everstate.sources.cdc.database import key_values
+from everstate.sources.cdc.declaration import Capture, Kind, ProvenanceFrom, Table
+from everstate.sources.cdc.mariadb import mariadb_address
+from everstate.sources.cdc.mariadb_checks import _grants
+from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
+from everstate.sources.cdc.notifications import INITIAL, Notification, first_of
+from everstate.sources.cdc.postgres import postgres_address
+from everstate.sources.cdc.secrets import password_reference
+
+
+def declared(kind: Kind = "postgresql", **options: object) -> Capture:
+    tables = {"public.orders": Table(entity="order")}
+    return Capture(name="shop", kind=kind, tables=tables, **options)  # type: ignore[arg-type]
+
+
+def settings(config: Config, capture: Capture) -> dict[str, str]:
+    return connector_settings(
+        config,
+        capture,
+        names_of("p", capture),
+        Address("db", 5432, "u", "shop", {}),
+        OwnTables("everstate_capture.signals_p_shop", "everstate_capture.beats_p_shop", "BEAT"),
+        password="${file:x:password}",
+        brokers="kafka:9092",
+    )
+
+
+def test_names_stay_within_what_databases_take() -> None:
+    short = CaptureNames("everstate", "shop")
+    assert (short.identifier, short.connector) == ("everstate_shop", "everstate.shop")
+    long = CaptureNames("A-very-long-prefix-for-the-log-of-a-large-company", "warehouse_of_orders")
+    assert len(long.identifier) <= 44
+    assert long.identifier != CaptureNames(long.prefix, "warehouse_of_orderz").identifier
+    assert long.identifier.replace("_", "a").isalnum()
+    assert 1 <= long.server_id < 2**31
+
+
+def test_raw_topics_are_named_by_source_and_table() -> None:
+    capture = declared()
+    names = names_of("p", capture)
+    assert table_topics(names, capture) == {"public.orders": "p.raw.shop.orders"}
+    assert names.transactions == "p.raw.shop.transaction"
+    assert names.heartbeats == "p.capture.heartbeats.p.raw.shop"
+
+
+def test_settings_of_a_connector_hold_no_password(tmp_path: Path) -> None:
+    made = settings(load(tmp_path), declared())
+    assert made["database.password"] == "${file:x:password}"
+    assert made["table.include.list"] == r"public\.orders"
+    assert made["message.prefix.exclude.list"] == ".*"
+    assert made["publication.autocreate.mode"] == "disabled"
+    assert made["heartbeat.action.query"] == "BEAT"
+
+
+def test_a_declarations_own_settings_win(tmp_path: Path) -> None:
+    capture = declared(settings={"max.batch.size": "7"})
+    assert settings(load(tmp_path), capture)["max.batch.size"] == "7"
+
+
+def test_messages_that_carry_provenance_are_captured(tmp_path: Path) -> None:
+    table = Table(entity="order", provenance=ProvenanceFrom(message_prefix="who"))
+    capture = Capture(name="shop", kind="postgresql", tables={"public.orders": table})
+    made = settings(load(tmp_path), capture)
+    assert made["message.prefix.include.list"] == "who"
+    assert "message.prefix.exclude.list" not in made
+
+
+def test_security_of_the_brokers_reaches_the_schema_history(tmp_path: Path) -> None:
+    options = {"security.protocol": "SSL", "offset.flush.interval.ms": "5"}
+    config = load(tmp_path, capture={"worker_options": options})
+    made = settings(config, declared("mariadb"))
+    assert made["schema.history.internal.producer.security.protocol"] == "SSL"
+    assert "schema.history.internal.producer.offset.flush.interval.ms" not in made
+
+
+def test_addresses_are_read_with_their_password_apart() -> None:
+    address, password = postgres_address("postgresql://u:p%40ss@db:6000/shop?sslmode=require")
+    assert (address.host, address.port, address.user) == ("db", 6000, "u")
+    assert (address.database, address.options, password) == ("shop", {"sslmode": "require"}, "p@ss")
+    maria, secret = mariadb_address("mariadb://u:p%40ss@db/shop")
+    assert (maria.port, maria.database, secret) == (3306, "shop", "p@ss")
+
+
+def test_an_address_that_is_none_is_refused_without_its_password() -> None:
+    with pytest.raises(InvalidCapture) as caught:
+        mariadb_address("postgresql://u:hunter2@db/shop")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_secrets_come_in_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", "s3cret")
+    assert expanded("postgresql://u:${SHOP_PASSWORD}@db/x", "dsn") == "postgresql://u:s3cret@db/x"
+    assert expanded("mariadb://u:$SHOP_PASSWORD@db/x", "dsn") == "mariadb://u:s3cret@db/x"
+    with pytest.raises(InvalidConfig, match="NOT_SET_ANYWHERE"):
+        expanded("$NOT_SET_ANYWHERE", "dsn")
+
+
+def test_the_local_workers_secret_is_a_file_of_ours(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    reference = password_reference(config, "shop", "pa\\s s", local=True)
+    path = tmp_path / ".everstate" / "connect" / "secrets" / "shop.properties"
+    assert reference == f"${{file:{path}:password}}"
+    assert path.read_text() == "password=pa\\\\s\\ s\n"
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_cluster_of_your_own_has_its_own_reference(tmp_path: Path) -> None:
+    reference = "${file:/etc/secrets/{source}:password}"
+    config = load(tmp_path, capture={"password_reference": reference})
+    found = password_reference(config, "shop", "x", local=False)
+    assert found == "${file:/etc/secrets/shop:password}"
+    with pytest.raises(InvalidConfig, match="password_reference"):
+        password_reference(load(tmp_path), "shop", "x", local=False)
+
+
+def test_grants_are_read_by_scope() -> None:
+    found = _grants(
+        [
+            "GRANT RELOAD, BINLOG MONITOR ON *.* TO `u`@`%` IDENTIFIED BY PASSWORD '*A'",
+            "GRANT SELECT ON `shop`.`orders` TO `u`@`%`",
+            "GRANT `some_role` TO `u`@`%`",
+            "GRANT ALL PRIVILEGES ON `shop`.* TO `u`@`%`",
+        ]
+    )
+    assert found == {
+        "*.*": {"RELOAD", "BINLOG MONITOR"},
+        "shop.orders": {"SELECT"},
+        "shop.*": {"ALL PRIVILEGES"},
+    }
+
+
+def test_a_key_must_have_each_of_its_columns() -> None:
+    assert key_values("shop", "t", ["a", "b"], {"b": "2", "a": "1"}) == ["1", "2"]
+    assert key_values("shop", "t", ["a"], ["1"]) == ["1"]
+    for columns, key in (
+        (["a", "b"], ["1"]),
+        (["a"], {"b": "1"}),
+        ([], ["1"]),
+        (["a"], ["1", "2"]),
+    ):
+        with pytest.raises(InvalidCapture):
+            key_values("shop", "t", columns, key)
+
+
+def test_what_connect_says_of_a_failed_task_is_one_line() -> None:
+    trace = "org.X: outer\n\tat a.b\nCaused by: org.Y: the reason\n\t... 3 more"
+    told = {"connector": {"state": "RUNNING"}, "tasks": [{"state": "FAILED", "trace": trace}]}
+    assert _states(told) == ("RUNNING", "FAILED", "org.Y: the reason")
+    assert _states({"connector": {"state": "PAUSED"}, "tasks": []}) == ("PAUSED", None, None)
+
+
+def test_delay_is_the_age_of_what_is_stored_as_done() -> None:
+    assert _age_s({"ts_usec": 99_000_000}, 100.0) == 1.0
+    assert _age_s({"ts_sec": 98}, 100.0) == 2.0
+    assert _age_s({}, 100.0) is None
+    assert _age_s({"ts_sec": 101}, 100.0) == 0.0, "clocks may differ"
+
+
+def told(kind: str, state: str, *tables: str) -> Notification:
+    return Notification("1", kind, state, tables, None, None, None, None, 0)
+
+
+def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_again() -> None:
+    begun = [told(INITIAL, "STARTED")]
+    assert first_of(begun).under_way
+    done = [*begun, told(INITIAL, "COMPLETED")]
+    assert (first_of(done).under_way, first_of(done).interrupted) == (False, False)
+    twice = [*begun, *done]
+    assert first_of(twice).interrupted
+    one = [told("Incremental Snapshot", "STARTED", "a"), told("Incremental Snapshot", "COMPLETED")]
+    assert first_of([*twice, *one]).interrupted, "one table is not all"
+    every = [told("Incremental Snapshot", "STARTED", "a", "b"), one[1]]
+    assert not first_of([*twice, *every]).interrupted
+    assert first_of([]).state is None

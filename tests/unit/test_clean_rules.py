@@ -1,0 +1,323 @@
+"""Rules of cleaning, one by one: mapping, translations, transactions, parents, provenance."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from base64 import b64encode
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+from pyspark.cloudpickle import dumps
+
+from everstate.app import App
+from everstate.changes import EntityType
+from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
+from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
+from everstate.sources.cdc.declaration import Capture, ProvenanceFrom, Table, Translation
+from everstate.sources.cdc.gate import TransactionGate
+from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.local_state import LocalState
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.reading import NotedProvenance, ParsedCodec, RawReader, RefusedRow
+from everstate.sources.cdc.versioning import Batch, RawPlace, Versioner
+
+
+class Customer(BaseModel):
+    customer_id: int
+    name: str
+
+
+class Status(BaseModel):
+    code: str
+    name: str
+
+
+class Order(BaseModel):
+    order_key: str
+    customer_id: int
+    status: str | None
+    price: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
+    placed_at: datetime
+    due: date
+    tags: list[str] = []
+    total: int | None = None
+
+
+ENTITIES = {
+    "customer": EntityType("customer", Customer, "customer_id"),
+    "status": EntityType("status", Status, "code"),
+    "order": EntityType("order", Order, "order_key"),
+}
+
+
+def order_key(state: Any) -> str:
+    return f"{state['region']}-{state['number']}"
+
+
+def double(state: Any) -> int:
+    return int(state["customer_id"]) * 2
+
+
+ORDERS = Table(
+    entity="order",
+    key_columns=("REGION", "NUMBER"),
+    columns={"CUST": "customer_id", "STATUS_CODE": "status"},
+    translations={"STATUS_CODE": Translation(entity="status", field="name")},
+    computed={"order_key": order_key, "total": double},
+    parents={"customer_id": "customer"},
+    drop=("SECRET",),
+    types={"PLACED_AT": "ms"},
+    provenance=ProvenanceFrom(columns={"actor": "CHANGED_BY"}, message_prefix="everstate"),
+)
+TABLES = {
+    "s.customers": Table(entity="customer"),
+    "s.statuses": Table(entity="status"),
+    "s.orders": ORDERS,
+}
+
+
+def capture(**options: Any) -> Capture:
+    settings = {"kind": "mariadb", "tables": TABLES, "parents_first": True, **options}
+    return Capture(name="shop", **settings)
+
+
+class Rig:
+    def __init__(self, **options: Any) -> None:
+        self.reader = RawReader(capture(**options), ENTITIES)
+        self.state = LocalState(Path(":memory:"))
+        self.held: dict[tuple[str, str], HeldEntity] = {}
+        self.offset = 0
+
+    def row(self, table: str, op: str, after: Any, before: Any = None, **more: Any) -> Any:
+        key = after or before
+        names = {"customers": ["CUSTOMER_ID"], "statuses": ["CODE"]}.get(table)
+        names = names or ["REGION", "NUMBER"]
+        message = {"op": op, "after": after, "before": before, "source": {}, **more}
+        encoded = json.dumps({name: key[name] for name in names}).encode()
+        (parsed,) = self.reader.read(table, encoded, json.dumps(message).encode())
+        return parsed
+
+    def run(self, *rows: CleanRow | RefusedRow, now_s: float = 0.0, **options: Any) -> Batch:
+        placed = []
+        for row in rows:
+            self.offset += 1
+            placed.append((RawPlace("raw", 0, self.offset), row))
+        return Versioner(self.reader, self.state, self.held, **options).run(placed, now_s)
+
+    def states(self, batch: Batch) -> list[Any]:
+        return [json.loads(one.step.current or b"null") for one in batch.changes]
+
+
+ORDER = {
+    "REGION": "eu", "NUMBER": 7, "CUST": 5, "STATUS_CODE": "P", "PRICE": "1.50", "SECRET": "x",
+    "PLACED_AT": 1_357_000_000_000, "DUE": 15706, "TAGS": '["a","b"]', "CHANGED_BY": "ann",
+}  # fmt: skip
+
+
+def test_columns_become_fields_and_codes_names_and_what_is_dropped_is_nowhere() -> None:
+    rig = Rig(parents_first=False)
+    paid = rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"})
+    order = rig.row("orders", "c", ORDER)
+    batch = rig.run(paid, order)
+    assert rig.states(batch)[1] == {
+        "order_key": "eu-7", "customer_id": 5, "status": "paid", "price": "1.50",
+        "placed_at": "2013-01-01T00:26:40Z", "due": "2013-01-01", "tags": ["a", "b"], "total": 10,
+    }  # fmt: skip
+    assert "SECRET" not in ParsedCodec().encode([order]).decode(errors="replace")
+    assert order.provenance == {"actor": "ann"}
+
+
+def test_a_code_without_a_name_waits_for_it_and_goes_as_it_is_when_it_is_late() -> None:
+    rig = Rig(parents_first=False)
+    assert rig.run(rig.row("orders", "c", ORDER)).changes == []
+    assert rig.held["order", "eu-7"].reason == WAITS_CODE
+    batch = rig.run(rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"}))
+    assert [one.entity for one in batch.changes] == ["status", "order"]
+    assert not rig.held
+    late = Rig(parents_first=False)
+    late.run(late.row("orders", "c", ORDER))
+    batch = late.run(now_s=31.0)
+    assert (late.states(batch)[0]["status"], batch.overdue) == ("P", 1)
+
+
+def test_a_fixed_translation_refuses_a_code_that_it_does_not_know() -> None:
+    tables = {"s.customers": Table(entity="customer", translations={"NAME": {"A": "Ann"}})}
+    rig = Rig(tables=tables)
+    known = rig.row("customers", "c", {"CUSTOMER_ID": 1, "NAME": "A"})
+    assert rig.states(rig.run(known))[0]["name"] == "Ann"
+    unknown = rig.row("customers", "c", {"CUSTOMER_ID": 2, "NAME": "B"})
+    assert isinstance(unknown, RefusedRow)
+    assert unknown.reason == "name: code 'B' has no name in the translation"
+
+
+def test_a_child_waits_for_its_parent_over_batches_and_goes_behind_it() -> None:
+    rig = Rig()
+    rig.run(rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"}))
+    assert rig.run(rig.row("orders", "c", ORDER)).changes == []
+    held = rig.held["order", "eu-7"]
+    assert (held.reason, held.waits_for) == (WAITS_PARENT, ("customer", "5"))
+    assert HeldEntity.decode(held.encode()).encode() == held.encode()
+    later = rig.row("orders", "u", {**ORDER, "PRICE": "2.00"})
+    assert rig.run(later).changes == []
+    batch = rig.run(rig.row("customers", "c", {"CUSTOMER_ID": 5, "NAME": "Ann"}))
+    told = [(one.entity, one.version) for one in batch.changes]
+    assert told == [("customer", 1), ("order", 1), ("order", 2)]
+    assert not rig.held
+
+
+def test_a_child_whose_parent_does_not_come_goes_when_its_time_is_up() -> None:
+    rig = Rig()
+    rig.run(rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"}))
+    rig.run(rig.row("orders", "c", ORDER), now_s=0.0)
+    assert rig.run(now_s=29.0).changes == []
+    batch = rig.run(now_s=31.0)
+    assert ([one.entity for one in batch.changes], batch.overdue) == (["order"], 1)
+
+
+def test_rows_of_a_snapshot_do_not_wait_for_parents() -> None:
+    rig = Rig()
+    rig.run(rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"}))
+    assert len(rig.run(rig.row("orders", "r", ORDER)).changes) == 1
+
+
+def test_more_held_rows_than_allowed_stop_the_capture() -> None:
+    rig = Rig()
+    rows = [rig.row("orders", "c", {**ORDER, "NUMBER": n}) for n in range(4)]
+    with pytest.raises(HeldOverflow):
+        rig.run(*rows, held_max=3)
+
+
+def test_a_truncation_deletes_what_is_known_and_older_where_that_is_declared() -> None:
+    tables = {"s.customers": Table(entity="customer", truncate="delete")}
+    rig = Rig(tables=tables)
+    for number in (1, 2):
+        row = {"CUSTOMER_ID": number, "NAME": "a"}
+        place = {"file": "b.1", "pos": number * 10}
+        batch = rig.run(rig.row("customers", "c", row, source=place))
+        rig.state.commit(batch.touched, {}, {})
+    (cut,) = rig.reader.read(
+        "customers", None, json.dumps({"op": "t", "source": {"file": "b.1", "pos": 15}}).encode()
+    )
+    assert isinstance(cut, CleanRow)
+    batch = rig.run(cut)
+    assert [(one.key, one.step.kind) for one in batch.changes] == [("1", "deleted")]
+
+
+def test_a_restored_database_is_a_new_epoch_whose_places_are_newer() -> None:
+    rig = Rig()
+    old = rig.row(
+        "customers", "c", {"CUSTOMER_ID": 1, "NAME": "a"}, source={"file": "b.9", "pos": 900}
+    )
+    assert len(rig.run(old).changes) == 1
+    restarted = {"source": {"file": "b.1", "pos": 4}}
+    new = {"CUSTOMER_ID": 1, "NAME": "b"}
+    assert rig.run(rig.row("customers", "u", new, **restarted)).changes == []
+    rig.reader = RawReader(capture(epoch=2), ENTITIES)
+    assert len(rig.run(rig.row("customers", "u", new, **restarted)).changes) == 1
+
+
+def test_a_row_whose_key_changed_takes_what_it_does_not_know_from_its_old_key() -> None:
+    rig = Rig(tables={"s.customers": Table(entity="customer")}, kind="postgresql")
+    before = {"CUSTOMER_ID": 1, "NAME": "long"}
+    after = {"CUSTOMER_ID": 2, "NAME": "__debezium_unavailable_value"}
+    rows: list[Any] = [rig.row("customers", "c", before, source={"lsn": 10})]
+    rows.append(rig.row("customers", "d", None, before, source={"lsn": 20}))
+    body = json.dumps({"op": "c", "after": after, "source": {"lsn": 20}}).encode()
+    headers = [("__debezium.oldkey", b'{"CUSTOMER_ID":1}')]
+    rows += rig.reader.read("customers", b'{"CUSTOMER_ID":2}', body, headers)
+    batch = rig.run(*rows)
+    assert rig.states(batch) == [
+        {"customer_id": 1, "name": "long"},
+        None,
+        {"customer_id": 2, "name": "long"},
+    ]
+
+
+def test_a_transaction_goes_on_when_its_end_and_all_its_rows_are_there() -> None:
+    gate = TransactionGate(10.0)
+    topic = ("t", 0)
+    gate.row("1", 1, 0.0)
+    assert not gate.is_ready("1", 5.0)
+    gate.end("1", 3, 2, topic, 40, 5.0)
+    assert (gate.is_ready("1", 5.0), gate.needed_from(topic)) == (False, 40)
+    gate.row("1", 2, 6.0)
+    assert (gate.is_ready("1", 6.0), gate.count("1")) == (True, 3)
+    gate.settle(6.0, {"1"})
+    assert gate.needed_from(topic) == 40
+    gate.settle(6.0, set())
+    assert (gate.needed_from(topic), gate.count("1")) == (None, 3)
+    gate.row("1", 1, 7.0)
+    assert gate.is_ready("1", 7.0), "its rows are read again"
+
+
+def test_a_transaction_whose_end_does_not_come_goes_without_its_block() -> None:
+    gate = TransactionGate(10.0)
+    gate.row("1", 1, 0.0)
+    assert (gate.is_ready("1", 11.0), gate.count("1")) == (True, None)
+    gate.settle(11.0, set())
+    assert gate.overdue == 1
+
+
+def test_provenance_messages_have_snake_or_camel_case() -> None:
+    reader = RawReader(capture(), ENTITIES)
+    content = b64encode(b'{"serviceName":"a","actor":"b"}').decode()
+    body = {
+        "op": "m", "source": {"txId": 9},
+        "message": {"prefix": "everstate", "content": content},
+    }  # fmt: skip
+    (noted,) = reader.read("message", None, json.dumps(body).encode())
+    assert noted == NotedProvenance(
+        transaction="9", prefix="everstate", fields={"service_name": "a", "actor": "b"}
+    )
+
+
+def test_a_reader_can_be_sent_to_other_processes_and_what_it_read_comes_back() -> None:
+    rig, other = Rig(parents_first=False), Rig(parents_first=False)
+    codec = ParsedCodec()
+    rows = [rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"}), rig.row("orders", "c", ORDER)]
+    (paid, order) = codec.decode(codec.encode(rows))
+    assert isinstance(paid, CleanRow)
+    assert isinstance(order, CleanRow)
+    assert other.states(other.run(paid, order)) == rig.states(rig.run(*rows))
+    copy = pickle.loads(dumps(rig.reader))  # type: ignore[no-untyped-call]
+    assert copy.mapping("s.orders").entity_type.name == "order"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tables": {}}, "no table"),
+        ({"tables": {"a.t": Table(entity="customer"), "b.t": Table(entity="order")}}, "one raw"),
+        ({"tables": {"a.held": Table(entity="customer")}}, "topic of its own"),
+        ({"tables": {"a.t": Table(entity="guest")}}, "not registered"),
+        (
+            {"tables": {"a.t": Table(entity="customer", key_columns=("x",), drop=("x",))}},
+            "is dropped",
+        ),
+        ({"tables": {"a.t": Table(entity="customer", columns={"x": "y"})}}, "no field 'y'"),
+        ({"tables": {"a.t": Table(entity="customer", parents={"name": "order"})}}, "of this cap"),
+        ({"tables": {"a.t": ORDERS}, "transactions": False}, "needs transactions"),
+    ],
+)
+def test_a_declaration_that_does_not_fit_is_refused(change: Any, reason: str) -> None:
+    app = App("shop")
+    app.entity("customer", key="customer_id")(Customer)
+    app.entity("order", key="order_key")(Order)
+    with pytest.raises(InvalidCapture, match=reason):
+        app.capture("shop", kind="postgresql", **change)
+
+
+def test_an_entity_type_has_one_capture_and_a_capture_its_name() -> None:
+    app = App("shop")
+    app.entity("customer", key="customer_id")(Customer)
+    made = app.capture("a", kind="mariadb", tables={"s.customers": Table(entity="customer")})
+    assert app.capture_of("a") is made
+    with pytest.raises(InvalidCapture, match="another capture"):
+        app.capture("b", kind="mariadb", tables={"s.customers": Table(entity="customer")})
+    with pytest.raises(UnknownCapture):
+        app.capture_of("b")

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+
+import command_cases as bank
+from everstate.app import App
+from everstate.changes import ChangeCodec
+from everstate.errors import InvalidCommand, InvalidEntityType, Rejected, UnknownEntity
+from everstate.sources.commands.deciding import NOTHING, Decided, Decider, Held, change_id_of
+from everstate.sources.commands.group import CommandGroup, group_of
+from everstate.sources.commands.wire import (
+    Outcome,
+    WireCommand,
+    decode_answer,
+    encode,
+    provenance_text,
+)
+from everstate.testing.behaviour import Behaviour
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+CODEC = ChangeCodec(bank.GROUP.entity_type)
+
+
+def command(
+    asked: Any, *, key: str = "a1", expected_version: int | None = None, **other: Any
+) -> WireCommand:
+    made = {
+        "id": uuid4(),
+        "entity": bank.ENTITY,
+        "key": key,
+        "command": type(asked).__name__,
+        "data": msgspec.Raw(asked.model_dump_json().encode()),
+        "occurred_at": NOW,
+        "provenance": provenance_text(bank.TELLER),
+        "expected_version": expected_version,
+    }
+    return WireCommand(**{**made, **other})
+
+
+def decide(held: Held, asked: Any, **other: Any) -> Decided:
+    sent = asked if isinstance(asked, WireCommand) else command(asked, **other)
+    return Decider(bank.GROUP, message_bytes_max=1_048_576).decide(held, sent, NOW)
+
+
+def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
+    opened = decide(NOTHING, bank.Open(account_id="a1", owner="Eva"))
+    asked = command(bank.Split(amounts=[3, 4]))
+    decided = decide(opened.held, asked)
+    first, second = (CODEC.decode(value) for _, value, _ in decided.changes)
+    assert (first.version, second.version, decided.held.version) == (2, 3, 3)
+    assert first.original == json.loads(opened.held.text or b"")
+    assert second.original == first.current
+    assert second.current == {"account_id": "a1", "owner": "Eva", "balance": 7}
+    assert [each.event and each.event.data for each in (first, second)] == [
+        {"amount": 3},
+        {"amount": 4},
+    ]
+    blocks = [each.transaction for each in (first, second)]
+    assert [(b.id, b.index, b.count) for b in blocks if b] == [
+        (f"command:{asked.id}", 1, 2),
+        (f"command:{asked.id}", 2, 2),
+    ]
+    assert first.provenance == bank.TELLER
+    assert first.id == change_id_of(bank.ENTITY, asked.id, 1)
+    answer = decode_answer(decided.answer)
+    assert (answer.outcome, answer.version, len(answer.changes)) == (Outcome.ACCEPTED, 3, 2)
+
+
+def test_the_same_command_is_decided_to_the_same_bytes() -> None:
+    asked = command(bank.Open(account_id="a1", owner="Eva"))
+    assert decide(NOTHING, asked) == decide(NOTHING, asked)
+
+
+def test_a_rejection_changes_nothing_and_says_why() -> None:
+    held = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).held
+    decided = decide(held, bank.Withdraw(amount=1))
+    answer = decode_answer(decided.answer)
+    assert (decided.changes, decided.held) == ((), held)
+    assert (answer.outcome, answer.reason, answer.code, answer.data) == (
+        Outcome.REJECTED,
+        "not enough money",
+        "balance",
+        {"balance": 0},
+    )
+    returned = decode_answer(decide(held, bank.Open(account_id="a1", owner="Tom")).answer)
+    assert (returned.outcome, returned.code) == (Outcome.REJECTED, "open")
+
+
+@pytest.mark.parametrize(("expected", "outcome"), [(0, "accepted"), (1, "conflict")])
+def test_an_expected_version_is_checked_before_anything_is_decided(
+    expected: int, outcome: str
+) -> None:
+    asked = bank.Open(account_id="a1", owner="Eva")
+    answer = decode_answer(decide(NOTHING, asked, expected_version=expected).answer)
+    assert answer.outcome == outcome
+    if outcome == "conflict":
+        assert (answer.expected_version, answer.version) == (1, 0)
+
+
+def test_C7_a_deleted_entity_goes_on_counting() -> None:
+    held = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).held
+    closed = decide(held, bank.Close())
+    assert CODEC.decode(closed.changes[0][1]).kind == "deleted"
+    again = decide(closed.held, bank.Open(account_id="a1", owner="Eva"))
+    change = CODEC.decode(again.changes[0][1])
+    assert (change.kind, change.version, change.original) == ("created", 3, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (command(bank.Audit()), "ZeroDivisionError: the audit is broken"),
+        (command(bank.Deposit(amount=1), data=msgspec.Raw(b'{"amount":0}')), "Deposit: amount:"),
+        (command(bank.Deposit(amount=1), command="Steal"), "takes no 'Steal'"),
+        (command(bank.Deposit(amount=1), occurred_at=datetime(2026, 1, 1)), "UTC offset"),  # noqa: DTZ001
+        (command(bank.Deposit(amount=1), key="a2"), "the state of 'a1'"),
+    ],
+)
+def test_what_cannot_be_decided_is_parked_and_changes_nothing(
+    asked: WireCommand, reason: str
+) -> None:
+    held = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).held
+    decided = decide(held, asked)
+    assert reason in (decided.parked or "")
+    assert (decided.changes, decided.held) == ((), held)
+    assert decode_answer(decided.answer).outcome is Outcome.PARKED
+
+
+def test_facts_are_all_or_nothing() -> None:
+    def evolve(account: bank.Account | None, fact: Any) -> bank.Account | None:
+        if isinstance(fact, bank.Deposited) and fact.amount == 13:
+            raise ValueError("unlucky")
+        return bank.evolve(account, fact)
+
+    group = CommandGroup(bank.GROUP.entity_type, bank.decide, evolve, bank.GROUP.commands)
+    decider = Decider(group, message_bytes_max=1_048_576)
+    held = decider.decide(NOTHING, command(bank.Open(account_id="a1", owner="Eva")), NOW).held
+    decided = decider.decide(held, command(bank.Split(amounts=[1, 13])), NOW)
+    assert (decided.changes, decided.held) == ((), held)
+    assert "unlucky" in (decided.parked or "")
+
+
+def test_an_answer_too_large_for_the_log_leaves_its_data_out() -> None:
+    held = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).held
+    decider = Decider(bank.GROUP, message_bytes_max=10_000)
+    decided = decider.decide(held, command(bank.Split(amounts=list(range(1, 60)))), NOW)
+    answer = decode_answer(decided.answer)
+    assert answer.version == 60
+    assert all(each.data is None for each in answer.changes)
+
+
+def test_a_group_knows_its_commands_and_its_code() -> None:
+    assert bank.GROUP.check(bank.Deposit(amount=1)) == "Deposit"
+    with pytest.raises(InvalidCommand, match="takes no command 'Opened'"):
+        bank.GROUP.check(bank.Opened(account_id="a", owner="b"))
+    other = CommandGroup(
+        bank.GROUP.entity_type, lambda s, c: None, bank.evolve, bank.GROUP.commands
+    )
+    assert other.fingerprint != bank.GROUP.fingerprint
+    with pytest.raises(UnknownEntity):
+        group_of(bank.app, "ship")
+
+
+def test_an_entity_type_has_one_source_of_truth() -> None:
+    app = App("shop")
+
+    @app.entity("order", key="account_id")
+    class Order(bank.Account):
+        pass
+
+    with pytest.raises(InvalidEntityType, match="source of truth is 'store'"):
+        app.commands("order", decide=bank.decide, evolve=bank.evolve, commands=[bank.Open])
+    with pytest.raises(InvalidEntityType, match="declared already"):
+        bank.app.commands(bank.ENTITY, decide=bank.decide, evolve=bank.evolve, commands=[bank.Open])
+    assert bank.app.source_of(bank.ENTITY) == "commands"
+
+
+def test_an_answer_goes_through_the_log_unchanged() -> None:
+    answer = decode_answer(decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).answer)
+    assert decode_answer(encode(answer)) == answer
+    assert isinstance(answer.changes[0].id, UUID)
+
+
+# ---- the kit
+
+
+BANK = Behaviour.of(bank.GROUP)
+OPEN = bank.Opened(account_id="a1", owner="Eva")
+
+
+def test_the_kit_says_what_follows() -> None:
+    given = BANK.given(OPEN, bank.Deposited(amount=5))
+    given.when(bank.Withdraw(amount=5)).then(bank.Withdrawn(amount=5)).then_state(
+        bank.Account(account_id="a1", owner="Eva", balance=0)
+    )
+    given.when(bank.Withdraw(amount=6)).then_rejected("not enough", code="balance")
+    BANK.given().when(bank.Deposit(amount=1)).then_rejected(code="unknown")
+
+
+def test_the_kit_sees_what_is_wrong() -> None:
+    given = BANK.given(OPEN)
+    with pytest.raises(AssertionError, match="expected"):
+        given.when(bank.Deposit(amount=1)).then(bank.Deposited(amount=2))
+    with pytest.raises(AssertionError, match="was rejected: not enough money"):
+        given.when(bank.Withdraw(amount=1)).then(bank.Withdrawn(amount=1))
+    with pytest.raises(AssertionError, match="was not rejected"):
+        given.when(bank.Deposit(amount=1)).then_rejected()
+    with pytest.raises(AssertionError, match="the code is"):
+        given.when(bank.Withdraw(amount=1)).then_rejected(code="other")
+
+
+def test_the_kit_sees_functions_that_are_not_pure() -> None:
+    calls: list[int] = []
+
+    def counting(_state: Any, _command: Any) -> Any:
+        calls.append(1)
+        return bank.Deposited(amount=len(calls))
+
+    with pytest.raises(AssertionError, match="not pure"):
+        Behaviour(counting, bank.evolve).given(OPEN).when(bank.Deposit(amount=1))
+
+    def greedy(account: bank.Account, _command: Any) -> Any:
+        account.balance += 1
+        return Rejected("no")
+
+    with pytest.raises(AssertionError, match="changed its state"):
+        Behaviour(greedy, bank.evolve).given(OPEN).when(bank.Deposit(amount=1))

@@ -1,0 +1,132 @@
+"""Merge patches and JSON patches, and what is wrong with them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstate.errors import InvalidBody
+from everstate.sources.crud.patches import (
+    JSON_PATCH,
+    MERGE_PATCH,
+    apply_json_patch,
+    check_patch,
+    merge,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+def applied(document: Any, operations: Any) -> Any:
+    check_patch("guest", JSON_PATCH, operations)
+    return apply_json_patch("guest", document, operations)
+
+
+@pytest.mark.parametrize("patch", [None, 3, [], "a"])
+def test_a_merge_patch_of_an_entity_is_an_object(patch: Any) -> None:
+    with pytest.raises(InvalidBody):
+        check_patch("guest", MERGE_PATCH, patch)
+    check_patch("guest", MERGE_PATCH, {})
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "merged"),
+    [
+        # The table of RFC 7396, appendix A.
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"a": "b"}, ["c"], ["c"]),
+        ({"a": "foo"}, None, None),
+        ({"a": "foo"}, "bar", "bar"),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_a_merge_patch_does_what_its_rfc_says(target: Any, patch: Any, merged: Any) -> None:
+    assert merge(target, patch) == merged
+
+
+@given(target=JSON, patch=JSON)
+def test_a_merge_patch_twice_is_the_same_as_once(target: Any, patch: Any) -> None:
+    once = merge(target, patch)
+    assert merge(once, patch) == once
+
+
+def test_a_json_patch_is_applied_in_order_and_leaves_its_document_alone() -> None:
+    document = {"name": "Eva", "tags": ["a"]}
+    operations = [
+        {"op": "test", "path": "/name", "value": "Eva"},
+        {"op": "add", "path": "/tags/-", "value": "b"},
+        {"op": "copy", "from": "/name", "path": "/nick"},
+        {"op": "move", "from": "/tags/0", "path": "/first"},
+        {"op": "replace", "path": "/name", "value": None},
+        {"op": "remove", "path": "/nick"},
+    ]
+    assert applied(document, operations) == {
+        "name": None,
+        "tags": ["b"],
+        "first": "a",
+    }
+    assert document == {"name": "Eva", "tags": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("operations", "field"),
+    [
+        ({"op": "add"}, "patch"),
+        (["add"], "patch.0"),
+        ([{"op": "grow", "path": ""}], "patch.0"),
+        ([{"op": "add", "path": "/a"}], "patch.0.value"),
+        ([{"op": "add", "path": 3, "value": 1}], "patch.0.path"),
+        ([{"op": "add", "path": "a", "value": 1}], "patch.0.path"),
+        ([{"op": "move", "path": "/a"}], "patch.0.from"),
+        ([{"op": "remove", "path": "/none"}], "patch.0"),
+        ([{"op": "test", "path": "/a", "value": 2}], "patch.0"),
+        ([{"op": "add", "path": "/a/b/c", "value": 2}], "patch.0"),
+        ([{"op": "add", "path": "/l/7", "value": 2}], "patch.0"),
+        ([{"op": "add", "path": "/l/x", "value": 2}], "patch.0"),
+        ([{"op": "add", "path": "/~2", "value": 2}], "patch.0"),
+        ([{"op": "move", "from": "/l", "path": "/l/0"}], "patch.0"),
+        ([{"op": "copy", "from": "", "path": "/l/-"}] * 40, "patch."),
+        ([{"op": "test", "path": "/a", "value": 1}] * 1_001, "patch"),
+    ],
+)
+def test_a_json_patch_that_cannot_be_applied_names_its_operation(
+    operations: Any, field: str
+) -> None:
+    with pytest.raises(InvalidBody) as refusal:
+        applied({"a": 1, "l": [1]}, operations)
+    assert refusal.value.problems[0][0].startswith(field)
+
+
+@given(
+    operations=st.lists(
+        st.fixed_dictionaries(
+            {
+                "op": st.sampled_from(["add", "remove", "replace", "move", "copy", "test"]),
+                "path": st.text(alphabet="/al01-~", max_size=6),
+            },
+            optional={"value": JSON, "from": st.text(alphabet="/al01-~", max_size=6)},
+        ),
+        max_size=4,
+    )
+)
+def test_a_json_patch_is_applied_or_refused_and_nothing_else(operations: Any) -> None:
+    with suppress(InvalidBody):
+        applied({"a": {"l": 1}, "l": [1, {"a": 2}]}, operations)

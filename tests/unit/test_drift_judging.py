@@ -1,0 +1,143 @@
+"""How an entity on which source and log disagree is judged, without servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everstate.changes.drift import Drifted, Stored
+from everstate.pipeline.drift_tasks import (
+    SIDES,
+    decoding,
+    fingerprint,
+    judging,
+    reading,
+    repairing,
+)
+
+
+@dataclass
+class Listed:
+    """A source of truth that is a list."""
+
+    entities: Mapping[str, Stored]
+    waiting: frozenset[str] = frozenset()
+    repaired: list[Drifted] = field(default_factory=list)
+
+    def slices(self, count: int) -> Sequence[str]:
+        return [str(n) for n in range(count)]
+
+    def read(self, piece: str) -> Iterator[Stored]:
+        del piece
+        yield from self.entities.values()
+
+    def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
+        there = (key for key in keys if key in self.entities)
+        return {key: (self.entities[key], key in self.waiting) for key in there}
+
+    def repair(self, drifted: Sequence[Drifted]) -> int:
+        self.repaired.extend(drifted)
+        return len(drifted)
+
+
+ID, OTHER = "0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77", "0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c78"
+
+
+def judge(
+    then: int | None,
+    now: Stored | None,
+    logged: tuple[int, str, str | None] | None,
+    *,
+    waits: bool = False,
+) -> str | None:
+    """What the job says of key k."""
+    side = (None, None, None) if logged is None else (*logged[:2], fingerprint(*logged))
+    row = dict(zip(SIDES, ["k", then, None, None, *side, logged and logged[2]], strict=True))
+    schema = pa.schema(
+        {name: pa.int64() if name.endswith(("version", "hash")) else pa.string() for name in SIDES}
+    )
+    truth = Listed({} if now is None else {"k": now}, frozenset(["k"] if waits else []))
+    batch = pa.RecordBatch.from_pylist([row], schema=schema)
+    found = [each for out in judging(truth)([batch]) for each in out.to_pylist()]
+    return found[0]["what"] if found else None
+
+
+STATE = '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "logged", "what"),
+    [
+        (1, Stored("k", 1, ID, STATE), None, "missing"),
+        (3, Stored("k", 3, ID, STATE), (1, ID, STATE), "stale"),
+        (2, Stored("k", 2, ID, STATE), (2, OTHER, STATE), "different"),
+        (2, Stored("k", 2, ID, STATE), (2, ID, '{"a":2}'), "different"),
+        (2, Stored("k", 2, ID, STATE), (2, ID, '{"a":1}'), None),
+        (2, Stored("k", 2, ID, STATE), (3, ID, STATE), "extra"),
+        (None, None, (1, ID, STATE), "extra"),
+        # It was written and published while the job ran.
+        (1, Stored("k", 2, ID, STATE), (2, ID, STATE), None),
+        (None, Stored("k", 1, ID, STATE), (1, ID, STATE), None),
+        # It was written meanwhile, and its next change is on its way.
+        (1, Stored("k", 3, ID, STATE), (2, ID, STATE), None),
+        # It was written meanwhile, but what there was before never came.
+        (2, Stored("k", 3, ID, STATE), (1, ID, STATE), "stale"),
+        # A tombstone follows a grave, and nothing else.
+        (2, Stored("k", 2, ID, None), (-1, "", None), None),
+        (3, Stored("k", 3, ID, STATE), (-1, "", None), "missing"),
+        (2, Stored("k", 2, ID, None), (2, ID, None), None),
+    ],
+)
+def test_an_entity_is_judged(
+    then: int | None,
+    now: Stored | None,
+    logged: tuple[int, str, str | None] | None,
+    what: str | None,
+) -> None:
+    assert judge(then, now, logged) == what
+
+
+def test_what_the_source_has_yet_to_publish_is_lag() -> None:
+    stored = Stored("k", 2, ID, STATE)
+    assert judge(2, stored, None, waits=True) == "pending"
+    assert judge(2, stored, (1, ID, STATE), waits=True) == "pending"
+    assert judge(2, stored, (3, ID, STATE), waits=True) == "extra"
+
+
+def test_both_sides_give_an_entity_the_same_fingerprint_and_range() -> None:
+    value = (
+        b'{"id":"0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77","entity":"e","schemaVersion":1,"key":"k",'
+        b'"version":7,"kind":"created","occurredAt":"2026-01-01T00:00:00Z",'
+        b'"recordedAt":"2026-01-01T00:00:00Z","event":null,"provenance":{"apiVersion":"v1",'
+        b'"serviceName":"s","identifier":"i","transaction":null},'
+        b'"currentEntityState":{"b":[1.50],"a":"\\u00e9"},"originalEntityState":null}'
+    )
+    records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [value], "offset": [3]})
+    logged: dict[str, Any] = next(iter(decoding(16, None)([records]))).to_pylist()[0]
+    truth = Listed({"k": Stored("k", 7, ID, '{"a": "é", "b": [1.5]}')})
+    numbers = pa.RecordBatch.from_pydict({"id": [0]})
+    stored: dict[str, Any] = next(iter(reading(truth, ["all"], 16, None)([numbers]))).to_pylist()[0]
+    assert {**stored, "offset": 3} == logged
+    others = [number for number in range(16) if number != stored["number"]]
+    assert next(iter(reading(truth, ["all"], 16, others)([numbers]))).num_rows == 0
+    assert next(iter(decoding(16, others)([records]))).num_rows == 0
+
+
+def test_a_record_that_cannot_be_read_is_older_than_anything() -> None:
+    records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"{"], "offset": [3]})
+    assert next(iter(decoding(16, None)([records]))).to_pylist()[0]["version"] == 0
+
+
+def test_repairs_reach_the_source_as_they_were_found() -> None:
+    truth = Listed({})
+    rows = [
+        {"key": "a", "what": "stale", "stored": 3, "logged": 1, "logged_state": None},
+        {"key": "b", "what": "extra", "stored": 0, "logged": 1, "logged_state": STATE},
+    ]
+    batch = pa.RecordBatch.from_pylist(rows)
+    assert [out.to_pylist() for out in repairing(truth)([batch])] == [[{"done": 2}]]
+    assert [each.what for each in truth.repaired] == ["stale", "extra"]
