@@ -30,6 +30,7 @@ BENCHES = (
     "commands",
     "outbox",
     "clean",
+    "cdc",
 )
 
 

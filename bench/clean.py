@@ -123,7 +123,7 @@ def raw_message(index: int) -> tuple[bytes, bytes]:
 def capture() -> App:
     """The app that cleans them."""
     app = App("bench")
-    app.entity("item", key="id", history=False)(Item)
+    app.entity("item", key="id", history=False, source="capture")(Item)
     app.capture("shop", kind="postgresql", tables={"public.items": Table(entity="item")})
     return app
 

@@ -1,9 +1,12 @@
-"""The apps that the benches run: purchases, and one linear view of them."""
+"""The apps that the benches run: purchases and one linear view of them; a captured table."""
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from bench.data import ENTITY, Purchase
 from everstate.app import App
+from everstate.sources.cdc.declaration import Table
 
 VIEW = "totals_by_country"
 VIEW_SQL = (
@@ -24,3 +27,23 @@ app = _app(history=True)
 
 lean = _app(history=False)
 """Latest and the view: what the floors keep too."""
+
+CAPTURED = "depot"
+"""Name of the capture of the bench `cdc`."""
+
+
+class Parcel(BaseModel):
+    """A row of the captured table."""
+
+    id: int
+    country: str
+    status: str
+    weight_g: int
+    total: str
+    note: str | None = None
+
+
+captured = App("captured")
+"""One table of another system's database."""
+captured.entity("parcel", key="id")(Parcel)
+captured.capture(CAPTURED, kind="postgresql", tables={"public.parcels": Table(entity="parcel")})

@@ -269,6 +269,12 @@ class App:
         for entity in capture.entities:
             if entity in taken:
                 raise InvalidCapture(name, f"{entity} has another capture as its source of truth")
+            if self._sources[entity] != "capture":
+                raise InvalidCapture(
+                    name,
+                    f"the source of truth of {entity} is {self._sources[entity]!r}",
+                    advice='Register it with source="capture".',
+                )
         self._captures[name] = capture
         return capture
 

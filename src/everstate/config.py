@@ -10,7 +10,14 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -152,6 +159,12 @@ class CommandsConfig(Section):
     """A handler that is silent for so long loses its partitions to others."""
     transaction_timeout_s: float = Field(default=10, ge=1, le=900)
     """The broker aborts a transaction that is open for longer."""
+
+    @model_validator(mode="after")
+    def _answers_outlive_memory(self) -> CommandsConfig:
+        if self.remember_hours > self.retention_hours:
+            raise ValueError("remember_hours is more than retention_hours, which bounds it")
+        return self
 
 
 class ViewsConfig(Section):

@@ -77,9 +77,11 @@ def test_a_howto_does_what_it_says_for_who_has_nothing(alone: Any, page: str, bl
 @pytest.mark.parametrize(
     "page",
     [
+        "commands.md",
         "rest.md",
         "drift.md",
         "outbox.md",
+        "clean.md",
     ],
 )
 def test_a_howto_of_a_way_in_does_what_it_says(reader: Any, page: str) -> None:

@@ -27,13 +27,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at(point: str) -> None:
-    """Die around the commit of some batch: everything is sent, or everything is committed."""
+def die_at(point: str, handler: CommandHandler) -> None:
+    """Die around the commit of some batch with changes: all is sent, or all is committed."""
     commit, batches = Producer.commit, 0
 
     def deadly(self: Producer, timeout_s: float = 60.0) -> None:
         nonlocal batches
-        batches += 1
+        batches += any(each.open for each in handler.work._partitions.values())
         if point == "before commit" and batches > _BATCHES_BEFORE_DEATH:
             self.flush()
             die()
@@ -76,9 +76,9 @@ def main() -> None:
         log={"bootstrap_servers": servers, "prefix": prefix, "partitions": 3},
         commands={"batch_wait_ms": 5},
     )
-    if point:
-        die_at(point)
     with CommandHandler(config, bank.app) as handler:
+        if point:
+            die_at(point, handler)
         plant(defect, handler)
         handler.run(threading.Event())
 

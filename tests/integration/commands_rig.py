@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from everstate.app import App
 from everstate.config import Config
@@ -17,17 +18,22 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def running(
-    config: Config, app: App, *, processes: bool = False, owning: int | None = None
+    config: Config,
+    app: App,
+    *,
+    processes: bool = False,
+    owning: int | None = None,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Iterator[CommandHandler]:
     """A handler (and the app's process managers), until the block ends.
 
     Waits until it owns ``owning`` partitions (``None``: all of them).
     """
     stop = threading.Event()
-    handler = CommandHandler(config, app)
+    handler = CommandHandler(config, app, clock=clock)
     runners: list[CommandHandler | ProcessRunner] = [handler]
     if processes:
-        runners += [ProcessRunner(config, app, name) for name in app.processes]
+        runners += [ProcessRunner(config, app, name, clock=clock) for name in app.processes]
     wanted = config.log.partitions * len(app.command_groups) if owning is None else owning
     with ThreadPoolExecutor(len(runners)) as pool:
         threads = [pool.submit(runner.run, stop) for runner in runners]

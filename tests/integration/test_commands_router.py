@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,14 @@ from uuid import uuid4
 import httpx
 import orjson
 import pytest
-from commands_rig import running
+from commands_rig import running, until
 from fastapi import FastAPI, Request
+from typer.testing import CliRunner
 
 import command_cases as bank
+from everstate.api.application import create_api
 from everstate.changes import Provenance
+from everstate.cli import cli
 from everstate.config import Config
 from everstate.errors import MissingProvenance
 from everstate.log.topics import Topics
@@ -116,32 +116,51 @@ def test_the_openapi_names_every_command(http: Http) -> None:
     assert set(described["responses"]) >= {"200", "409", "422", "500", "504"}
 
 
-def test_the_command_line_sends_shows_and_replays(config: Config, tmp_path: Path) -> None:
-    env = {
-        **os.environ,
-        "EVERSTATE_LOG_BOOTSTRAP_SERVERS": config.bootstrap_servers,
-        "EVERSTATE_STORE_DSN": config.store_dsn,
-        "EVERSTATE_LOG_PREFIX": config.log.prefix,
-        "PYTHONPATH": str(Path(bank.__file__).parent),
-    }
+def test_the_api_of_a_project_takes_commands(config: Config) -> None:
+    api = create_api(config, bank.app, stores={})
+    named = {"Everstate-Service": "web", "Everstate-Identifier": "eva", "Prefer": "wait=60"}
+
+    async def twice() -> tuple[httpx.Response, httpx.Response]:
+        transport = httpx.ASGITransport(app=api)
+        async with (
+            api.router.lifespan_context(api),
+            httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+        ):
+            path, body = "/v1/account/a1/commands/Open", {"account_id": "a1", "owner": "Eva"}
+            nobody = await client.post(path, json=body)
+            return nobody, await client.post(path, json=body, headers=named)
+
+    with running(config, bank.app):
+        nobody, opened = asyncio.run(twice())
+    assert (nobody.status_code, nobody.json()["title"]) == (422, "MissingProvenance")
+    assert (opened.status_code, opened.json()["version"]) == (200, 1)
+    document = api.openapi()
+    assert {"CommandAnswered", "CommandProblem"} <= set(document["components"]["schemas"])
+
+
+def test_the_command_line_sends_shows_and_replays(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS", config.bootstrap_servers)
+    monkeypatch.setenv("EVERSTATE_STORE_DSN", config.store_dsn)
+    monkeypatch.setenv("EVERSTATE_LOG_PREFIX", config.log.prefix)
 
     def everstate(*words: str) -> tuple[int, str, str]:
-        verb = [sys.executable, "-m", "everstate.cli", "commands", *words]
-        argv = [*verb, "--app", "command_cases:app"]
-        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+        verb = ["--project", str(tmp_path), "commands", *words, "--app", "command_cases:app"]
+        done = CliRunner().invoke(cli, verb)
+        return done.exit_code, done.stdout, done.stderr
 
     opening = '{"account_id":"a1","owner":"Eva"}'
     with running(config, bank.app):
         code, out, _ = everstate("send", "account", "a1", "Open", opening)
-        assert (code, out) == (0, "accepted: Opened; account a1 is at version 1\n")
-        code, out, err = everstate("send", "account", "a1", "Withdraw", '{"amount":1}', "--json")
+        assert (code, "accepted: Opened; account a1 is at version 1" in out) == (0, True)
+        code, out, _ = everstate("send", "account", "a1", "Withdraw", '{"amount":1}', "--json")
         assert (code, orjson.loads(out)["code"]) == (5, "balance")
-        assert "not enough money" in err
-        code, _, err = everstate("send", "account", "a1", "Audit")
-        assert (code, "is parked" in err) == (1, True)
+        assert everstate("send", "account", "a1", "Audit")[0] == 1
+        assert everstate("send", "account", "a1", "Steal")[0] == 2
         code, out, _ = everstate("parked", "account", "--json")
         parked = orjson.loads(out)
-        assert (parked[0]["command"], parked[0]["key"]) == ("Audit", "a1")
-        code, _, err = everstate("discard", "account", "--all")
-        assert (code, err) == (0, "1 commands given up\n")
+        assert (code, parked[0]["command"], parked[0]["key"]) == (0, "Audit", "a1")
+        assert everstate("replay", "account")[0] == 2
+        assert everstate("discard", "account", parked[0]["id"])[0] == 0
+        until(lambda: everstate("parked", "account", "--json")[1].strip() == "[]")

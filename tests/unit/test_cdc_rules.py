@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,9 @@ from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.secrets import password_reference
 
 
-def declared(kind: Kind = "postgresql", **options: object) -> Capture:
+def declared(kind: Kind = "postgresql", **options: Any) -> Capture:
     tables = {"public.orders": Table(entity="order")}
-    return Capture(name="shop", kind=kind, tables=tables, **options)  # type: ignore[arg-type]
+    return Capture(name="shop", kind=kind, tables=tables, **options)
 
 
 def settings(config: Config, capture: Capture) -> dict[str, str]:

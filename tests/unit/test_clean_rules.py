@@ -306,18 +306,21 @@ def test_a_reader_can_be_sent_to_other_processes_and_what_it_read_comes_back() -
 )
 def test_a_declaration_that_does_not_fit_is_refused(change: Any, reason: str) -> None:
     app = App("shop")
-    app.entity("customer", key="customer_id")(Customer)
-    app.entity("order", key="order_key")(Order)
+    app.entity("customer", key="customer_id", source="capture")(Customer)
+    app.entity("order", key="order_key", source="capture")(Order)
     with pytest.raises(InvalidCapture, match=reason):
         app.capture("shop", kind="postgresql", **change)
 
 
 def test_an_entity_type_has_one_capture_and_a_capture_its_name() -> None:
     app = App("shop")
-    app.entity("customer", key="customer_id")(Customer)
+    app.entity("customer", key="customer_id", source="capture")(Customer)
     made = app.capture("a", kind="mariadb", tables={"s.customers": Table(entity="customer")})
     assert app.capture_of("a") is made
     with pytest.raises(InvalidCapture, match="another capture"):
         app.capture("b", kind="mariadb", tables={"s.customers": Table(entity="customer")})
     with pytest.raises(UnknownCapture):
         app.capture_of("b")
+    app.entity("status", key="code")(Status)
+    with pytest.raises(InvalidCapture, match="source of truth of status is 'store'"):
+        app.capture("b", kind="mariadb", tables={"s.statuses": Table(entity="status")})

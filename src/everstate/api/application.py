@@ -10,15 +10,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 import everstate
-from everstate.api.commands import open_commands
+from everstate.api.commands import COMMAND_SCHEMAS, CommandDesk
 from everstate.api.health import Health, health_router
 from everstate.api.latest import Latest
 from everstate.api.problems import handle_errors
 from everstate.api.stores import close_stores, open_stores
 from everstate.app import App
 from everstate.config import Config
-from everstate.errors import EverstateError
-from everstate.sources.commands.router import router as command_router
 from everstate.sources.crud.asgi import Desk
 from everstate.sources.crud.event_router import event_router
 from everstate.sources.crud.events import EventLog
@@ -39,27 +37,24 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
     used = opened if stores is None else stores
     events = app.entities_from("log")
     log, latest = EventLog(config, events), Latest(config, app)
-    try:
-        client = open_commands(config, app)
-    except EverstateError:
-        close_stores(opened)
-        raise
     desk = Desk(
         Callers(config.api),
         body_bytes_max=config.log.message_bytes_max,
         threads=config.api.threads,
     )
+    commands = CommandDesk(config, app, desk.callers)
+    schemas = Schemas([*(store.entity_type for store in used.values()), *events])
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
             if events:
                 await desk.work(log.open)
+            await desk.work(commands.open)
             yield
         finally:
+            await desk.work(commands.close)
             await desk.work(log.close)
-            if client is not None:
-                await desk.work(client.close)
             latest.close()
             close_stores(opened)
 
@@ -72,10 +67,8 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
         redoc_url=None,
     )
     handle_errors(api)
-    schemas = Schemas([*(store.entity_type for store in used.values()), *events])
     api.include_router(health_router(Health(used, log if events else None), desk))
-    if client is not None:
-        api.include_router(command_router(app, client, desk.provenance_of))
+    api.include_router(commands.routes())
     for store in used.values():
         resource = Resource(store, page_max=config.api.page_max)
         api.include_router(entity_router(resource, desk, schemas))
@@ -95,8 +88,12 @@ def _describe(api: FastAPI, schemas: Schemas, *, secured: bool) -> None:
                 title=api.title, version=api.version, routes=api.routes, description=_WHAT
             )
             components = made.setdefault("components", {})
-            found = {**components.get("schemas", {}), **schemas.components}
-            components["schemas"] = dict(sorted(found.items()))
+            answers = {
+                name: each
+                for name, each in components.get("schemas", {}).items()
+                if name in COMMAND_SCHEMAS
+            }
+            components["schemas"] = dict(sorted({**answers, **schemas.components}.items()))
             if secured:
                 components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
                 _secure(made["paths"])

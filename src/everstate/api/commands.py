@@ -1,20 +1,59 @@
-"""Opens the client that the command routes send with."""
+"""Commands over HTTP: a client that lives as long as the application, and its routes."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+
 from everstate.app import App
+from everstate.changes import Provenance
 from everstate.config import Config
+from everstate.errors import Unavailable
 from everstate.log.topics import Topics
-from everstate.sources.commands import CommandClient
+from everstate.sources.commands.answer import Answer
+from everstate.sources.commands.client import CommandClient
+from everstate.sources.commands.router import router
+from everstate.sources.crud.provenance import Callers, provenance_of
+
+COMMAND_SCHEMAS: Final = ("CommandAnswered", "CommandProblem")
+"""Schemas of the answers, by their names in the OpenAPI document."""
+
+_VERSION: Final = "v1"
 
 
-def open_commands(config: Config, app: App) -> CommandClient | None:
-    """A client for the entity types that take commands; ``None``: there are none.
+class CommandDesk:
+    """Sends commands for requests; opens its client when the application starts."""
 
-    Makes the topics that are missing; raises Unavailable.
-    """
-    if not app.command_groups:
-        return None
-    with Topics(config) as topics:
-        topics.ensure_commands(app.command_groups)
-    return CommandClient(config, app)
+    def __init__(self, config: Config, app: App, callers: Callers) -> None:
+        self._config, self._app, self._callers = config, app, callers
+        self._client: CommandClient | None = None
+
+    def open(self) -> None:
+        """Make the topics and connect; nothing when no entity type takes commands."""
+        if self._app.command_groups:
+            with Topics(self._config) as topics:
+                topics.ensure_commands(self._app.command_groups)
+            self._client = CommandClient(self._config, self._app)
+
+    def close(self) -> None:
+        """Give up the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def routes(self) -> APIRouter:
+        """One route for each command of each entity type."""
+        limit = self._config.log.message_bytes_max
+        return router(self._app, self, self._provenance, body_bytes_max=limit)
+
+    async def send_async(self, *arguments: Any, **more: Any) -> Answer:
+        """As :meth:`CommandClient.send_async`; raises Unavailable while it is not open."""
+        if self._client is None:
+            raise Unavailable("commands are not taken yet, or no longer.")
+        return await self._client.send_async(*arguments, **more)
+
+    def _provenance(self, request: Request) -> Provenance:
+        headers, entity = request.headers, request.url.path.split("/")[2]
+        caller, key = self._callers.caller(headers), request.path_params["key"]
+        return provenance_of(headers, caller, api_version=_VERSION, entity=entity, key=key)

@@ -6,7 +6,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import uuid_utils
 
-_DERIVED = uuid5(NAMESPACE_URL, "urn:everstate:change")
+_DERIVED = uuid_utils.UUID(bytes=uuid5(NAMESPACE_URL, "urn:everstate:change").bytes)
 
 
 def new_change_id() -> UUID:
@@ -16,4 +16,4 @@ def new_change_id() -> UUID:
 
 def derived_change_id(source: str, position: str, index: int) -> UUID:
     """UUIDv5 of a source row's place, so that reading it again gives the same id."""
-    return uuid5(_DERIVED, f"{source}\n{position}\n{index}")
+    return UUID(bytes=uuid_utils.uuid5(_DERIVED, f"{source}\n{position}\n{index}").bytes)

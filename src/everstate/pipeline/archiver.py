@@ -92,7 +92,7 @@ class Archiver:
         record on one core.
         """
         begun = time.monotonic()
-        last = self._log.last() or self._create()
+        last = self._last()
         note = last.note
         assert note is not None, "a position comes with its note"
         self._check_identity(note)
@@ -179,6 +179,10 @@ class Archiver:
                 break
         return rows
 
+    def _last(self) -> Commit:
+        """The commit that says where the archive is: the table's own, never a checkpoint (C25)."""
+        return self._log.last() or self._create()
+
     def _create(self) -> Commit:
         """The first commit: an empty table that says where the log began when it was made."""
         begins = {p: offset for (_, p), offset in self._offsets.beginnings([self._topic]).items()}
@@ -247,9 +251,7 @@ class Archiver:
                 raise DataLoss(
                     f"archiving {self._entity}: {self._topic}[{partition}] begins at {begin:,}, "
                     f"the archive needs {position.get(partition, 0):,}; nothing was skipped.",
-                    advice="The records between are gone, and this archive cannot go on without "
-                    "a hole: keep it, set archive.path to a new place and start again. Views go "
-                    "on from their own positions; the new archive begins where the log does.",
+                    advice="Restore the topic, or see docs/howto/when-something-is-wrong.md.",
                 )
 
     def _check_retention(self, position: dict[int, int]) -> None:

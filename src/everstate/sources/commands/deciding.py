@@ -67,6 +67,7 @@ class Decider:
         self.group = group
         self._codec = ChangeCodec(group.entity_type, message_bytes_max=message_bytes_max)
         self._schema_version = group.entity_type.schema_version
+        self._change_source = f"command:{group.name}"
         self._answer_bytes_max = message_bytes_max - _ANSWER_ROOM
 
     def decide(self, held: Held, command: WireCommand, recorded_at: datetime) -> Decided:
@@ -113,7 +114,8 @@ class Decider:
         self, held: Held, command: WireCommand, facts: Sequence[Any], recorded_at: datetime
     ) -> Decided:
         """One change for each fact, in a block of the command."""
-        source, block_id = provenance_of(bytes(command.provenance)), f"command:{command.id}"
+        source, command_id = provenance_of(bytes(command.provenance)), str(command.id)
+        block_id, entity = f"command:{command_id}", self._change_source
         version, state, text = held
         changes, told = [], []
         for index, fact in enumerate(facts, 1):
@@ -122,7 +124,7 @@ class Decider:
             text = None if state is None else self._text(state, command.key)
             data = fact_json(fact)
             change: Change[bytes] = Change(
-                id=change_id_of(command.entity, command.id, index),
+                id=derived_change_id(entity, command_id, index),
                 entity=command.entity,
                 schema_version=self._schema_version,
                 key=command.key,

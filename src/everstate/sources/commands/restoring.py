@@ -15,7 +15,7 @@ from everstate.changes.codec import decode_wire
 from everstate.config import Config
 from everstate.errors import CorruptRecord
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Ends, Offsets
+from everstate.log.positions import Ends, Offsets, Range
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.store import (
@@ -106,9 +106,11 @@ class Restorer:
             )
         )
 
-    def beginning(self, topic: str, partition: int) -> int:
-        """First offset of a partition that the log still has."""
-        return self._offsets.beginnings([topic])[topic, partition]
+    def extent(self, topic: str, partition: int) -> Range:
+        """Offsets of a partition that the log has now."""
+        place = (topic, partition)
+        first = self._offsets.beginnings([topic])[place]
+        return Range(first, self._offsets.high_watermarks([topic])[place])
 
     def _topics(self, entity: str) -> tuple[str, str]:
         return self._names.state(entity), self._names.replies(entity)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 from uuid import UUID, uuid5
 
-from fastapi import APIRouter, Body, Header, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
 from everstate.changes import Provenance
-from everstate.errors import EverstateError, InvalidCommand
+from everstate.errors import EverstateError, InvalidCommand, RequestTooLarge
 from everstate.sources.commands.answer import Answer
-from everstate.sources.commands.client import TIMEOUT_S, CommandClient
+from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.group import CommandGroup, TakesCommands
 from everstate.sources.commands.wire import Outcome
 
@@ -57,7 +57,30 @@ class CommandProblem(BaseModel):
     data: dict[str, Any] | None = None
 
 
-def router(app: TakesCommands, client: CommandClient, provenance_of: ProvenanceOf) -> APIRouter:
+class Sender(Protocol):
+    """What sends: a CommandClient, or what opens one later."""
+
+    async def send_async(
+        self,
+        entity: str,
+        key: str,
+        command: BaseModel,
+        *,
+        provenance: Provenance,
+        expected_version: int | None = None,
+        command_id: UUID | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Answer:
+        """As :meth:`CommandClient.send_async`."""
+
+
+def router(
+    app: TakesCommands,
+    client: Sender,
+    provenance_of: ProvenanceOf,
+    *,
+    body_bytes_max: int = 1_048_576,
+) -> APIRouter:
     """One route for each command of each entity type; the client stays the caller's to close.
 
     Headers: ``If-Match: "3"`` is the expected version, ``Idempotency-Key`` names the command (a
@@ -67,7 +90,7 @@ def router(app: TakesCommands, client: CommandClient, provenance_of: ProvenanceO
     made = APIRouter(tags=["commands"])
     for group in app.command_groups.values():
         for name, model in group.by_name.items():
-            _add(made, group, name, model, client, provenance_of)
+            _add(made, group, name, model, client, provenance_of, body_bytes_max)
     return made
 
 
@@ -76,15 +99,15 @@ def _add(
     group: CommandGroup,
     name: str,
     model: type[BaseModel],
-    client: CommandClient,
+    client: Sender,
     provenance_of: ProvenanceOf,
+    body_bytes_max: int,
 ) -> None:
     async def post(
         request: Request,
         key: str,
-        body: Annotated[dict[str, Any], Body()],
         if_match: Annotated[str | None, Header()] = None,
-        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+        idempotency_key: Annotated[str | None, Header()] = None,
         prefer: Annotated[str | None, Header()] = None,
     ) -> JSONResponse:
         command_id = None
@@ -93,7 +116,7 @@ def _add(
             answer = await client.send_async(
                 group.name,
                 key,
-                model.model_validate(body),
+                model.model_validate_json(await _body(request, body_bytes_max)),
                 provenance=provenance_of(request),
                 expected_version=_expected(if_match),
                 command_id=command_id,
@@ -129,6 +152,15 @@ def _add(
         },
         description=(model.__doc__ or f"Command {name}.").strip(),
     )
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise RequestTooLarge(limit)
+    return bytes(body)
 
 
 def _command_id(entity: str, key: str, idempotency_key: str | None) -> UUID | None:
@@ -199,5 +231,7 @@ def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | No
             "data": dict(answer.data) or None,
         }
         body |= {name: value for name, value in told.items() if value is not None}
-    headers = {"Retry-After": "1"} if error.retryable else None
+    headers = {"Retry-After": "1"} if error.retryable else {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, status, headers=headers, media_type="application/problem+json")

@@ -104,15 +104,20 @@ class PartitionStore:
 
     def state(self, key: bytes) -> bytes | None:
         """Stored row of an entity."""
-        with _translated(self.path):
-            found: bytes | None = self._db.get(_STATE + key)
-        return found
+        return self._get(_STATE + key)
 
     def answer(self, name: bytes) -> bytes | None:
         """Remembered answer; ``name`` is an :func:`answer_key`."""
-        with _translated(self.path):
-            found: bytes | None = self._db.get(_ANSWER + name)
+        found = self._get(_ANSWER + name)
         return None if found is None else found[8:]
+
+    def _get(self, name: bytes) -> bytes | None:
+        # Once a command: a context manager would cost as much as the look-up.
+        try:
+            found: bytes | None = self._db.get(name)
+        except Exception as cause:
+            raise _failed(self.path, cause) from cause
+        return found
 
     def write(self, batch: Batch, now_ms: int) -> None:
         """Add what one committed transaction brought."""
@@ -197,7 +202,11 @@ def _translated(path: Path) -> Iterator[None]:
     except StateStoreFailed:
         raise
     except Exception as cause:
-        raise StateStoreFailed(f"local state {path}: {cause}.") from cause
+        raise _failed(path, cause) from cause
+
+
+def _failed(path: Path, cause: Exception) -> StateStoreFailed:
+    return StateStoreFailed(f"local state {path}: {cause}.")
 
 
 def _options() -> Options:

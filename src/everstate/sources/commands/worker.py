@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from everstate.config import Config
-from everstate.errors import InvalidChange, LogError
+from everstate.errors import InvalidChange, LogError, LogIdentityChanged
 from everstate.log.loop import Incoming, Place, Send
 from everstate.log.positions import Ends
 from everstate.log.topics import TopicNames, Topics
@@ -173,10 +173,16 @@ class CommandWork:
         self._partitions[place] = Partition(entity, number, store, decider)
         # The answers know better than a group that was forgotten or set back.
         wanted = max(committed or 0, store.meta.command_next)
-        first = self._restorer.beginning(topic, number)
-        if wanted < first and wanted > 0:
-            log.error("%s[%d]: commands %d to %d were deleted undecided", *place, wanted, first)
-        return max(wanted, first)
+        there = self._restorer.extent(topic, number)
+        if wanted > there.end:
+            raise LogIdentityChanged(
+                f"{topic}[{number}] ends at {there.end}, and commands before {wanted} are "
+                "answered: it is not the topic that it was. Nothing was read.",
+                advice="Give the handlers a log.prefix with topics of its own, or the old topic.",
+            )
+        if 0 < wanted < there.start:
+            log.error("%s[%d]: commands %d to %d went undecided", *place, wanted, there.start)
+        return max(wanted, there.start)
 
     def shut(self) -> None:
         """Close the stores; what no commit settled is forgotten."""
@@ -256,7 +262,8 @@ class CommandWork:
         if decided.changes:
             partition.open[key] = decided.held
         partition.batch.answers[name] = decided.answer
-        self._keep_parked(partition, command, decided, message, offset, send)
+        if decided.parked is not None or again:
+            self._keep_parked(partition, command, decided, message, offset, send)
         self._reply(partition, key, decided.answer, headers, offset, send)
 
     def _decide(

@@ -1,0 +1,240 @@
+"""cdc: a backlog of a captured PostgreSQL table into changes, and commit → `.changes`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import quantiles
+
+import psycopg
+
+from bench.project import CAPTURED, captured
+from bench.report import Reach, Result, result
+from bench.session import Session
+from everstate.config import Config
+from everstate.local import Stack
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.declaration import Capture
+
+ROWS = 100_000
+ROWS_MIN = 20_000
+RATE = 100
+SECONDS = 30
+SECONDS_QUICK = 10
+TABLE, ENTITY = "parcels", "parcel"
+PATIENCE_S = 300.0
+_POLL_S = 0.05
+_TRANSACTION_ROWS = 10
+_TABLE = (
+    "CREATE TABLE parcels (id bigint PRIMARY KEY, country text NOT NULL, status text NOT NULL, "
+    "weight_g int NOT NULL, total numeric(12, 2) NOT NULL, note text)"
+)
+_BARE = {
+    "max.batch.size": "2048",
+    "max.queue.size": "8192",
+    "max.queue.size.in.bytes": "0",
+    "poll.interval.ms": "500",
+    "provide.transaction.metadata": "false",
+    "heartbeat.interval.ms": "0",
+    "transforms": "",
+    "predicates": "",
+}
+"""Debezium's own defaults, against what a capture of ours sets."""
+
+_TOML = """
+[project]
+app = "bench.project:captured"
+[log]
+bootstrap_servers = "{servers}"
+prefix = "{prefix}"
+[store]
+dsn = "{dsn}"
+[archive]
+path = "{archive}"
+[pipeline]
+driver_memory = "2g"
+"""
+
+
+def run(session: Session) -> list[Result]:
+    count = max(ROWS_MIN, session.size(ROWS))
+    seconds = SECONDS_QUICK if session.quick else SECONDS
+    servers = Stack(session.config, also=("connect",))
+    session.config = servers.start()
+    try:
+        rates, bare = session.alternate(
+            lambda: _bare_rate(session, count), lambda: _rate(session, count), warm=False
+        )
+        delays = [_delays(session, seconds) for _ in range(session.repeat)]
+    finally:
+        servers.stop(("connect",))
+    return [
+        result(
+            "cdc",
+            f"{count:,} rows of a backlog → .changes",
+            "rows/s",
+            rates,
+            floors=bare,
+            floor_is="Debezium with its defaults → raw topic",
+            reach=Reach(ratio_min=0.8),
+        ),
+        result(
+            "cdc",
+            f"{RATE} transactions/s, commit → .changes, p50",
+            "ms",
+            [run[0] for run in delays],
+            reach=Reach(value_max=1500),
+        ),
+        result("cdc", "the same, p99", "ms", [run[1] for run in delays]),
+    ]
+
+
+def _bare_rate(session: Session, count: int) -> float:
+    """Rows a second of the connector alone, as people set it up."""
+    with _captured(session, _BARE) as (config, capturing):
+        topic = TopicNames(config.log.prefix).raw(CAPTURED, f"public.{TABLE}")
+        with Topics(config) as topics:
+            topics.ensure_raw([topic], partitions=config.log.partitions, settings={})
+        return _backlog(config, capturing, topic, count)
+
+
+def _rate(session: Session, count: int) -> float:
+    """Rows a second of the capture and the clean role, to the end of `.changes`."""
+    with _captured(session, {}) as (config, capturing), _clean(config):
+        topic = TopicNames(config.log.prefix).changes(ENTITY)
+        return _backlog(config, capturing, topic, count)
+
+
+def _backlog(config: Config, capturing: Capturing, topic: str, count: int) -> float:
+    """Rows a second from the connector's start to the last of ``count`` records in ``topic``."""
+    _write(config, 1)
+    _until(config, topic, 1)
+    capturing.pause()
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        for first in range(2, count + 1, _TRANSACTION_ROWS):
+            last = min(count, first + _TRANSACTION_ROWS - 1)
+            connection.execute(_INSERT, (first, last))
+    began = time.perf_counter()
+    capturing.resume()
+    _until(config, topic, count)
+    return (count - 1) / (time.perf_counter() - began)
+
+
+_INSERT = (
+    "INSERT INTO parcels SELECT n, 'AT', 'packed', n % 30000, n * 0.01, repeat('x', 200) "
+    "FROM generate_series(%s::bigint, %s::bigint) n"
+)
+
+
+def _write(config: Config, number: int) -> None:
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute(_INSERT, (number, number))
+
+
+def _until(config: Config, topic: str, count: int) -> None:
+    """Wait for that many records; markers of transactions are few, and then looked through."""
+    deadline = time.monotonic() + PATIENCE_S
+    with Offsets(config) as offsets:
+        while time.monotonic() < deadline:
+            if sum(offsets.stable_ends([topic]).values()) >= count:
+                with Consumer(config) as consumer:
+                    if sum(1 for _ in consumer.read_topic(topic)) >= count:
+                        return
+            time.sleep(_POLL_S)
+    raise TimeoutError(f"{topic} has no {count:,} records after {PATIENCE_S:.0f} s")
+
+
+def _delays(session: Session, seconds: int) -> tuple[float, float]:
+    """p50 and p99 from commit to what a reader of `.changes` has, in ms."""
+    with _captured(session, {}) as (config, _capturing), _clean(config):
+        topic = TopicNames(config.log.prefix).changes(ENTITY)
+        _write(config, 1)
+        _until(config, topic, 1)
+        seen: dict[str, float] = {}
+        with Consumer(config) as consumer:
+            records = consumer.tail([topic], idle_s=5.0)
+
+            def follow() -> None:
+                for record in records:
+                    seen[(record.key or b"").decode()] = time.time()
+
+            reader = threading.Thread(target=follow)
+            reader.start()
+            committed = _paced(config, seconds)
+            reader.join()
+        delays = [1000 * (seen[key] - at) for key, at in committed.items() if key in seen]
+        if len(delays) < len(committed):
+            raise TimeoutError(f"{len(committed) - len(delays)} changes did not come")
+        cuts = quantiles(delays, n=100)
+        return cuts[49], cuts[98]
+
+
+def _paced(config: Config, seconds: int) -> dict[str, float]:
+    """Commit one row at a time at the rate; key → time of its commit."""
+    committed = {}
+    begin = time.monotonic()
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        for number in range(2, 2 + RATE * seconds):
+            time.sleep(max(0.0, begin + (number - 2) / RATE - time.monotonic()))
+            connection.execute(_INSERT, (number, number))
+            committed[str(number)] = time.time()
+    return committed
+
+
+@contextmanager
+def _captured(session: Session, settings: dict[str, str]) -> Iterator[tuple[Config, Capturing]]:
+    """A fresh database with one captured table, and its capture."""
+    config = session.fresh()
+    with psycopg.connect(config.store_dsn) as connection:
+        connection.execute(_TABLE)
+    with Topics(config) as topics:
+        topics.ensure([ENTITY])
+    declared = captured.captures[CAPTURED]
+    capture = Capture(
+        name=CAPTURED,
+        kind="postgresql",
+        tables=declared.tables,
+        dsn=config.store_dsn,
+        settings=settings,
+    )
+    capturing = Capturing(config, capture, local=True)
+    capturing.add(snapshot=False)
+    try:
+        yield config, capturing
+    finally:
+        capturing.remove(drop=True, topics=True)
+        session.drop(config)
+
+
+@contextmanager
+def _clean(config: Config) -> Iterator[None]:
+    """The clean role as `everstate run --only clean` runs it."""
+    folder = config.project.data_dir / f"clean-{uuid.uuid4().hex[:8]}"
+    folder.mkdir(parents=True)
+    (folder / "everstate.toml").write_text(
+        _TOML.format(
+            servers=config.bootstrap_servers,
+            prefix=config.log.prefix,
+            dsn=config.store_dsn,
+            archive=config.archive_path,
+        )
+    )
+    argv = [sys.executable, "-m", "everstate.cli", "-C", str(folder), "run", "--only", "clean"]
+    with open(folder / "clean.log", "wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=Path.cwd())
+    try:
+        yield
+        if process.poll() is not None:
+            raise RuntimeError((folder / "clean.log").read_text()[-2000:])
+    finally:
+        process.terminate()
+        process.wait(60)
