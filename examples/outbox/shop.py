@@ -18,7 +18,7 @@ class Purchase(BaseModel):
     paid: bool = False
 
 
-@app.entity("visit", key="id")
+@app.entity("visit", key="id", source="log")
 class Visit(BaseModel):
     """A fact: somebody looked at a purchase. No table has it."""
 

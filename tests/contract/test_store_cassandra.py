@@ -11,6 +11,7 @@ import pytest
 from cassandra_cases import committed, drop, empty, own_keyspace
 from everstate.config import Config
 from everstate.sources.crud.stores.cassandra import CassandraStore, Database
+from everstate.testing.crud_contract import CrudStoreContract
 from everstate.testing.store_contract import ORDER, Changes, Recorded, StoreContract
 
 
@@ -36,6 +37,18 @@ class TestCassandraStore(StoreContract):
     @pytest.fixture
     def tries(self) -> int:
         return 2_000 if os.environ.get("EVERSTATE_FULL") else 60
+
+
+class TestCassandraCrudStore(CrudStoreContract):
+    @pytest.fixture
+    def store(self, shared: tuple[Config, Database]) -> CassandraStore:
+        config, database = shared
+        empty(database)
+        return CassandraStore(config, ORDER, database=database)
+
+    @pytest.fixture
+    def changes(self, shared: tuple[Config, Database]) -> Changes:
+        return lambda: in_order_of_writing(shared[1])
 
 
 def in_order_of_writing(database: Database) -> list[Recorded]:

@@ -83,7 +83,7 @@ def config(stack: Any, database: str, topic_prefix: str) -> Config:
 
 def settle(relay: StreamingRelay) -> None:
     deadline = time.monotonic() + 30
-    while relay._polls or relay._snapshot is not None:
+    while relay._polls or relay._stream is None:
         assert time.monotonic() < deadline
         relay.step()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import sys
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
-from fastapi.testclient import TestClient
 
 from everstate.config import Config
 from everstate.log.topics import TopicNames, Topics
@@ -54,17 +55,8 @@ def test_the_examples_services_write_one_log(config: Config, example: Any) -> No
         topics.ensure(types)
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         install_outbox(connection, Installation(entity_types=types.values(), events=["visit"]))
-        with (
-            TestClient(example["web"].shop) as client,
-            StreamingRelay(config, types.values()) as relay,
-        ):
-            eva = {"x-user": "eva"}
-            assert client.put("/purchase/p-1", json={"total": 12}).json() == {"version": 1}
-            assert client.post("/purchase/p-1/pay", headers=eva).json() == {"version": 2}
-            assert client.post("/purchase/p-2/pay").status_code == 404
-            assert client.put("/purchase/p-2", json={"total": -1}).json() == {"version": 1}
-            # Emitted, then refused: rolled back with the row.
-            assert client.post("/purchase/p-2/pay").status_code == 422
+        with StreamingRelay(config, types.values()) as relay:
+            asyncio.run(visit(example["web"].shop))
             with connection.transaction(), connection.cursor() as cursor:
                 assert example["desk"].refund(cursor, "p-1") == 3
             connection.execute((EXAMPLE / "plain.sql").read_bytes())
@@ -81,6 +73,20 @@ def test_the_examples_services_write_one_log(config: Config, example: Any) -> No
         ("p-1", 4, "desk", None, "PriceCorrected", 30),
         ("p-2", 1, "shop", "anonymous", None, -1),
     ]
+
+
+async def visit(shop: Any) -> None:
+    """What clients of the web service do."""
+    transport = httpx.ASGITransport(app=shop)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        eva = {"x-user": "eva"}
+        assert (await client.put("/purchase/p-1", json={"total": 12})).json() == {"version": 1}
+        paid = await client.post("/purchase/p-1/pay", headers=eva)
+        assert paid.json() == {"version": 2}
+        assert (await client.post("/purchase/p-2/pay")).status_code == 404
+        assert (await client.put("/purchase/p-2", json={"total": -1})).json() == {"version": 1}
+        # Emitted, then refused: rolled back with the row.
+        assert (await client.post("/purchase/p-2/pay")).status_code == 422
 
 
 def read(config: Config, relay: StreamingRelay, count: int) -> list[Any]:

@@ -52,10 +52,6 @@ def install(
     relay_role: Annotated[
         list[str] | None, typer.Option("--relay-role", help="Login role that runs the relay.")
     ] = None,
-    event: Annotated[
-        list[str] | None,
-        typer.Option("--event", help="Entity type of facts that stand in no table (emit_event)."),
-    ] = None,
     show: Annotated[
         bool, typer.Option("--print", help="Show the SQL only; nothing is changed.")
     ] = False,
@@ -63,13 +59,16 @@ def install(
 ) -> None:
     """Make the outbox and its roles in a database; what is there stays, so it may be repeated.
 
-    Every entity type of the app may be emitted afterwards, by whoever was named with --role.
+    Every entity type of the app whose source of truth is the store, or the log (then it is a
+    fact), may be emitted afterwards, by whoever was named with --role.
     """
     config = config_of(context)
-    types = load_app(app, config).entities
+    project_app = load_app(app, config)
+    facts = project_app.entities_from("log")
+    types = (*project_app.entities_from("store"), *facts)
     wanted = Installation(
-        entity_types=types.values(),
-        events=[load_app(app, config).entity_type(name).name for name in event or ()],
+        entity_types=types,
+        events=[each.name for each in facts],
         roles=role or (),
         relay_roles=relay_role or (),
         message_bytes_max=config.log.message_bytes_max,
@@ -79,7 +78,8 @@ def install(
         return
     with _database(config, dsn) as database:
         install_outbox(database, wanted)
-    out.print(f"installed; may be emitted: {', '.join(types)}", highlight=False)
+    names = ", ".join(each.name for each in types)
+    out.print(f"installed; may be emitted: {names}", highlight=False)
 
 
 @outbox.command("status")

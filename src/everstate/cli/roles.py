@@ -41,7 +41,9 @@ def run_relay(config: Config, app: App, stop: threading.Event) -> None:
     # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
     with Topics(config) as topics:
         topics.ensure(app.entities)
-    with relay_of(config, app.entities_from("store")) as relay:
+    # Facts come through the outbox's stream too, beside those that the API writes to the log.
+    entity_types = (*app.entities_from("store"), *app.entities_from("log"))
+    with relay_of(config, entity_types) as relay:
         relay.run(stop)
 
 

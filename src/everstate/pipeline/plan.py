@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 
 from everstate.changes import EntityType
+from everstate.errors import InvalidView
 from everstate.pipeline.parse import parsed_schema
 from everstate.pipeline.session import spark_errors
 from everstate.views.plan import LinearPlan, ViewPlan
@@ -58,8 +59,19 @@ def _selection(views: tuple[PlannedView, ...], _application: str) -> list[Column
 def column_types(
     spark: SparkSession, entity_type: EntityType, plan: ViewPlan
 ) -> Mapping[str, pa.DataType]:
-    """Types that Spark gives the physical columns of a view; raises PipelineError on bad SQL."""
+    """Types that Spark gives the physical columns of a view.
+
+    Raises PipelineError on bad SQL, and InvalidView when Spark says that the same image would not
+    always give the same row: what is added could then not be taken away again (C16).
+    """
     with spark_errors(f"view {plan.name}"):
         empty = spark.createDataFrame([], parsed_schema(entity_type))
         made = empty.select(F.expr(plan.columns("current")).alias("row")).select("row.*")
+        analysed = made._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark cannot be asked
+        if not analysed.deterministic():
+            raise InvalidView(
+                plan.name,
+                "Spark holds a part of it for non-deterministic.",
+                advice="Store the value with the entity.",
+            )
         return {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in made.schema}

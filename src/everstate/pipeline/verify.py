@@ -17,13 +17,20 @@ from pyspark.sql import functions as F
 from everstate.archive import ArchiveReader, table_path
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import Unavailable, UnknownView
+from everstate.errors import PipelineError, Unavailable, UnknownView
 from everstate.pipeline.accepted import Positions, accepted_changes, newest
-from everstate.pipeline.compare import Comparison, Difference, KeptRows, compare
+from everstate.pipeline.as_read import ROWS_MAX, is_plain, read_differently
+from everstate.pipeline.compare import (
+    DIFFERENCES_MAX,
+    Comparison,
+    Difference,
+    KeptRows,
+    compare,
+)
 from everstate.pipeline.session import spark_errors
 from everstate.views import control
 from everstate.views.database import connect_views, views_errors
-from everstate.views.plan import LinearPlan, ViewPlan
+from everstate.views.plan import LinearPlan, Output, ViewPlan
 from everstate.views.project import Project, kept_always
 from everstate.views.stores.postgres.group import LATEST_COLUMNS, main_group, physical
 from everstate.views.stores.postgres.tables import kept_rows, summed
@@ -40,7 +47,11 @@ _LATEST: Final = tuple(name for name in LATEST_COLUMNS if name != "provenance")
 
 @dataclass(frozen=True, slots=True)
 class ViewReport:
-    """The proof of one view: both sides' rows and hashes, and the rows that differ."""
+    """The proof of one view: both sides' rows and hashes, and the rows that differ.
+
+    Rows and hashes are of what is kept: groups and accumulators, keys and rows. ``as_read`` tells
+    of the columns that readers see.
+    """
 
     name: str
     entity: str
@@ -51,6 +62,8 @@ class ViewReport:
     kept_hash: str
     different_rows: int
     differences: tuple[Difference, ...]
+    as_read: str
+    """`equal`, `different`, or `not compared` and why: what readers see, and the author's SQL."""
     position: Mapping[str, int]
     """`generation/partition` → next offset, at which both sides were taken."""
     seconds: float
@@ -69,7 +82,8 @@ def verify_views(
     Each is compared at its own position, in one database snapshot, with the batch result over
     the archive at that position; the kept side may go on meanwhile. Waits while the archive is
     behind the views. Raises UnknownView, and Unavailable when the archive stays behind. Cost: for
-    each view one pass over the archive and one scan or more of its table.
+    each view one pass over the archive and one scan or more of its table, and for an SQL view of
+    at most 10,000 rows another one, for what its readers see.
     """
     wanted = _wanted(project, names)
     reports = []
@@ -145,16 +159,18 @@ class _Verifier:
             archive = self._spark.read.format("delta").load(path)
             changes = accepted_changes(archive, positions)
             result = self._compare(name, entity, changes)
+        as_read, read = self._compare_as_read(name, entity, changes)
         return ViewReport(
             name=name,
             entity=entity,
-            holds=result.holds,
+            holds=result.holds and not read,
             expected_rows=result.expected_rows,
             kept_rows=result.kept_rows,
             expected_hash=result.expected_hash,
             kept_hash=result.kept_hash,
-            different_rows=result.different_rows,
-            differences=result.differences,
+            different_rows=result.different_rows + len(read),
+            differences=(*result.differences, *read[:DIFFERENCES_MAX]),
+            as_read=as_read,
             position={f"{g}/{p}": offset for (g, p), offset in positions.items()},
             seconds=time.monotonic() - began,
         )
@@ -183,7 +199,10 @@ class _Verifier:
         )
 
     def _compare_plan(self, plan: ViewPlan, entity_type: EntityType, live: DataFrame) -> Comparison:
-        """Run the definition's SQL over the live entities, and compare with the view's table."""
+        """Compute groups and accumulators, or rows, of the live entities; compare with the table.
+
+        The expressions are those of the plan, evaluated in batch and not change by change.
+        """
         table = f"everstate_live_{plan.name}"
         fields = [F.col("current")[f.name].alias(f.name) for f in entity_type.arrow_schema]
         live.select(F.col("key").alias("__key"), *fields).createOrReplaceTempView(table)
@@ -205,6 +224,37 @@ class _Verifier:
         finally:
             self._spark.catalog.dropTempView(table)
 
+    def _compare_as_read(
+        self, name: str, entity: str, changes: DataFrame
+    ) -> tuple[str, list[Difference]]:
+        """Run the definition as it was written, and compare with what readers of the view see.
+
+        Cost: one more pass over the archive for a view of few rows.
+        """
+        plan = self._project.views.get(name)
+        if plan is None:
+            return "not compared: it has no definition", []
+        reader = sql.Identifier(self._schema, name)
+        outputs = plan.outputs if isinstance(plan, LinearPlan) else plan.row
+        names = [output.name if isinstance(output, Output) else output.output for output in outputs]
+        query = sql.SQL("SELECT {} FROM {} LIMIT {}").format(
+            sql.SQL(", ").join(sql.Identifier(str(name)) for name in names), reader, ROWS_MAX + 1
+        )
+        kept = self._connection.execute(query).fetchall()
+        if len(kept) > ROWS_MAX:
+            return f"not compared: more than {ROWS_MAX:,} rows", []
+        live = newest(changes).where(F.col("current").isNotNull()).select("current.*")
+        try:
+            with spark_errors(f"the SQL of {name}"), _named(live, entity):
+                rows = self._spark.sql(plan.sql).limit(ROWS_MAX + 1).toArrow()
+        except PipelineError as error:
+            # Spark refuses what the store answers with null, such as a division by 0.
+            return f"not compared: {error}", []
+        if not is_plain(rows.schema):
+            return "not compared: it has nested columns", []
+        found = read_differently([tuple(row.values()) for row in rows.to_pylist()], kept)
+        return ("different" if found else "equal"), found
+
     def _kept(self, query: sql.Composed, bucket_key: str | None) -> KeptRows:
         text = query.as_string(self._connection)
         return KeptRows(self._config.views_dsn, self._snapshot, text, bucket_key)
@@ -225,6 +275,16 @@ class _Verifier:
                     advice="Let `everstate run` go on until it has archived them.",
                 )
             time.sleep(_WAIT_POLL_S)
+
+
+@contextmanager
+def _named(rows: DataFrame, entity: str) -> Iterator[None]:
+    """Let the SQL of a definition find an entity type's rows under its name."""
+    rows.createOrReplaceTempView(entity)
+    try:
+        yield
+    finally:
+        rows.sparkSession.catalog.dropTempView(entity)
 
 
 def _behind(reader: ArchiveReader, positions: Positions) -> int:

@@ -57,23 +57,37 @@ _CLAUSES: Final[dict[str, tuple[str, str]]] = {
 }
 _ALLOWED_ARGS: Final = frozenset({"expressions", "from_", "where", "group"})
 
-_CLOCK: Final = (
-    exp.CurrentDate,
-    exp.CurrentTime,
-    exp.CurrentTimestamp,
-    exp.CurrentDatetime,
-    exp.Localtime,
-    exp.Localtimestamp,
+
+def _classes(*names: str) -> tuple[type[exp.Expr], ...]:
+    """Functions by the names of sqlglot's classes; a version may lack one."""
+    return tuple(getattr(exp, name) for name in names if hasattr(exp, name))
+
+
+_CLOCK: Final = _classes(
+    "CurrentDate",
+    "CurrentTime",
+    "CurrentTimestamp",
+    "CurrentTimestampLTZ",
+    "CurrentDatetime",
+    "Localtime",
+    "Localtimestamp",
+    "Systimestamp",
+    "UtcDate",
+    "UtcTime",
+    "UtcTimestamp",
 )
-_RANDOM: Final = (exp.Rand, exp.Randn, exp.Uuid)
-_SESSION: Final = (
-    exp.CurrentUser,
-    exp.SessionUser,
-    exp.CurrentSchema,
-    exp.CurrentDatabase,
-    exp.CurrentCatalog,
-    exp.CurrentTimezone,
+_RANDOM: Final = _classes(
+    *("Rand", "Randn", "Randstr", "Uniform", "Normal", "Zipf", "Shuffle", "Uuid", "Generator"),
+    *("GenerateBool", "GenerateDouble", "GenerateInt", "GenerateText"),
+    *("Seq1", "Seq2", "Seq4", "Seq8", "NextValueFor", "Encrypt", "EncryptRaw", "Predict"),
+    *(name for name in vars(exp) if name.startswith(("AI", "ML"))),
 )
+_SESSION: Final = _classes(
+    "SessionUser",
+    # Current…: user, role, schema, session, version; the times among them are clocks.
+    *(name for name in vars(exp) if name.startswith("Current")),
+)
+_SPECIAL_TIMES: Final = ("now", "today", "tomorrow", "yesterday")
 _CLOCK_NAMES: Final = frozenset({"now", "curdate", "current_time", "unix_timestamp"})
 
 # Deterministic functions of Spark that sqlglot has no class for.
@@ -180,7 +194,7 @@ class Grammar:
             self.refuse("subqueries are not kept", "Compare with constants or the entity's fields.")
         if isinstance(node, exp.Window):
             self.refuse("window functions are not kept", "Query them from the view or the history.")
-        if isinstance(node, _CLOCK) or _called(node) in _CLOCK_NAMES:
+        if isinstance(node, _CLOCK) or _called(node) in _CLOCK_NAMES or _is_special_time(node):
             self.refuse(
                 f"{_shown(node)} changes without a change of an entity",
                 "Keep the times as columns, and compare with now() when reading.",
@@ -314,6 +328,12 @@ def _first_line(cause: Exception) -> str:
 
 def _called(node: exp.Expr) -> str | None:
     return node.name.lower() if isinstance(node, exp.Anonymous) else None
+
+
+def _is_special_time(node: exp.Expr) -> bool:
+    """Whether it is a text like 'now' that Spark reads as the present time when it is cast."""
+    cast = isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal)
+    return cast and str(node.this.this).strip().lower().startswith(_SPECIAL_TIMES)
 
 
 def _shown(node: exp.Expr) -> str:

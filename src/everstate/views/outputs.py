@@ -164,6 +164,11 @@ class Outputs:
                     f"{name}: CAST … AS {cast} over an aggregate is not kept",
                     "Use round or floor, or CAST … AS DECIMAL(p, s).",
                 )
+            if isinstance(node, exp.Cast) and cast == "DECIMAL" and not node.to.expressions:
+                grammar.refuse(
+                    f"{name}: CAST … AS DECIMAL without precision is DECIMAL(10, 0) in Spark",
+                    "Write CAST … AS DECIMAL(p, s), with the places you need.",
+                )
             inner = isinstance(node, (exp.Identifier, exp.Column, exp.Var))
             known = isinstance(node, (*_OVER_AGGREGATES, _Made))
             if not inner and not known:

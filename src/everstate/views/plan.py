@@ -91,10 +91,10 @@ class LinearPlan:
         return _row_delta(prefix, fields or [("one", "1")], self.where_sql)
 
     def batch_sql(self, table: str) -> str:
-        """The definition in Spark SQL over a table of live entities: groups, then accumulators.
+        """Groups and accumulators of the plan in Spark SQL over a table of live entities.
 
-        The independent oracle of the kept accumulators, which it gives in the store's column
-        order: groups, `n`, then the others.
+        The oracle of what is kept, in the store's column order: groups, `n`, then the others. It
+        proves the keeping; the outputs are proved by the definition's own SQL.
         """
         groups = [_over(column.spark_sql, _ENTITY) for column in self.group]
         wanted = [f"{text} AS g{i}" for i, text in enumerate(groups)]

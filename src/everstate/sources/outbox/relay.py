@@ -201,7 +201,7 @@ class Relay:
     def _opened(self) -> Connection:
         database = self._connected()
         if not self._is_open:
-            install(database, self._entity_types)
+            install(database, ())
             progress = self._publisher.open(_OPEN_S)
             store_id, batch = marks.newest_batch(database, self.name)
             self._store_id, self._batch = str(store_id), batch

@@ -46,6 +46,7 @@ _WAIT_S: Final = 0.1
 _START_S: Final = 10.0
 _VISIBLE_S: Final = 20.0
 _SLOT_AGAIN_S: Final = 20.0
+_SWEEP_EVERY_S: Final = 1.0
 _MIB: Final = 1_048_576
 
 # A commit is in the WAL before it is visible: an absent row was published only if its transaction
@@ -100,7 +101,9 @@ class StreamingRelay(Relay):
         self._check_until = 0
         """Transactions that end before it may have been published by polling."""
         self._snapshot: str | None = None
-        """What was committed before ``_check_until``, until the stream has passed it."""
+        """What was committed before ``_sweep_at``, until the stream has passed that."""
+        self._sweep_at = 0
+        self._sweep_due = 0.0
         self._passed: set[str] = set()
         """Transactions that the stream brought while polling; polling has to see them."""
         self._held_alarmed = False
@@ -210,10 +213,16 @@ class StreamingRelay(Relay):
     def _watch(self, database: Connection) -> None:
         """Stream from here on; all that may have been polled is looked up until then."""
         self._polls = False
+        self._plan_sweep(database)
+        self._check_until = self._sweep_at
+
+    def _plan_sweep(self, database: Connection) -> None:
+        """Remember what is committed now: once the stream is past it, none of it is pending."""
         # In this order: whoever is in the snapshot has its commit before the position.
         found = database.execute("SELECT pg_current_snapshot()::text").fetchone()
         self._snapshot = None if found is None else found[0]
-        self._check_until = current_lsn(database)
+        self._sweep_at = current_lsn(database)
+        self._sweep_due = time.monotonic() + _SWEEP_EVERY_S
 
     def _take(self, wait_s: float) -> tuple[list[Streamed], int]:
         """Transactions that came and are new, and how far the stream has been read."""
@@ -236,7 +245,10 @@ class StreamingRelay(Relay):
             self._keep_refused(database, streamed)
             moved = self._move_streamed(database, streamed)
         self._stream.confirm(read_to)
-        if self._snapshot is not None and read_to >= self._check_until:
+        if self._snapshot is None:
+            if time.monotonic() >= self._sweep_due:
+                self._plan_sweep(database)
+        elif read_to >= self._sweep_at:
             self._look_for_left(database)
         return moved
 
@@ -323,11 +335,11 @@ class StreamingRelay(Relay):
             )
 
     def _look_for_left(self, database: Connection) -> None:
-        """Poll once more when rows stayed that the stream should have brought."""
+        """Poll when rows are pending that the stream does not bring: a refill, a lost position."""
         found = database.execute(_LEFT, [self._snapshot]).fetchone()
         self._snapshot = None
         if found is not None and found[0]:
-            LOGGER.warning(
+            LOGGER.info(
                 "relay %s: %d changes are pending that the slot did not bring; polling",
                 *(self.name, found[0]),
             )

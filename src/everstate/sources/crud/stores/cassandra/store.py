@@ -45,7 +45,6 @@ from everstate.sources.outbox.statements import ENVELOPE_BYTES, KEY_FACTOR
 
 _AT_ONCE: Final = 32
 _ONCE: Final = UUID("8a6a7a4e-5a55-5d3e-9d5e-2f3f6f0f6c11")
-_ANSWERED_TTL_S: Final = 86_400
 _KEY_BYTES_MAX: Final = 65_535
 _LOOKED_MAX: Final = 20
 _CURSOR: Final = re.compile(r"(-?[0-9]{1,19})\.([0-9]{1,6})")
@@ -67,6 +66,7 @@ class CassandraStore:
     ) -> None:
         self._entity_type = entity_type
         self._limit = config.log.message_bytes_max
+        self._answer_ttl_s = max(1, int(config.api.idempotency_keep_hours * 3600))
         self._owned = database is None
         self._database = database or Database(config)
         self._sql = Statements(self._database.keyspace, entity_type.name)
@@ -209,7 +209,7 @@ class CassandraStore:
         return WrittenMany(changes=changes, keys=keys, unchanged=count - changes)
 
     def answered(self, once_id: str) -> Kept | None:
-        """What was kept for a day for a :class:`Once` that was done."""
+        """What was kept, for `api.idempotency_keep_hours`, for a :class:`Once` that was done."""
         rows = self._database.execute(self._index.answered, [once_id], serial=True)
         if not rows or rows[0].answer is None:
             return None
@@ -233,7 +233,7 @@ class CassandraStore:
         """
         row = row._replace(change_id=uuid5(_ONCE, once.id))
         taken = self._conditional(
-            self._index.take_once, [once.id, once.fingerprint, _ANSWERED_TTL_S]
+            self._index.take_once, [once.id, once.fingerprint, self._answer_ttl_s]
         )
         if not taken[0] and (taken.answer is not None or taken.fingerprint != once.fingerprint):
             raise AnsweredBefore(once.id)
@@ -255,7 +255,7 @@ class CassandraStore:
         return written
 
     def _answer(self, once: Once, written: Written) -> None:
-        values = [_ANSWERED_TTL_S, once.fingerprint, once.answer(written), once.id]
+        values = [self._answer_ttl_s, once.fingerprint, once.answer(written), once.id]
         self._conditional(self._index.answer_once, [*values, once.fingerprint])
 
     def _conditional(self, statement: str, values: Sequence[Any]) -> Any:
