@@ -174,7 +174,10 @@ def test_a_mended_file_goes_on_where_it_ended_with_no_state_twice(
     monkeypatch.setattr("everstate.sources.outbox.importing.CHUNK_ROWS", 10)
     path = tmp_path / "orders.jsonl"
     # Each key comes several times, with another state each time.
-    lines = [f'{{"order_id": "o-{row % 4}", "note": "{row}"}}' for row in range(30)]
+    lines = [
+        json.dumps({"thing_id": f"o-{row % 4}", "day": "2013-01-01", "note": f"{row}"})
+        for row in range(30)
+    ]
     path.write_text("\n".join([*lines[:25], "{broken", *lines[26:]]))
     with pytest.raises(ImportFailed, match="--from-row 21") as raised:
         import_file(store, path, provenance=CLERK)
@@ -212,4 +215,4 @@ def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
     assert json.loads(told.stdout) == {"rows": 2, "changes": 2, "unchanged": 0}
     failed = run(cli, ["-C", str(tmp_path), "import", "thing", str(bad)])
     assert failed.exit_code == 2
-    assert "bad.csv, row 2: " in failed.stderr
+    assert "bad.csv, row 3: " in failed.stderr
