@@ -202,7 +202,8 @@ class PipelineConfig(Section):
     """How long the keeper waits when there is nothing new, before it looks again."""
     held_max: int = Field(default=10_000, ge=0)
     """Most changes held behind version gaps, per view group; a partition that brings more waits,
-    and the log says why, until a gap fills or the limit is raised. A view alone is put aside."""
+    and its entity type is shown as `stopped`, until a gap fills or the limit is raised. A view
+    alone is put aside."""
     retry_s_max: float = Field(default=10, gt=0)
     """Longest pause between attempts while a server is away, or the disk is full."""
 

@@ -162,7 +162,7 @@ def change_tables(world: World, statement: str) -> None:
 def test_c14_a_group_that_cannot_go_on_stops_alone_and_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(keep, "_QUARANTINE_RETRY_S", (600.0,))
+    monkeypatch.setattr(keep, "_STOPPED_RETRY_S", (600.0,))
     world.app = two_types()
     first, lost, *held = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 6))
     keeper = world.keeper(held_max=2)
