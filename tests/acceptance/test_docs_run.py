@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import uuid
@@ -91,3 +92,14 @@ def test_the_capture_howto_does_what_it_says(reader: Any, database: str, tmp_pat
 @pytest.mark.parametrize(("page", "blocks"), [("import-a-file.md", 5), ("own-servers.md", 2)])
 def test_a_howto_does_what_it_says_for_who_has_nothing(alone: Any, page: str, blocks: int) -> None:
     assert alone.follow(DOCS / "howto" / page) == blocks
+
+
+@pytest.mark.timeout(900)
+def test_the_migration_goes_forward_and_back_with_writes_running(
+    reader: Any, tmp_path: Path
+) -> None:
+    for file in (DOCS.parent / "examples" / "migrate").iterdir():
+        shutil.copy(file, tmp_path)
+    assert reader.follow(DOCS / "howto" / "migrate.md") == 7
+    # Some hundred writes were acknowledged while the service moved.
+    assert len((tmp_path / "acknowledged.jsonl").read_text("utf-8").splitlines()) > 200

@@ -154,7 +154,7 @@ def progress(load: Load, answers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_handler_killed_under_load_loses_and_doubles_nothing(config: Config) -> None:
     """Acceptance 3: 2 kills here, 50 with EVERSTATE_FULL=1."""
     rng = random.Random()

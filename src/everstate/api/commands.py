@@ -10,7 +10,6 @@ from everstate.app import App
 from everstate.changes import Provenance
 from everstate.config import Config
 from everstate.errors import Unavailable
-from everstate.log.topics import Topics
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import CommandClient
 from everstate.sources.commands.router import router
@@ -30,10 +29,8 @@ class CommandDesk:
         self._client: CommandClient | None = None
 
     def open(self) -> None:
-        """Make the topics and connect; nothing when no entity type takes commands."""
+        """Connect; nothing when no entity type takes commands."""
         if self._app.command_groups:
-            with Topics(self._config) as topics:
-                topics.ensure_commands(self._app.command_groups)
             self._client = CommandClient(self._config, self._app)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from everstate.errors import EverstateError, InvalidChange, Unavailable
 from everstate.log.producer import Producer
 from everstate.log.record import Header
 from everstate.log.tail import Tail
-from everstate.log.topics import TopicNames
+from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.answer import Answer, answer_of
 from everstate.sources.commands.group import CommandGroup, TakesCommands, group_of
 from everstate.sources.commands.wire import (
@@ -69,6 +69,9 @@ class CommandClient:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failure: EverstateError | None = None
+        # A client may be there before the first handler.
+        with Topics(config) as topics:
+            topics.ensure_commands(app.command_groups)
         replies = [self._names.replies(name) for name in app.command_groups]
         # From here on: an answer cannot come before its command is sent.
         self._tail = Tail(config, replies, client_id="everstate-command-client")
