@@ -100,17 +100,13 @@ class CassandraConfig(Section):
     contact_points: tuple[str, ...] = ()
     """Hosts of a cluster of your own; empty: the local stack's server."""
     port: int = Field(default=9042, ge=1, le=65535)
-    """Port of the contact points; the local server has its own."""
     user: str | None = None
-    """Login name; ``None``: none is asked for."""
     password: SecretStr | None = None
-    """Its password; better in the environment."""
     datacenter: str = "datacenter1"
     """The datacenter that is asked first, and where a new keyspace is kept."""
     replication: int = Field(default=1, ge=1)
     """Replicas of a keyspace that is made; one that exists stays as it is."""
     keyspace: str = Field(default="everstate", pattern=r"^[a-z][a-z0-9_]{0,47}$")
-    """Where the tables are; made when it is missing."""
     write_patience_s: float = Field(default=10, gt=0)
     """How long a write is tried against other writers, or until its outcome is known."""
     poll_ms: int = Field(default=50, ge=1)
@@ -205,8 +201,9 @@ class PipelineConfig(Section):
     poll_ms: int = Field(default=50, ge=1)
     """How long the keeper waits when there is nothing new, before it looks again."""
     held_max: int = Field(default=10_000, ge=0)
-    """Most changes held behind version gaps, per view group; one that would hold more waits
-    and says so (`views list`), others go on. A view that is kept alone is put aside."""
+    """Most changes held behind version gaps, per view group; a partition that brings more waits,
+    and its entity type is shown as `stopped`, until a gap fills or the limit is raised. A view
+    alone is put aside."""
     retry_s_max: float = Field(default=10, gt=0)
     """Longest pause between attempts while a server is away, or the disk is full."""
 
@@ -223,7 +220,6 @@ class ApiConfig(Section):
     """`[api]`: the HTTP API of `everstate serve`."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
     port: int = Field(default=8080, ge=0, le=65535)
     """0 takes a free one."""
     tokens: dict[str, TokenConfig] = Field(default_factory=dict)
@@ -264,7 +260,6 @@ class CaptureConfig(Section):
     """Servers that `everstate up` starts beside Kafka and PostgreSQL; `cdc add` starts Connect by
     itself when it is needed."""
     connect_heap_mb: int = Field(default=512, ge=128)
-    """Heap of the local worker, in MiB."""
     worker_options: dict[str, str] = Field(default_factory=dict)
     """More settings of the local worker, in Java's names; security settings of the brokers are
     given to its producers and consumers too."""

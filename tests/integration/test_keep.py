@@ -237,3 +237,27 @@ def test_c12_the_keepers_plan_moves_no_row_between_tasks(world: World) -> None:
     assert "Sort" not in plan
     assert drain(keeper)[0] == 20
     keeper.close()
+
+
+def test_c14_a_partition_that_would_hold_too_much_waits_and_the_others_go_on(world: World) -> None:
+    first, *later = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 6))
+    lost, *held = later
+    others = [world.put(f"x-{n}", "BE", "1.00") for n in range(20)]
+    pipeline = world.config.pipeline
+    keeper = world.keeper(held_max=2)
+    world.send(first, *held, *others)
+    drain(keeper)
+    ((status, reason),) = set(world.rows("SELECT status, reason FROM view"))
+    assert status == "stopped"
+    assert "3 changes wait behind version gaps, and pipeline.held_max is 2" in reason
+    assert world.rows("SELECT count(*) FROM ordr_latest WHERE key = 'o-1'") == [(0,)]
+    assert world.rows("SELECT count(*) > 5 FROM ordr_latest") == [(True,)]
+    keeper.close()
+    keeper = world.keeper(held_max=pipeline.held_max)
+    drain(keeper)
+    world.send(lost)
+    drain(keeper)
+    assert world.rows(BY_COUNTRY) == [("BE", 20, Decimal("20.00")), ("NL", 1, Decimal("5.00"))]
+    assert world.rows("SELECT sum(applied), sum(held) FROM counters") == [(25, 0)]
+    assert world.rows("SELECT DISTINCT status FROM view") == [("live",)]
+    keeper.close()

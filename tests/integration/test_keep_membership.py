@@ -18,6 +18,7 @@ from everstate.errors import Fenced
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.pipeline import keep
+from everstate.pipeline.keep import Keeper
 from everstate.views.stores.postgres import membership
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
@@ -96,8 +97,10 @@ def test_c15_a_keeper_that_dies_while_a_view_is_registered_leaves_nothing_half(
 
     with monkeypatch.context() as killed:
         killed.setattr(membership, "start_alone", dies)
+        half = Keeper(world.spark, world.config, world.app)
         with pytest.raises(KeyboardInterrupt):
-            world.keeper()
+            half.prepare()
+        half.close()
     keeper = world.keeper()
     drain(keeper)
     assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(10)), 10)]
@@ -162,7 +165,7 @@ def change_tables(world: World, statement: str) -> None:
 def test_c14_a_group_that_cannot_go_on_stops_alone_and_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(keep, "_QUARANTINE_RETRY_S", (600.0,))
+    monkeypatch.setattr(keep, "_STOPPED_RETRY_S", (600.0,))
     world.app = two_types()
     first, lost, *held = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 6))
     keeper = world.keeper(held_max=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,4 +88,16 @@ def test_c8_the_keeper_raises_what_was_lost_after_it_waited_for_the_archive(
     with pytest.raises(DataLoss, match="neither in the log nor in the archive"):
         keeper.run(threading.Event())
     assert world.rows("SELECT sum(next_offset) FROM position") == [(0,)]
+    keeper.close()
+
+
+def test_c19_what_the_store_refused_is_not_expected_by_the_proof(world: World) -> None:
+    keeper = world.keeper()
+    good, bad, later = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 4))
+    # jsonb's numbers end where numeric does; the parser does not look at unknown fields.
+    unstorable = (bad.value or b"").replace(b'"country":"NL"', b'"country":"NL","x":1e200000')
+    assert unstorable != bad.value
+    world.send(good, replace(bad, value=unstorable), later, world.put("o-2", "BE", "5.00"))
+    assert drain(keeper) == (2, 0, 1, 1)
+    assert [r.name for r in world.verify().values() if not r.holds] == []
     keeper.close()

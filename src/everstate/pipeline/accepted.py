@@ -6,7 +6,7 @@ and window functions. It shares nothing with the keeper but the parser.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Window
@@ -16,15 +16,24 @@ Positions = Mapping[tuple[int, int], int]
 """(generation, partition) → next offset, exclusive."""
 
 
-def accepted_changes(archive: DataFrame, positions: Positions) -> DataFrame:
+Places = Mapping[tuple[int, int], Sequence[int]]
+"""(generation, partition) → offsets."""
+
+
+def accepted_changes(
+    archive: DataFrame, positions: Positions, refused: Places | None = None
+) -> DataFrame:
     """The changes below a position vector that a right keeper has applied.
 
     Of several records with one key and version the first in log order counts; versions count as
-    far as they are dense from 1; unreadable records never do. Same columns as the archive, and
-    ``as_of``: the running maximum of ``occurred_at`` over the key's versions. Cost: one shuffle
-    and sort by key.
+    far as they are dense from 1; unreadable records never do, nor those at the places that the
+    store ``refused`` (few: each is told to Spark). Same columns as the archive, and ``as_of``: the
+    running maximum of ``occurred_at`` over the key's versions. Cost: one shuffle and sort by key.
     """
     readable = archive.where(_before(positions) & F.col("reason").isNull())
+    for (generation, partition), offsets in (refused or {}).items():
+        here = (F.col("generation") == generation) & (F.col("partition") == partition)
+        readable = readable.where(~(here & F.col("offset").isin(list(offsets))))
     in_log_order = Window.partitionBy("key").orderBy("version", "generation", "offset")
     by_version = Window.partitionBy("key").orderBy("version")
     return (

@@ -66,6 +66,8 @@ _TASK_CHANGES: Final = 5_000
 _TASK_PARTITIONS: Final = 4
 _ARCHIVE_SPARE_S: Final = 15.0
 _QUARANTINE_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
+# Not longer: at each try the partitions that can go on do.
+_STOPPED_RETRY_S: Final = (5.0, 15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,16 +380,16 @@ class Keeper:
                 self._retries.pop(unit.group.view_group, None)
                 self._go_on(unit.group.view_group)
 
-    def _pause(self, view_group: str) -> float:
+    def _pause(self, view_group: str, pauses_s: Sequence[float]) -> float:
         """When a group is tried again; seconds from now, more after each failure."""
         retry = self._retries.setdefault(view_group, _Retry())
-        pause = _QUARANTINE_RETRY_S[min(retry.failures, len(_QUARANTINE_RETRY_S) - 1)]
+        pause = pauses_s[min(retry.failures, len(pauses_s) - 1)]
         retry.failures, retry.due = retry.failures + 1, time.monotonic() + pause
         return pause
 
     def _stop(self, view_group: str, reason: str) -> None:
         """Let the main group of an entity type wait; other entity types go on."""
-        pause = self._pause(view_group)
+        pause = self._pause(view_group, _STOPPED_RETRY_S)
         log.error("%s is stopped and tried again in %.0f s: %s", view_group, pause, reason)
         with self._connected() as connection:
             control.set_group_status(connection, self._schema, view_group, control.STOPPED, reason)
@@ -402,7 +404,7 @@ class Keeper:
 
     def _quarantine(self, entity: str, view: str, reason: str) -> None:
         """Keep a failing view alone, at its own position; it is tried again with growing pauses."""
-        pause = self._pause(own_group(entity, view))
+        pause = self._pause(own_group(entity, view), _QUARANTINE_RETRY_S)
         log.error("view %s is quarantined and tried again in %.0f s: %s", view, pause, reason)
         with self._connected() as connection:
             quarantine(connection, self._schema, entity, view, reason)

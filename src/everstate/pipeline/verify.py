@@ -32,6 +32,7 @@ from everstate.views import control
 from everstate.views.database import connect_views, views_errors
 from everstate.views.plan import LinearPlan, Output, ViewPlan
 from everstate.views.project import Project, kept_always
+from everstate.views.stores.postgres.apply import REFUSED
 from everstate.views.stores.postgres.group import LATEST_COLUMNS, main_group, physical
 from everstate.views.stores.postgres.tables import kept_rows, summed
 
@@ -157,7 +158,7 @@ class _Verifier:
         path = table_path(self._config, entity)
         with spark_errors(f"verifying {name}"):
             archive = self._spark.read.format("delta").load(path)
-            changes = accepted_changes(archive, positions)
+            changes = accepted_changes(archive, positions, self._refused(entity))
             result = self._compare(name, entity, changes)
         as_read, read = self._compare_as_read(name, entity, changes)
         return ViewReport(
@@ -174,6 +175,17 @@ class _Verifier:
             position={f"{g}/{p}": offset for (g, p), offset in positions.items()},
             seconds=time.monotonic() - began,
         )
+
+    def _refused(self, entity: str) -> dict[tuple[int, int], list[int]]:
+        """Places of changes that the tables of every view refused: they are dead (C19)."""
+        query = sql.SQL(
+            'SELECT generation, partition, "offset" FROM {} WHERE entity = %s '
+            "AND starts_with(reason, %s)"
+        ).format(sql.Identifier(self._schema, "dead"))
+        places: dict[tuple[int, int], list[int]] = {}
+        for generation, partition, offset in self._connection.execute(query, (entity, REFUSED)):
+            places.setdefault((generation, partition), []).append(offset)
+        return places
 
     def _compare(self, name: str, entity: str, changes: DataFrame) -> Comparison:
         if name == f"{entity}_history":
