@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from everstate.log.record import Record
 from everstate.log.topics import TopicNames
 
 _PROBLEMS_MAX = 50
+_SETTLE_S = 10.0
 
 _OUTBOX = """
 SELECT change_id::text, entity, key, version, kind, before, after, 'pg:' || xid::text
@@ -144,9 +146,18 @@ def _check_message(
 
 
 def read_topic(config: Config, topic: str) -> list[Record]:
-    """Every record of a topic that is committed now, partition by partition."""
+    """Every record of a topic that is committed now, partition by partition.
+
+    A commit is decided before all readers see it: for ten seconds at most it is waited until no
+    transaction is open on the topic.
+    """
+    deadline = time.monotonic() + _SETTLE_S
     with Offsets(config) as offsets:
-        starts, ends = offsets.beginnings([topic]), offsets.stable_ends([topic])
+        while (ends := offsets.stable_ends([topic])) != offsets.high_watermarks([topic]):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        starts = offsets.beginnings([topic])
     with Consumer(config) as consumer:
         return [
             record
