@@ -21,6 +21,7 @@ import confluent_kafka
 from confluent_kafka import TopicPartition
 
 from bench import commands_app as bank
+from bench.commands_peer import saves
 from bench.report import Reach, Result, result
 from bench.session import Session
 from everstate.config import Config
@@ -36,7 +37,6 @@ RATE = 1_000
 SECONDS = 15.0
 OPEN_MAX = 10_000
 """Commands that a client has sent and not yet heard of."""
-SAVES = 3_000
 
 
 def run(session: Session) -> list[Result]:
@@ -89,6 +89,8 @@ def run(session: Session) -> list[Result]:
                 reach=reach,
             )
         )
+    for row in made:
+        session.say(f"[dim]  {row.metric}: {row.value:,.4g} beside {row.floor:,.4g}[/dim]")
     return made + peers(session)
 
 
@@ -213,6 +215,7 @@ class BareClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._producer.flush(10)
         self._consumer.close()
 
     def throughput(self, count: int) -> float:
@@ -269,48 +272,3 @@ def peers(session: Session) -> list[Result]:
         metric = f"the eventsourcing library on {name}, saves"
         found.append(result("commands", metric, "commands/s", speeds))
     return found
-
-
-def saves(module: str, config: Config, folder: str) -> float:
-    """Saves a second of one application object."""
-    from eventsourcing.application import Application
-    from eventsourcing.domain import Aggregate, event
-    from psycopg.conninfo import conninfo_to_dict
-
-    class Account(Aggregate):
-        balance: int
-
-        @event("Opened")
-        def __init__(self, owner: str) -> None:
-            self.owner = owner
-            self.balance = 0
-
-        @event("Deposited")
-        def deposit(self, amount: int) -> None:
-            self.balance += amount
-
-    env = {"PERSISTENCE_MODULE": f"eventsourcing.{module}", "AGGREGATE_CACHE_MAXSIZE": "1000"}
-    if module == "sqlite":
-        env["SQLITE_DBNAME"] = f"{folder}/accounts.db"
-    else:
-        parts = conninfo_to_dict(config.store_dsn)
-        for ours, theirs in (
-            ("dbname", "DBNAME"),
-            ("host", "HOST"),
-            ("port", "PORT"),
-            ("user", "USER"),
-            ("password", "PASSWORD"),
-        ):
-            env[f"POSTGRES_{theirs}"] = str(parts.get(ours) or "")
-    application: Any = Application(env=env)
-    accounts = [Account(owner=f"o{n}") for n in range(100)]
-    for account in accounts:
-        application.save(account)
-    began = time.perf_counter()
-    for index in range(SAVES):
-        loaded: Any = application.repository.get(accounts[index % len(accounts)].id)
-        loaded.deposit(amount=1)
-        application.save(loaded)
-    speed = SAVES / (time.perf_counter() - began)
-    application.close()
-    return speed
