@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from everstate.errors import HeldOverflow, PipelineError, SparkLost
+from everstate.errors import (
+    EverstateError,
+    HeldOverflow,
+    PipelineError,
+    SparkLost,
+    Unavailable,
+)
 from everstate.pipeline.session import spark_errors, translate
 
 PYTHON = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent:
@@ -50,10 +56,29 @@ def test_a_dead_jvm_is_told_apart() -> None:
     assert not SparkLost.retryable
 
 
-def test_what_a_task_raises_reaches_the_user(spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("raised", "told", "wanted"),
+    [
+        (
+            lambda: HeldOverflow("ordr", 5, 2),
+            PipelineError,
+            r"^keeping views: HeldOverflow: ordr: 5 changes wait .* or raise the limit\.$",
+        ),
+        (
+            lambda: Unavailable("no database"),
+            Unavailable,
+            r"does not answer \(Unavailable: no database\)",
+        ),
+    ],
+)
+def test_what_a_task_raises_reaches_the_user(
+    spark: SparkSession,
+    raised: Callable[[], EverstateError],
+    told: type[EverstateError],
+    wanted: str,
+) -> None:
     def fails(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        raise HeldOverflow("ordr", 5, 2)
+        raise raised()
 
-    wanted = r"^keeping views: HeldOverflow: ordr: 5 changes wait .* or raise the limit\.$"
-    with pytest.raises(PipelineError, match=wanted), spark_errors("keeping views"):
+    with pytest.raises(told, match=wanted), spark_errors("keeping views"):
         spark.range(3).mapInArrow(fails, "id long").collect()

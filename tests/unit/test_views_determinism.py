@@ -55,6 +55,7 @@ def test_c16_spark_has_the_last_word(spark: SparkSession) -> None:
     assert isinstance(plan, RowPlan)
     assert len(column_types(spark, app.entity_type("ordr"), plan)) == 1
     (column,) = plan.row
-    hidden = replace(plan, row=(replace(column, spark_sql=f"{column.spark_sql} + uniform(1, 9)"),))
+    random = replace(column, spark_sql=f"{column.spark_sql} + uniform(1, 9)")
+    hidden = replace(plan, row=(random,))
     with pytest.raises(InvalidView, match="non-deterministic"):
         column_types(spark, app.entity_type("ordr"), hidden)

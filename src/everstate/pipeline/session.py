@@ -177,7 +177,7 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
         DataLoss,
         "the log no longer holds what was to be read",
     ),
-    (r"everstate\.errors\.Unavailable", Unavailable, "a server does not answer"),
+    (r"everstate\.errors\.(?:\w+\.)?Unavailable", Unavailable, "a server does not answer"),
     (
         r"org\.apache\.kafka\.common\.errors\.\w*(Timeout|Disconnect|Network|Coordinator)\w*"
         r"|No resolvable bootstrap|Failed to (create|construct) (new )?(Kafka|Admin)"
