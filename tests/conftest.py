@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -15,6 +14,7 @@ from psycopg import sql
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
+from running_stack import RunningStack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,25 +35,6 @@ _MARKS = {
     "connect": ("connect",),
     "mariadb": ("mariadb",),
 }
-
-
-@dataclass(frozen=True)
-class RunningStack:
-    """The servers of this test run."""
-
-    config: Config
-    servers: Stack
-    given: Config
-    """The settings without the addresses."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.config.bootstrap_servers
-
-    @property
-    def dsn(self) -> str:
-        """A superuser's database."""
-        return self.config.store_dsn
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

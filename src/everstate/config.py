@@ -100,13 +100,17 @@ class CassandraConfig(Section):
     contact_points: tuple[str, ...] = ()
     """Hosts of a cluster of your own; empty: the local stack's server."""
     port: int = Field(default=9042, ge=1, le=65535)
+    """Where the contact points speak CQL."""
     user: str | None = None
+    """Login of a cluster that asks for one."""
     password: SecretStr | None = None
+    """Its password; better by the environment than in a file."""
     datacenter: str = "datacenter1"
     """The datacenter that is asked first, and where a new keyspace is kept."""
     replication: int = Field(default=1, ge=1)
     """Replicas of a keyspace that is made; one that exists stays as it is."""
     keyspace: str = Field(default="everstate", pattern=r"^[a-z][a-z0-9_]{0,47}$")
+    """Where the tables are; made when it is missing."""
     write_patience_s: float = Field(default=10, gt=0)
     """How long a write is tried against other writers, or until its outcome is known."""
     poll_ms: int = Field(default=50, ge=1)
@@ -220,6 +224,7 @@ class ApiConfig(Section):
     """`[api]`: the HTTP API of `everstate serve`."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; any other than this machine's own needs tokens."""
     port: int = Field(default=8080, ge=0, le=65535)
     """0 takes a free one."""
     tokens: dict[str, TokenConfig] = Field(default_factory=dict)
@@ -260,6 +265,7 @@ class CaptureConfig(Section):
     """Servers that `everstate up` starts beside Kafka and PostgreSQL; `cdc add` starts Connect by
     itself when it is needed."""
     connect_heap_mb: int = Field(default=512, ge=128)
+    """Heap of the local worker, in MiB."""
     worker_options: dict[str, str] = Field(default_factory=dict)
     """More settings of the local worker, in Java's names; security settings of the brokers are
     given to its producers and consumers too."""

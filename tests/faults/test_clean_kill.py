@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from clean_cases import ITEM, Database, broken_laws, capture_of
-from conftest import RunningStack
 from everstate.changes import ChangeCodec
 from everstate.config import Config
 from everstate.log.consumer import Consumer
@@ -24,6 +23,7 @@ from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import Cleaning
+from running_stack import RunningStack
 
 KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
 WRITES = 400

@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from clean_cases import ITEM, UNAVAILABLE, Database, broken_laws, capture_of
-from conftest import RunningStack
 from everstate.changes import Change, ChangeCodec
 from everstate.config import Config
 from everstate.errors import Fenced, LocalStateError
@@ -23,6 +22,7 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.holding import read_held
+from running_stack import RunningStack
 
 ENTITIES = {"item": ITEM}
 

@@ -12,7 +12,6 @@ import pytest
 from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
-from conftest import RunningStack
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
@@ -25,6 +24,7 @@ from everstate.sources.cdc.declaration import ProvenanceFrom, Table
 from everstate.sources.cdc.preview import preview
 from everstate.sources.cdc.rows import Message
 from everstate.sources.cdc.shapes import READERS
+from running_stack import RunningStack
 
 
 def order_event(before: Any, after: Any) -> DomainEvent | None:
