@@ -229,8 +229,8 @@ def _with_end() -> Column:
     last brace is not the one that closes the message, the field is not found inside it.
     """
     whole = F.col("value").cast("string").endswith("}")
-    trimmed = F.rtrim(F.col("value").cast("string"), F.lit(" \t\r\n")).cast("binary")
-    value = F.when(whole, F.col("value")).otherwise(trimmed)
+    trimmed = F.regexp_replace(F.col("value").cast("string"), "[ \\t\\r\\n]+$", "")
+    value = F.when(whole, F.col("value")).otherwise(trimmed.cast("binary"))
     head = F.substring(value, F.lit(1), F.octet_length(value) - 1)
     return F.concat(head, F.lit(f',"{_END}":1}}'.encode())).cast("string")
 
