@@ -85,8 +85,7 @@ class Rig:
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         code = process.wait(90)
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert alive == []
+        assert left_after(family, 30) == []
         return code
 
     def start_load(self) -> None:
@@ -270,3 +269,25 @@ def kill_family(process: psutil.Process) -> None:
             child.kill()
         except psutil.NoSuchProcess:
             continue
+
+
+def left_after(processes: Iterable[psutil.Process], seconds: float) -> list[str]:
+    """What still runs after a while, by its command line; a zombie does not, nor a reused number.
+
+    `psutil.wait_procs` asks by number alone, which a busy machine soon gives to somebody else.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [told for each in processes if (told := _running(each)) is not None]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(_POLL_S)
+
+
+def _running(process: psutil.Process) -> str | None:
+    try:
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return f"{process.pid} {' '.join(process.cmdline())}"
+    except psutil.NoSuchProcess:
+        return None
+    return None

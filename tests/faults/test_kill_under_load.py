@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from fault_app import ENTITY, app
 from fault_harness import problems
-from fault_rig import Rig
+from fault_rig import Rig, left_after
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,6 +150,5 @@ def test_the_spark_application_is_killed(
             loaded.kill("pipeline")
         loaded.start("pipeline")
         loaded.progress()
-        _, alive = psutil.wait_procs(orphans, timeout=60)
-        assert alive == []
+        assert left_after(orphans, 60) == []
     prove(loaded, spark)
