@@ -98,7 +98,7 @@ def decide(account: Account | None, command: BaseModel) -> Any:
             return Audited(balance=account.balance)
         case Close():
             return Closed()
-    raise NotImplementedError(command)
+    raise AssertionError(f"a command that the group does not take: {command!r}")
 
 
 def evolve(account: Account | None, fact: BaseModel) -> Account | None:

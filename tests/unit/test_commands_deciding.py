@@ -10,9 +10,9 @@ import pytest
 
 import command_cases as bank
 from everstate.app import App
-from everstate.changes import ChangeCodec
+from everstate.changes import ChangeCodec, derived_change_id
 from everstate.errors import InvalidCommand, InvalidEntityType, Rejected, UnknownEntity
-from everstate.sources.commands.deciding import NOTHING, Decided, Decider, Held, change_id_of
+from everstate.sources.commands.deciding import NOTHING, Decided, Decider, Held
 from everstate.sources.commands.group import CommandGroup, group_of
 from everstate.sources.commands.wire import (
     Outcome,
@@ -67,7 +67,7 @@ def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
         (f"command:{asked.id}", 2, 2),
     ]
     assert first.provenance == bank.TELLER
-    assert first.id == change_id_of(bank.ENTITY, asked.id, 1)
+    assert first.id == derived_change_id(f"command:{bank.ENTITY}", str(asked.id), 1)
     answer = decode_answer(decided.answer)
     assert (answer.outcome, answer.version, len(answer.changes)) == (Outcome.ACCEPTED, 3, 2)
 

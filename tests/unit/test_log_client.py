@@ -104,6 +104,9 @@ def test_security_options_reach_spark_in_javas_words(tmp_path: Path) -> None:
 def test_errors_of_the_driver_become_ours() -> None:
     assert isinstance(translate(KafkaError(KafkaError._TRANSPORT), "reading"), Unavailable)
     assert isinstance(translate(KafkaError(KafkaError._ALL_BROKERS_DOWN), "reading"), Unavailable)
+    # What a broker answers that is away, or just back: both were once taken for lasting errors.
+    assert isinstance(translate(KafkaError(KafkaError._NOENT), "asking"), Unavailable)
+    assert isinstance(translate(KafkaError(KafkaError.UNKNOWN_LEADER_EPOCH), "asking"), Unavailable)
     assert isinstance(translate(KafkaError(KafkaError._FENCED), "committing"), Fenced)
     unknown = translate(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), "reading topic x")
     assert type(unknown) is LogError

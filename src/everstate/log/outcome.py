@@ -48,6 +48,8 @@ _TRANSPORT: Final = frozenset(
         KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
         KafkaError._DESTROY,
+        # "No leaders found": asked for offsets while the only broker was away.
+        KafkaError._NOENT,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,

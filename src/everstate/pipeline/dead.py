@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
 
 from everstate.config import Config
-from everstate.errors import DataLoss, EverstateError, RecordRefused, Unavailable
+from everstate.errors import DataLoss, EverstateError, RecordRefused
 from everstate.log.consumer import Consumer
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.telemetry import without_secret
 from everstate.views import dead_letters
+from everstate.views.database import connect_views, views_errors
 from everstate.views.dead_letters import DeadChange
 
 log = logging.getLogger(__name__)
@@ -80,7 +78,8 @@ class DeadLetterSender:
         and log know, so that after a kill the log's progress says whether it went out. Raises
         Unavailable, Fenced.
         """
-        with self._connected() as connection:
+        dsn = self._config.views_dsn
+        with views_errors(dsn), connect_views(dsn) as connection:
             rows = dead_letters.numbered(connection, self._schema)
             if not rows:
                 rows = dead_letters.unnumbered(connection, self._schema, self._rows_max)
@@ -155,18 +154,6 @@ class DeadLetterSender:
                 log.warning("the record of %s is gone from the log", _place(row))
                 headers = [_LOST]
         return OutRecord(self._names.dead(row.entity), key, value, [*headers, *place])
-
-    @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        dsn = self._config.views_dsn
-        try:
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                yield connection
-        except psycopg.OperationalError as cause:
-            raise Unavailable(
-                f"the views' database does not answer ({without_secret(dsn)}): "
-                f"{str(cause).strip().splitlines()[0]}"
-            ) from cause
 
 
 def _place(row: DeadChange) -> str:

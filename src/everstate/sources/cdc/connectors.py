@@ -194,6 +194,9 @@ def _mariadb(
         "database.ssl.mode": address.options.get("ssl-mode", "disable"),
         "database.include.list": ",".join(re.escape(name) for name in sorted(databases)),
         "include.schema.changes": "false",
+        # How soon a lost connection is seen and made anew; the connector's own minute is a silence
+        # in which its task says RUNNING.
+        "connect.keep.alive.interval.ms": "5000",
         "time.precision.mode": "microseconds",
         f"{history}.kafka.bootstrap.servers": brokers,
         f"{history}.kafka.topic": names.schema_history,

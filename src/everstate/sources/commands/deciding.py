@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -197,11 +196,6 @@ class Decider:
             without = [msgspec.structs.replace(each, data=None) for each in told.changes]
             answer = encode(msgspec.structs.replace(told, changes=without, data=None))
         return Decided(held, records, outcome, answer)
-
-
-def change_id_of(entity: str, command_id: UUID, index: int) -> UUID:
-    """Id of a command's change: the same whenever and wherever it is decided."""
-    return derived_change_id(f"command:{entity}", str(command_id), index)
 
 
 def _kind(before: bytes | None, after: bytes | None) -> Kind:
