@@ -1,34 +1,49 @@
-"""A transaction that never ends ends the process, so that a new one can go on."""
+"""A call of Kafka's driver that never comes back is left behind, and the caller is told."""
 
 from __future__ import annotations
 
 import threading
-import time
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
-from everstate.log.loop import end_when_stuck
+import pytest
+
+from everstate.config import load
+from everstate.errors import Unavailable
+from everstate.log import producer as module
+from everstate.log.producer import Producer
 
 
-def watched(loop: Any, seconds: float) -> bool:
-    """Whether the watch ended the process within that time."""
-    stop, ended = threading.Event(), threading.Event()
-    watch = threading.Thread(
-        target=end_when_stuck,
-        args=([loop], stop, ended.set),
-        kwargs={"stuck_s": 0.3, "poll_s": 0.02},
+class Stuck:
+    """A driver whose call hangs until the test ends."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.calls: list[str] = []
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        self.calls.append("send_offsets")
+        self.ended.wait(60)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+
+def test_a_call_that_hangs_is_unavailable_and_the_producer_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_GRACE_S", 0.1)
+    producer, driver = (
+        Producer(load(tmp_path, log={"bootstrap_servers": "127.0.0.1:1"}), transactional_id="t"),
+        Stuck(),
     )
-    watch.start()
-    found = ended.wait(seconds)
-    stop.set()
-    watch.join(10)
-    assert not watch.is_alive()
-    return found
-
-
-def test_a_transaction_that_takes_too_long_ends_the_process() -> None:
-    assert watched(SimpleNamespace(committing_since=time.monotonic()), 30)
-
-
-def test_between_transactions_nothing_is_ended() -> None:
-    assert not watched(SimpleNamespace(committing_since=None), 0.6)
+    monkeypatch.setattr(producer, "_client", driver)
+    try:
+        with pytest.raises(Unavailable, match="does not come back"):
+            producer.send_offsets({("t", 0): 1}, None, 0.1)
+        with pytest.raises(Unavailable, match="spent"):
+            producer.abort()
+        producer.discard()
+        assert driver.calls == ["send_offsets"], "nothing else is asked of a driver that hangs"
+    finally:
+        driver.ended.set()

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import enum
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Final
 
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidEntityType
-
-_STUCK_TIMES: Final = 9
-"""Transaction time-outs: more than all time-outs of one transaction together."""
 
 
 class Role(enum.StrEnum):
@@ -76,7 +71,6 @@ def run_commands(config: Config, app: App, stop: threading.Event) -> None:
 
     Each has a thread; when one fails, all are stopped and its error is raised.
     """
-    from everstate.log.loop import end_when_stuck
     from everstate.sources.commands import CommandHandler, ProcessRunner
 
     if not app.command_groups:
@@ -86,14 +80,6 @@ def run_commands(config: Config, app: App, stop: threading.Event) -> None:
         )
     runners: list[CommandHandler | ProcessRunner] = [CommandHandler(config, app)]
     runners += [ProcessRunner(config, app, name) for name in app.processes]
-    loops, patience_s = [runner.loop for runner in runners], config.commands.transaction_timeout_s
-    threading.Thread(
-        target=end_when_stuck,
-        # The supervisor starts the role again.
-        args=(loops, stop, lambda: os._exit(1)),
-        kwargs={"stuck_s": _STUCK_TIMES * patience_s},
-        daemon=True,
-    ).start()
     with ThreadPoolExecutor(len(runners), thread_name_prefix="commands") as pool:
         running = [pool.submit(runner.run, stop) for runner in runners]
         wait(running, return_when=FIRST_COMPLETED)

@@ -113,8 +113,6 @@ class TransactionalLoop:
         self._assigned: list[TopicPartition] | None = None
         self._moves = 0
         self._failures = 0
-        self.committing_since: float | None = None
-        """When the transaction in hand was begun (monotonic); ``None`` between two."""
         self.batches = 0
         self.records = 0
 
@@ -289,7 +287,6 @@ class TransactionalLoop:
         """One transaction: what ``handle`` sends, and the group's offsets."""
         producer = self._producer
         assert producer is not None
-        self.committing_since = time.monotonic()
         try:
             producer.begin()
             handle(producer.send_raw)
@@ -307,8 +304,6 @@ class TransactionalLoop:
         except EverstateError:
             self._withdraw(producer)
             raise
-        finally:
-            self.committing_since = None
 
     @property
     def _timeout_s(self) -> float:
@@ -318,29 +313,6 @@ class TransactionalLoop:
         """Abort, so that no reader waits for what is open."""
         with suppress(EverstateError):
             producer.abort(_ABORT_S)
-
-
-def end_when_stuck(
-    loops: Sequence[TransactionalLoop],
-    stop: threading.Event,
-    end: Callable[[], None],
-    *,
-    stuck_s: float,
-    poll_s: float = 1.0,
-) -> None:
-    """Call ``end`` when a transaction of one of the loops takes longer than ``stuck_s``.
-
-    librdkafka's call that adds offsets to a transaction was seen to come back never, whatever its
-    time-out, after the broker was killed and started again. Nothing in the process can end that
-    call, and nothing is lost by ending the process: what was open is aborted by its successor.
-    """
-    while not stop.wait(poll_s):
-        for loop in loops:
-            since = loop.committing_since
-            if since is not None and time.monotonic() - since > stuck_s:
-                log.critical("a transaction hangs for more than %.0f s; ending here", stuck_s)
-                end()
-                return
 
 
 def next_offsets(batch: Sequence[Incoming]) -> Mapping[Place, int]:

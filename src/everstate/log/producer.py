@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -25,6 +27,7 @@ from everstate.log.record import Header, OutRecord
 
 _POLL_EVERY: Final = 1_000
 _STEP_S: Final = 0.5
+_GRACE_S: Final = 5.0
 _Failure = tuple[KafkaError, str, bytes | None]
 
 
@@ -58,6 +61,7 @@ class Producer:
         }
         self._limit = int(self._settings["message.max.bytes"])
         self._unpolled = 0
+        self._stuck = False
         self._connect()
 
     def __enter__(self) -> Producer:
@@ -163,8 +167,13 @@ class Producer:
             self.discard()
 
     def discard(self) -> None:
-        """Give up the connection and whatever is queued, without waiting."""
-        self._drain()
+        """Give up the connection and whatever is queued, without waiting.
+
+        A call of the driver that never came back keeps its thread and its connections until the
+        process ends; its transaction is aborted by the next producer with the same id.
+        """
+        if not self._stuck:
+            self._drain()
         self._failures.clear()
 
     def init(self, timeout_s: float = 60.0) -> None:
@@ -188,11 +197,22 @@ class Producer:
         """Make a group's next offsets part of the transaction: they count if it is committed.
 
         ``group`` is the consumer's group metadata, by which a member that lost its partitions is
-        found out (KIP-447). Raises as ``commit`` does.
+        found out (KIP-447). Raises as ``commit`` does, and Unavailable when librdkafka does not
+        come back in time: then nothing is left to do with this producer but ``discard``.
         """
         places = [TopicPartition(topic, part, at) for (topic, part), at in offsets.items()]
         send = self._client.send_offsets_to_transaction
-        self._until(timeout_s, "sending offsets", lambda wait_s: send(places, group, wait_s))
+
+        def call(wait_s: float) -> None:
+            # The driver's own time-out is not kept when the group's coordinator was away and is
+            # back (confluentinc/librdkafka#5456, #5511).
+            try:
+                _call_aside(lambda: send(places, group, wait_s), wait_s + _GRACE_S)
+            except TimeoutError as cause:
+                self._stuck = True
+                raise Unavailable("sending offsets: Kafka's driver does not come back.") from cause
+
+        self._until(timeout_s, "sending offsets", call)
 
     def commit(self, timeout_s: float = 60.0) -> None:
         """Commit the transaction: all its records become visible, or none.
@@ -213,6 +233,8 @@ class Producer:
 
     def abort(self, timeout_s: float = 60.0) -> None:
         """Abort the transaction: nothing of it is ever visible to a read_committed reader."""
+        if self._stuck:
+            raise Unavailable("aborting a transaction: the producer is spent.")
         self._until(timeout_s, "aborting a transaction", self._client.abort_transaction)
         self._failures.clear()
 
@@ -314,3 +336,27 @@ def _text(key: bytes | None) -> str | None:
 def _collect(failures: list[_Failure], error: KafkaError, message: Message) -> None:
     if error.code() not in CONSEQUENCES or not failures:
         failures.append((error, str(message.topic()), message.key()))
+
+
+def _call_aside(call: Callable[[], object], timeout_s: float) -> None:
+    """Run ``call`` in a thread of its own, which is left behind when it takes too long.
+
+    Raises what ``call`` raises, or TimeoutError.
+    """
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    threading.Thread(target=run, name="driver-call", daemon=True).start()
+    try:
+        error = ended.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
