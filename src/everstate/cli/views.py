@@ -120,7 +120,7 @@ def verify(
 def print_reports(reports: Sequence[ViewReport]) -> None:
     """Print proofs as a table, and the rows that differ below it."""
     table(
-        ("view", "rows", "batch rows", "hash", "seconds", "proof"),
+        ("view", "rows", "batch rows", "hash", "seconds", "proof", "as read"),
         [
             (
                 report.name,
@@ -129,6 +129,8 @@ def print_reports(reports: Sequence[ViewReport]) -> None:
                 report.kept_hash,
                 report.seconds,
                 "holds" if report.holds else f"{report.different_rows:,} rows differ",
+                # The reason why the columns that readers see were not compared is in --json.
+                report.as_read.partition(":")[0],
             )
             for report in reports
         ],

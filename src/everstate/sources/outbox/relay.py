@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import RecordRefused, Unavailable
+from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.publisher import OncePublisher, Progress
 from everstate.sources.outbox import marks
 from everstate.sources.outbox.collector import collector_paused
@@ -123,7 +123,19 @@ class Relay:
 
         Raises Fenced when another relay took over, and LogError for what waiting does not mend.
         """
-        pause_s, next_report, next_trim = _PAUSE_S, 0.0, time.monotonic() + _TRIM_EVERY_S
+        ended = threading.Event()
+        trimmer = threading.Thread(
+            target=self._keep_trimmed, args=(ended,), name=f"trim-{self.name}", daemon=True
+        )
+        trimmer.start()
+        try:
+            self._keep_moving(stop)
+        finally:
+            ended.set()
+            trimmer.join()
+
+    def _keep_moving(self, stop: threading.Event) -> None:
+        pause_s, next_report = _PAUSE_S, 0.0
         while True:
             try:
                 moved = self.step()
@@ -131,9 +143,6 @@ class Relay:
                 if now >= next_report:
                     self._report()
                     next_report = now + _REPORT_EVERY_S
-                if now >= next_trim:
-                    self.trim()
-                    next_trim = now + _TRIM_EVERY_S
                 wait_s = 0.0 if moved else self._idle_s
                 pause_s = _PAUSE_S
             except Unavailable as error:
@@ -180,9 +189,21 @@ class Relay:
                 return moved
 
     def trim(self) -> int:
-        """Delete rows published more than ``store.outbox_keep_hours`` ago; says how many."""
-        with translated(self._config.store_dsn, "trimming the outbox"):
-            return marks.trim(self._connected(), self._config.store.outbox_keep_hours * 3600)
+        """Delete rows published more than ``store.outbox_keep_hours`` ago; says how many.
+
+        On a connection of its own: publishing does not wait for it. Raises Unavailable.
+        """
+        dsn, doing = self._config.store_dsn, "trimming the outbox"
+        with translated(dsn, doing), connect(dsn, f"everstate-trim-{self.name}") as database:
+            return marks.trim(database, self._config.store.outbox_keep_hours * 3600)
+
+    def _keep_trimmed(self, ended: threading.Event) -> None:
+        """Trim every now and then; what fails is told, and tried again."""
+        while not ended.wait(_TRIM_EVERY_S):
+            try:
+                self.trim()
+            except EverstateError as error:
+                LOGGER.warning("the outbox is not trimmed: %s", error.message)
 
     def refill(self, since: datetime) -> int:
         """Publish again what was published since then and is still kept; says how many changes.
