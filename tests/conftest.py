@@ -37,6 +37,7 @@ _MARKS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with the servers that its fixtures start, and with who runs it.
 
