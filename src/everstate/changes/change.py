@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 from uuid import UUID
+
+import msgspec
 
 E = TypeVar("E")
 
@@ -24,8 +25,7 @@ class Kind(StrEnum):
     __hash__ = str.__hash__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Who wrote a change; the first three are required, the rest ``None`` when unknown."""
 
     api_version: str
@@ -37,8 +37,7 @@ class Provenance:
     causation_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceTransaction:
+class SourceTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """The source's transaction block: its id, this change's 1-based index, how many it has."""
 
     id: str
@@ -46,16 +45,14 @@ class SourceTransaction:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DomainEvent:
+class DomainEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The intent behind a change: its domain name and its data."""
 
     type: str
     data: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Generic[E]):
+class Change(msgspec.Struct, Generic[E], frozen=True, kw_only=True):
     """One committed step of one entity; dense and ordered per key by ``version``.
 
     ``current`` is the whole entity after (``None``: it was deleted), ``original`` the whole entity
@@ -76,4 +73,4 @@ class Change(Generic[E]):
     original: E | None
     event: DomainEvent | None = None
     transaction: SourceTransaction | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
