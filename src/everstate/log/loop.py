@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from everstate.config import Config
 from everstate.errors import EverstateError, Fenced, LogError, Unavailable
 from everstate.log.client import member_settings
+from everstate.log.collector import collector_paused
 from everstate.log.outcome import OFFSET_GONE, is_transport, translate, translated
 from everstate.log.producer import Producer
 
@@ -278,8 +279,9 @@ class TransactionalLoop:
             raise translate(error, "reading the log")
 
     def _transact(self, batch: Sequence[Incoming]) -> None:
-        self._commit(lambda send: self._work.handle(batch, send), next_offsets(batch))
-        self._work.settle()
+        with collector_paused():
+            self._commit(lambda send: self._work.handle(batch, send), next_offsets(batch))
+            self._work.settle()
         self.batches += 1
         self.records += len(batch)
 

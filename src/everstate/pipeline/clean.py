@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from everstate.config import Config
 from everstate.errors import EverstateError
+from everstate.log.collector import collector_paused
 from everstate.log.consumer import Follower
 from everstate.log.positions import Offsets
 from everstate.pipeline.session import spark_errors, spark_session
@@ -200,9 +201,10 @@ class Cleaner:
                 cleaned.open()
                 self._is_open = True
                 self._check_at = 0.0
-            if cleaned.waiting < self._config.pipeline.batch_changes_max:
-                self._read(wait_s)
-            return cleaned.step()
+            with collector_paused():
+                if cleaned.waiting < self._config.pipeline.batch_changes_max:
+                    self._read(wait_s)
+                return cleaned.step()
         except BaseException:
             self._drop()
             raise

@@ -17,9 +17,9 @@ from prometheus_client import Counter, Gauge
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
+from everstate.log.collector import collector_paused
 from everstate.log.publisher import OncePublisher, Progress
 from everstate.sources.outbox import marks
-from everstate.sources.outbox.collector import collector_paused
 from everstate.sources.outbox.compose import (
     Composer,
     OutboxRow,

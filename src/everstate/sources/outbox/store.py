@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
 from everstate.config import Config
 from everstate.errors import ChangeTooLarge, NotFound, VersionConflict
-from everstate.sources.outbox.collector import collector_paused
+from everstate.log.collector import collector_paused
 from everstate.sources.outbox.database import (
     Connection,
     Connections,
