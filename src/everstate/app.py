@@ -287,10 +287,14 @@ class App:
     def cleanings(self, config: Config, only: str | None = None) -> list[Cleaning]:
         """What cleans the declared captures, or one of them; each is to be closed."""
         # Imported here: what reads and writes the log is of no use to one who only declares.
+        from everstate.sources.cdc.asking import asker_of
         from everstate.sources.cdc.cleaning import Cleaning
 
         captures = [self.capture_of(only)] if only else list(self._captures.values())
-        return [Cleaning(config, capture, self._entities) for capture in captures]
+        return [
+            Cleaning(config, capture, self._entities, asker=asker_of(config, capture))
+            for capture in captures
+        ]
 
     @property
     def debezium_forms(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from everstate.log.positions import Offsets
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
+from everstate.sources.cdc.asking import Asker
 from everstate.sources.cdc.composing import CaptureComposer, Unsendable
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.gate import TransactionGate
@@ -107,9 +108,12 @@ class Cleaning:
         capture: Capture,
         entities: Mapping[str, EntityType],
         *,
+        asker: Asker | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """``asker`` is told what is held, and asks for it; ``None``: nobody asks."""
         self.name = capture.name
+        self._asker = asker
         self.codec = ParsedCodec()
         self.reader = RawReader(capture, {name: entities[name] for name in capture.entities})
         self._config, self._capture, self._clock = config, capture, clock
@@ -142,6 +146,8 @@ class Cleaning:
 
     def close(self) -> None:
         """Give up the connections; what is not published will be read again."""
+        if self._asker is not None:
+            self._asker.close()
         self._publisher.close()
         if self._state is not None:
             with suppress(EverstateError):
@@ -171,6 +177,9 @@ class Cleaning:
         self._is_behind = False
         self._held = {(e, k): HeldEntity.decode(value) for e, k, value in state.held()}
         self._gate = TransactionGate(self._capture.transaction_wait_s)
+        if self._asker is not None:
+            self._asker.renew(self._held)
+            self._asker.begin()
         if read:
             LOGGER.info("capture %s: %d states were read from the log", self.name, read)
 
@@ -262,6 +271,8 @@ class Cleaning:
         for entity in batch.held_changed:
             waiting = self._held.get(entity)
             held[entity] = None if waiting is None else waiting.encode()
+            if self._asker is not None:
+                self._asker.note(entity, waiting)
         state.commit(batch.touched, held, {})
         self._is_behind = False
         return self._told(batch, len(rows), time.perf_counter() - started)

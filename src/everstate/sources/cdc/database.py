@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, Protocol
 
 from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import Address, OwnTables
 
 Outcome = Literal["ok", "warn", "fail"]
+Key = Mapping[str, Any] | Sequence[str]
+"""Values of a primary key, by column or in the key's order."""
+
+_BINARY: Final = frozenset({"bytea", "binary", "varbinary", "blob"})
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +80,18 @@ class CapturedDatabase(Protocol):
     def signal(self, signal_id: str, kind: str, data: str) -> None:
         """Put a signal into the table that the connector reads."""
 
-    def condition(self, table: str, key: Mapping[str, str] | Sequence[str]) -> str:
-        """SQL condition that holds for the row with that primary key."""
+    def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
+        """SQL condition that holds for the rows with those primary keys, each in brackets.
+
+        ``is_raw``: values are as the raw topics have them, such as a date in days. Raises
+        InvalidCapture when a key does not fit the table.
+        """
 
     def close(self) -> None:
         """Close the connection."""
 
 
-def key_values(
-    capture: str, table: str, columns: Sequence[str], key: Mapping[str, str] | Sequence[str]
-) -> list[str]:
+def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> list[Any]:
     """Values of the key's columns in their order; raises InvalidCapture when they do not fit."""
     given = key if isinstance(key, Mapping) else dict(zip(columns, key, strict=False))
     count = len(key)
@@ -95,3 +104,32 @@ def key_values(
             advice=f"Give {' '.join(f'--key {column}=VALUE' for column in columns)}.",
         )
     return [given[column] for column in columns]
+
+
+def from_raw(value: Any, kind: str) -> Any:
+    """A key's value as the raw topics have it → what a literal of that SQL type is made of.
+
+    Numbers of days and of microseconds become ISO text, base64 becomes bytes, anything else text.
+    Raises ValueError for a value that is none of that type.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if kind == "date":
+            return _after_epoch(timedelta(days=value)).date().isoformat()
+        if kind == "datetime" or (kind.startswith("timestamp") and "with time zone" not in kind):
+            return _after_epoch(timedelta(microseconds=value)).isoformat(" ")
+        if kind == "time" or kind.startswith(("time(", "time without")):
+            return _after_epoch(timedelta(microseconds=value)).time().isoformat()
+    if kind in _BINARY:
+        return base64.b64decode(str(value), validate=True)
+    if isinstance(value, dict | list | float):
+        reason = f"{value!r} cannot be told in SQL as {kind}"
+        raise ValueError(reason)
+    return str(value)
+
+
+def _after_epoch(span: timedelta) -> datetime:
+    try:
+        return (_EPOCH + span).replace(tzinfo=None)
+    except OverflowError as cause:
+        reason = f"{span} after 1970 cannot be told"
+        raise ValueError(reason) from cause

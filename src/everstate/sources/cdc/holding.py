@@ -65,6 +65,11 @@ class HeldEntity:
         """Whether a snapshot of its key would let it go on."""
         return self.is_unsure or self.reason == PRIOR_UNKNOWN
 
+    @property
+    def waits_for_state(self) -> bool:
+        """Whether rows of it wait because the state before is unknown, and for nothing else."""
+        return bool(self.rows) and self.reason == PRIOR_UNKNOWN
+
     def encode(self) -> bytes:
         """The record's value."""
         return msgspec.json.encode(

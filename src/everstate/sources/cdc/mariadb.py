@@ -9,7 +9,14 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.sources.cdc.connectors import Address, OwnTables
-from everstate.sources.cdc.database import Finding, Standing, Step, key_values
+from everstate.sources.cdc.database import (
+    Finding,
+    Key,
+    Standing,
+    Step,
+    from_raw,
+    key_values,
+)
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.mariadb_checks import checks, create_table, own_columns, quoted
 from everstate.sources.cdc.names import CaptureNames
@@ -149,7 +156,7 @@ class MariaDatabase:
                 data,
             )
 
-    def condition(self, table: str, key: Mapping[str, str] | Sequence[str]) -> str:
+    def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
         """Condition on the primary key's columns, each value as a literal."""
         database, _, name = table.partition(".")
         with self._translated("reading the primary key"):
@@ -162,17 +169,29 @@ class MariaDatabase:
                 database,
                 name,
             )
+        return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
+
+    def _row_condition(
+        self, table: str, columns: Sequence[dict[str, Any]], key: Key, is_raw: bool
+    ) -> str:
         values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
         parts = []
         for column, value in zip(columns, values, strict=True):
-            integer = str(column["type"]).lower() in _INTEGERS
             try:
-                literal = str(int(value)) if integer else str(self._connection.literal(value))
+                literal = self._literal(value, str(column["type"]).lower(), is_raw)
             except ValueError as cause:
-                reason = f"{table}: {column['name']} is a whole number, not {value!r}"
+                reason = f"{table}: {column['name']} is of type {column['type']}, not {value!r}"
                 raise InvalidCapture(self._capture.name, reason) from cause
             parts.append(f"{quoted(column['name'])} = {literal}")
-        return " AND ".join(parts)
+        return f"({' AND '.join(parts)})"
+
+    def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
+        if kind in _INTEGERS:
+            return str(int(value))
+        given = from_raw(value, kind) if is_raw else value
+        if isinstance(given, bytes):
+            return f"x'{given.hex()}'"
+        return str(self._connection.literal(given))
 
     def _rows(self, query: str, *arguments: object) -> list[dict[str, Any]]:
         with self._connection.cursor() as cursor:

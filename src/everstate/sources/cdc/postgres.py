@@ -13,7 +13,14 @@ from psycopg.rows import dict_row
 
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, Address, OwnTables
-from everstate.sources.cdc.database import Finding, Standing, Step, key_values
+from everstate.sources.cdc.database import (
+    Finding,
+    Key,
+    Standing,
+    Step,
+    from_raw,
+    key_values,
+)
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.postgres_checks import checks, create_table, identifier, quoted
@@ -134,7 +141,7 @@ class PostgresDatabase:
                 insert.format(identifier(self.own.signals)), (signal_id, kind, data)
             )
 
-    def condition(self, table: str, key: Mapping[str, str] | Sequence[str]) -> str:
+    def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
         """Condition on the primary key's columns, each value as a literal of its type."""
         with self._translated("reading the primary key"):
             columns = self._connection.execute(
@@ -145,14 +152,34 @@ class PostgresDatabase:
                 "ORDER BY array_position(i.indkey::int2[], a.attnum)",
                 (quoted(table),),
             ).fetchall()
-            values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
-            parts = [
+            rows = [self._row_condition(table, columns, key, is_raw) for key in keys]
+            found = sql.SQL(" OR ").join(rows)
+            try:
+                # What cannot be a value of its column would make the connector fail.
+                plan = sql.SQL("EXPLAIN SELECT FROM {} WHERE {}").format(identifier(table), found)
+                self._connection.execute(plan)
+            except psycopg.DataError as cause:
+                reason = f"{table}: {_first_line(cause)}"
+                raise InvalidCapture(self._capture.name, reason) from cause
+            return found.as_string(self._connection)
+
+    def _row_condition(
+        self, table: str, columns: Sequence[dict[str, Any]], key: Key, is_raw: bool
+    ) -> sql.Composed:
+        values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
+        parts = []
+        for column, value in zip(columns, values, strict=True):
+            try:
+                given = from_raw(value, column["type"]) if is_raw else value
+            except ValueError as cause:
+                reason = f"{table}: {column['name']}: {cause}"
+                raise InvalidCapture(self._capture.name, reason) from cause
+            parts.append(
                 sql.SQL("{} = {}::{}").format(
-                    sql.Identifier(column["name"]), sql.Literal(value), sql.SQL(column["type"])
+                    sql.Identifier(column["name"]), sql.Literal(given), sql.SQL(column["type"])
                 )
-                for column, value in zip(columns, values, strict=True)
-            ]
-            return sql.SQL(" AND ").join(parts).as_string(self._connection)
+            )
+        return sql.SQL("({})").format(sql.SQL(" AND ").join(parts))
 
     def _make_schema(self) -> Step:
         if self._one("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA) is not None:

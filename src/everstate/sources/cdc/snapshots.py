@@ -15,6 +15,7 @@ from everstate.config import Config
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.database import CapturedDatabase, Key
 from everstate.sources.cdc.notifications import Notification, notification
 
 _ENDS: Final = frozenset({"COMPLETED", "ABORTED", "SKIPPED"})
@@ -32,6 +33,16 @@ class SnapshotDone:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A snapshot of keys that was asked for, and is not waited for."""
+
+    id: str | None
+    """Of the signal; ``None``: there was no key to ask for."""
+    refused: Mapping[int, str]
+    """Place of each key that no condition can be made of, and why."""
+
+
 Progress = Callable[[Notification], None]
 
 
@@ -41,7 +52,7 @@ def snapshot(
     *,
     table: str | None = None,
     where: str | None = None,
-    key: Mapping[str, str] | Sequence[str] = (),
+    key: Key = (),
     wait: bool = True,
     silence_s: float = 120.0,
     progress: Progress = lambda _: None,
@@ -61,14 +72,16 @@ def snapshot(
         raise InvalidCapture(capture.name, "give a condition or a key, not both")
     tables = list(capture.tables) if table is None else [declared(capturing, table)]
     capturing.require_running()
-    signal_id = f"everstate-{uuid7()}"
+    signal_id = _signal_id()
     began = time.monotonic()
     with (
         Consumer(config, client_id="everstate-cdc") as consumer,
         # The place is taken before the signal, so that no notification is missed.
         closing(consumer.tail([names.notifications], idle_s=silence_s)) as records,
     ):
-        _signal(capturing, signal_id, tables, where, key)
+        with capturing.database() as database:
+            condition = database.condition(tables[0], [key]) if key else where
+            _signal(database, signal_id, tables, condition)
         if not wait:
             return SnapshotDone(signal_id, "SIGNALLED", 0, {}, time.monotonic() - began)
         done = _follow(signal_id, map(notification, records), progress, began)
@@ -81,20 +94,55 @@ def snapshot(
     return done
 
 
-def _signal(
-    capturing: Capturing,
-    signal_id: str,
-    tables: list[str],
-    where: str | None,
-    key: Mapping[str, str] | Sequence[str],
-) -> None:
+def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, Any]]) -> Signalled:
+    """Ask in one signal for the rows with these keys: column → value as the raw topics have it.
+
+    The signal is written to the captured database and stays there until a connector reads it, so
+    that none needs to run now. Raises Unavailable, CaptureFailed, InvalidCapture.
+    """
+    refused: dict[int, str] = {}
     with capturing.database() as database:
-        condition = database.condition(tables[0], key) if key else where
-        data: dict[str, Any] = {"data-collections": tables, "type": "INCREMENTAL"}
-        if condition:
-            filtered = {"data-collection": tables[0], "filter": condition}
-            data["additional-conditions"] = [filtered]
-        database.signal(signal_id, "execute-snapshot", json.dumps(data))
+        conditions = _conditions(database, table, list(enumerate(keys)), refused)
+        if not conditions:
+            return Signalled(None, refused)
+        signal_id = _signal_id()
+        _signal(database, signal_id, [table], " OR ".join(conditions))
+    return Signalled(signal_id, refused)
+
+
+def _conditions(
+    database: CapturedDatabase,
+    table: str,
+    keys: Sequence[tuple[int, Mapping[str, Any]]],
+    refused: dict[int, str],
+) -> list[str]:
+    """Conditions for all keys but those that do not fit, which halving finds."""
+    if not keys:
+        return []
+    try:
+        return [database.condition(table, [key for _, key in keys], is_raw=True)]
+    except (InvalidCapture, CaptureFailed) as error:
+        if len(keys) == 1:
+            refused[keys[0][0]] = error.message
+            return []
+    half = len(keys) // 2
+    first = _conditions(database, table, keys[:half], refused)
+    return first + _conditions(database, table, keys[half:], refused)
+
+
+def _signal_id() -> str:
+    return f"everstate-{uuid7()}"
+
+
+def _signal(
+    database: CapturedDatabase, signal_id: str, tables: list[str], condition: str | None
+) -> None:
+    data: dict[str, Any] = {"data-collections": tables, "type": "INCREMENTAL"}
+    if condition:
+        # The connector puts AND before it where it reads by chunks.
+        filtered = {"data-collection": tables[0], "filter": f"({condition})"}
+        data["additional-conditions"] = [filtered]
+    database.signal(signal_id, "execute-snapshot", json.dumps(data))
 
 
 def declared(capturing: Capturing, table: str) -> str:
