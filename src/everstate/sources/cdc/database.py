@@ -114,11 +114,11 @@ def from_raw(value: Any, kind: str) -> Any:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if kind == "date":
-            return _after_epoch(timedelta(days=value)).date().isoformat()
+            return _after_epoch(days=value).date().isoformat()
         if kind == "datetime" or (kind.startswith("timestamp") and "with time zone" not in kind):
-            return _after_epoch(timedelta(microseconds=value)).isoformat(" ")
+            return _after_epoch(microseconds=value).isoformat(" ")
         if kind == "time" or kind.startswith(("time(", "time without")):
-            return _after_epoch(timedelta(microseconds=value)).time().isoformat()
+            return _after_epoch(microseconds=value).time().isoformat()
     if kind in _BINARY:
         return base64.b64decode(str(value), validate=True)
     if isinstance(value, dict | list | float):
@@ -127,9 +127,10 @@ def from_raw(value: Any, kind: str) -> Any:
     return str(value)
 
 
-def _after_epoch(span: timedelta) -> datetime:
+def _after_epoch(*, days: int = 0, microseconds: int = 0) -> datetime:
     try:
-        return (_EPOCH + span).replace(tzinfo=None)
+        found = _EPOCH + timedelta(days=days, microseconds=microseconds)
     except OverflowError as cause:
-        reason = f"{span} after 1970 cannot be told"
+        reason = f"{days or microseconds} after 1970 cannot be told"
         raise ValueError(reason) from cause
+    return found.replace(tzinfo=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -99,3 +99,13 @@ def is_same(new: Position, old: Position) -> bool:
         if known is not None:
             return tuple(place) == tuple(known)
     return False
+
+
+def behind(places: Iterable[Mapping[str, list[int | str]]]) -> dict[str, list[int | str]]:
+    """A place right behind the last of these: after each, and before any that is later yet."""
+    last: dict[str, list[int | str]] = {}
+    for position in places:
+        for scheme, place in position.items():
+            if scheme not in last or place > last[scheme]:  # type: ignore[operator]
+                last[scheme] = place
+    return {scheme: [*place, 1] for scheme, place in last.items()}

@@ -28,7 +28,7 @@ from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import RawReader, RefusedRow
-from everstate.sources.cdc.rows import Unreadable, is_after
+from everstate.sources.cdc.rows import Unreadable, behind, is_after
 
 Entity = tuple[str, str]
 """Entity type and key."""
@@ -257,9 +257,15 @@ class Versioner:
         self._held.pop(entity, None)
 
     def _supersede(self, batch: Batch, held: HeldEntity) -> bool:
-        """Give up rows before one that makes the entity known by itself."""
+        """Give up rows before one that makes the entity known by itself.
+
+        A row without a place in the source's log (an incremental snapshot's) gets one right
+        behind theirs: should a connector give them again, they are older than what was read.
+        """
         for index, row in enumerate(held.rows[1:], 1):
             if is_settling(row):
+                if not row.position:
+                    row.position = behind([one.position for one in held.rows[:index]])
                 batch.skipped[SUPERSEDED] += index
                 del held.rows[:index]
                 return True
