@@ -31,7 +31,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.capturing import CaptureStatus, Capturing
 from everstate.sources.cdc.notifications import Notification
-from everstate.sources.cdc.snapshots import snapshot
+from everstate.sources.cdc.snapshots import signal_keys, snapshot
 
 KINDS = ("postgresql", "mariadb")
 
@@ -92,6 +92,10 @@ def test_a_capture_from_first_to_last(config: Config, source: Source, capturing:
     with pytest.raises(InvalidCapture, match=r"the key of .*customers is id"):
         snapshot(config, capturing, table="customers", key=["7", "8"])
     assert eventually(lambda: raw_count(config, "customers") == 30 + 30 + 5 + 1, 20)
+    keys = [{"id": 5}, {"id": "none's"}, {"id": 9}]
+    asked = signal_keys(capturing, f"{source.schema}.customers", keys)
+    assert list(asked.refused) == [1]
+    assert eventually(lambda: raw_count(config, "customers") == 30 + 30 + 5 + 1 + 2, 20)
     with Topics(config) as topics:
         assert not [name for name in topics.existing() if "signals" in name]
 

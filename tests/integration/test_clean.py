@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from pyspark.sql import SparkSession
 from clean_cases import ITEM, UNAVAILABLE, Database, broken_laws, capture_of
 from everstate.changes import Change, ChangeCodec
 from everstate.config import Config
-from everstate.errors import Fenced, LocalStateError
+from everstate.errors import Fenced, LocalStateError, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
+from everstate.sources.cdc.asking import Asker
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.holding import read_held
+from everstate.sources.cdc.snapshots import Signalled
 from running_stack import RunningStack
 
 ENTITIES = {"item": ITEM}
@@ -270,6 +273,31 @@ def test_a_row_of_unknown_state_is_held_over_restarts_until_a_snapshot_comes(rig
     rig.catch_up()
     assert read_held(rig.config, "shop") == []
     assert [c.current for c in rig.changes()] == [rig.database.rows[1]]
+
+
+def test_a_database_that_cannot_be_asked_does_not_stop_cleaning(rig: Rig) -> None:
+    tried = threading.Event()
+
+    def ask(table: str, keys: Sequence[Mapping[str, Any]]) -> Signalled:
+        assert (table, keys) == ("public.item", [{"id": 1}])
+        tried.set()
+        raise Unavailable("the database is away.")
+
+    rig.database.write(1, {"name": "a", "note": "long"})
+    rig.sent = len(rig.database.log)
+    rig.database.write(1, {"name": "b"})
+    rig.send()
+    cleaning = rig.clean(asker=Asker("shop", ask))
+    cleaner = Cleaner(rig.config, cleaning, bulk_records=1_000_000)
+    try:
+        cleaner.catch_up()
+        assert tried.wait(10)
+        rig.database.write(2, {"name": "c"})
+        rig.send()
+        cleaner.catch_up()
+    finally:
+        cleaner.close()
+    assert [change.key for change in rig.changes()] == ["2"]
 
 
 def test_what_cannot_be_read_is_a_dead_letter_and_makes_its_entity_unsure(rig: Rig) -> None:

@@ -204,7 +204,11 @@ def test_halving_finds_the_keys_that_do_not_fit() -> None:
     (data,) = capturing.signals
     assert data["additional-conditions"][0]["filter"].count("id = ") == 98
     assert capturing.tries < 40
-    assert signal_keys(capturing, TABLE, [{"id": "z"}]).id is None
+    capturing.tries = 0
+    done = signal_keys(capturing, TABLE, [{"id": "z"}] * 200)
+    assert (done.id, len(done.refused)) == (None, 200)
+    assert capturing.tries < 40, "it is the table that does not fit"
+    assert signal_keys(capturing, TABLE, []).id is None
     assert len(capturing.signals) == 1
 
 

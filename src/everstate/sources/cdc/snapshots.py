@@ -18,6 +18,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import CapturedDatabase, Key
 from everstate.sources.cdc.notifications import Notification, notification
 
+_REFUSED_MAX: Final = 8
 _ENDS: Final = frozenset({"COMPLETED", "ABORTED", "SKIPPED"})
 
 
@@ -100,9 +101,8 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
     The signal is written to the captured database and stays there until a connector reads it, so
     that none needs to run now. Raises Unavailable, CaptureFailed, InvalidCapture.
     """
-    refused: dict[int, str] = {}
     with capturing.database() as database:
-        conditions = _conditions(database, table, list(enumerate(keys)), refused)
+        conditions, refused = _conditions(database, table, keys)
         if not conditions:
             return Signalled(None, refused)
         signal_id = _signal_id()
@@ -111,23 +111,26 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
 
 
 def _conditions(
-    database: CapturedDatabase,
-    table: str,
-    keys: Sequence[tuple[int, Mapping[str, Any]]],
-    refused: dict[int, str],
-) -> list[str]:
-    """Conditions for all keys but those that do not fit, which halving finds."""
-    if not keys:
-        return []
-    try:
-        return [database.condition(table, [key for _, key in keys], is_raw=True)]
-    except (InvalidCapture, CaptureFailed) as error:
-        if len(keys) == 1:
-            refused[keys[0][0]] = error.message
-            return []
-    half = len(keys) // 2
-    first = _conditions(database, table, keys[:half], refused)
-    return first + _conditions(database, table, keys[half:], refused)
+    database: CapturedDatabase, table: str, keys: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], dict[int, str]]:
+    """Conditions for all keys but those that do not fit, which halving finds.
+
+    When the first ones all fail, it is the table that does not fit.
+    """
+    found: list[str] = []
+    refused: dict[int, str] = {}
+    parts = [list(enumerate(keys))]
+    while parts and keys:
+        part = parts.pop()
+        try:
+            found.append(database.condition(table, [key for _, key in part], is_raw=True))
+        except (InvalidCapture, CaptureFailed) as error:
+            if len(part) == 1 or (not found and len(refused) >= _REFUSED_MAX):
+                refused.update(dict.fromkeys((index for index, _ in part), error.message))
+                continue
+            half = len(part) // 2
+            parts += [part[half:], part[:half]]
+    return found, refused
 
 
 def _signal_id() -> str:
