@@ -92,7 +92,7 @@ def test_a_capture_from_first_to_last(config: Config, source: Source, capturing:
     with pytest.raises(InvalidCapture, match=r"the key of .*customers is id"):
         snapshot(config, capturing, table="customers", key=["7", "8"])
     assert eventually(lambda: raw_count(config, "customers") == 30 + 30 + 5 + 1, 20)
-    keys = [{"id": 5}, {"id": "none's"}, {"id": 9}]
+    keys: list[dict[str, Any]] = [{"id": 5}, {"id": "none's"}, {"id": 9}]
     asked = signal_keys(capturing, f"{source.schema}.customers", keys)
     assert list(asked.refused) == [1]
     assert eventually(lambda: raw_count(config, "customers") == 30 + 30 + 5 + 1 + 2, 20)

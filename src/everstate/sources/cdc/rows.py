@@ -106,6 +106,6 @@ def behind(places: Iterable[Mapping[str, list[int | str]]]) -> dict[str, list[in
     last: dict[str, list[int | str]] = {}
     for position in places:
         for scheme, place in position.items():
-            if scheme not in last or place > last[scheme]:  # type: ignore[operator]
+            if scheme not in last or place > last[scheme]:
                 last[scheme] = place
     return {scheme: [*place, 1] for scheme, place in last.items()}
