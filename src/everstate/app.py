@@ -253,15 +253,15 @@ class App:
         return MappingProxyType(self._captures)
 
     def capture(
-        self, name: str, *, kind: Kind, tables: Mapping[str, Table], **options: Any
+        self, name: str, *, kind: Kind, tables: Mapping[str, Table] | None = None, **options: Any
     ) -> Capture:
         """Declare that tables of another system's database are captured as entity types.
 
-        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
+        ``outbox`` instead of ``tables``: its outbox table, whose rows are changes. ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
         Raises InvalidCapture when an entity type is not registered, has a source of truth
         already, or lacks a field that the declaration names.
         """
-        capture = Capture(name=name, kind=kind, tables=tables, **options)
+        capture = Capture(name=name, kind=kind, tables=tables or {}, **options)
         if name in self._captures:
             raise InvalidCapture(name, "it is declared already", advice="Choose another name.")
         check_declaration(capture, self._entities)
@@ -289,10 +289,13 @@ class App:
         # Imported here: what reads and writes the log is of no use to one who only declares.
         from everstate.sources.cdc.asking import asker_of
         from everstate.sources.cdc.cleaning import Cleaning
+        from everstate.sources.cdc.outbox_cleaning import OutboxCleaning
 
         captures = [self.capture_of(only)] if only else list(self._captures.values())
         return [
             Cleaning(config, capture, self._entities, asker=asker_of(config, capture))
+            if capture.outbox is None
+            else OutboxCleaning(config, capture, self._entities)
             for capture in captures
         ]
 

@@ -39,6 +39,10 @@ _OUT: Final = pa.schema(
         "parsed": pa.binary(),
     }
 )
+_COLUMNS: Final = (
+    *("topic", "partition", "offset", "key", "value", "headers"),
+    "unix_millis(timestamp) AS at_ms",
+)
 _POLL_RECORDS: Final = 5_000
 _BULK_CHECK_S: Final = 1.0
 _RETRY_S: Final = 0.5
@@ -52,7 +56,12 @@ class Reader(Protocol):
     """Reads raw records; pure, and can be sent to Spark's tasks."""
 
     def read(
-        self, name: str, key: bytes | None, value: bytes | None, headers: Iterable[Header] = ()
+        self,
+        name: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[Header] = (),
+        timestamp_ms: int = 0,
     ) -> list[Any]:
         """What one record says; never fails."""
 
@@ -129,11 +138,11 @@ class ParseTask:
             columns = batch.to_pydict()
             topics, partitions, offsets = columns["topic"], columns["partition"], columns["offset"]
             found: list[list[Any]] = [[], [], [], []]
-            for index, (key, value) in enumerate(
-                zip(columns["key"], columns["value"], strict=True)
+            for index, (key, value, at_ms) in enumerate(
+                zip(columns["key"], columns["value"], columns["at_ms"], strict=True)
             ):
                 headers = [(h["key"], h["value"]) for h in columns["headers"][index] or ()]
-                parsed = read(self.names[topics[index]], key, value, headers)
+                parsed = read(self.names[topics[index]], key, value, headers, at_ms)
                 if parsed:
                     row = (topics[index], partitions[index], offsets[index], encode(parsed))
                     for column, item in zip(found, row, strict=True):
@@ -275,7 +284,13 @@ class Cleaner:
         cleaned, read = self._cleaned, self._cleaned.reader.read
         found: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
         for record in follower.poll(_POLL_RECORDS, wait_s):
-            parsed = read(cleaned.topics[record.topic], record.key, record.value, record.headers)
+            parsed = read(
+                cleaned.topics[record.topic],
+                record.key,
+                record.value,
+                record.headers,
+                record.timestamp_ms,
+            )
             place = (record.topic, record.partition)
             found.setdefault(place, []).append((record.offset, parsed))
         for (topic, partition), rows in found.items():
@@ -287,7 +302,7 @@ class Cleaner:
         self.bulk_jobs += 1
         with spark_errors(f"cleaning {cleaned.name}"):
             records = read_ranges(self._session(), self._config, ranges)
-            columns = records.select("topic", "partition", "offset", "key", "value", "headers")
+            columns = records.selectExpr(*_COLUMNS)
             table = columns.mapInArrow(task, _OUT_DDL).toArrow()
         places = table.select(["topic", "partition"]).to_pydict()
         offsets, parsed = table["offset"].to_pylist(), table["parsed"].to_pylist()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everstate.config import Config
 from everstate.log.client import raw_bytes_max
-from everstate.sources.cdc.declaration import Capture
+from everstate.sources.cdc.declaration import Capture, Outbox
 from everstate.sources.cdc.names import CaptureNames
 
 POSTGRES_SCHEMA = "everstate_capture"
@@ -20,6 +20,7 @@ _CLASSES = {
 }
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 _TRANSFORMS = "org.apache.kafka.connect.transforms"
+_NAMED = f"{_TRANSFORMS}.predicates.TopicNameMatches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def connector_settings(
         "database.port": str(address.port),
         "database.user": address.user,
         "database.password": password,
-        "table.include.list": ",".join(re.escape(table) for table in capture.tables),
+        "table.include.list": ",".join(re.escape(table) for table in capture.captured_tables),
         "snapshot.mode": "initial" if snapshot else "no_data",
         "provide.transaction.metadata": "true" if capture.transactions else "false",
         "tombstones.on.delete": "true",
@@ -88,6 +89,7 @@ def connector_settings(
         **_sizes(config),
         **_signalling(config, names, own),
         **_topics(names, own),
+        **(_shortening(names) if capture.outbox is None else _routing(capture.outbox, names)),
     }
     if capture.kind == "postgresql":
         settings |= _postgres(capture, names, address)
@@ -137,18 +139,47 @@ def _signalling(config: Config, names: CaptureNames, own: OwnTables) -> dict[str
 
 
 def _topics(names: CaptureNames, own: OwnTables) -> dict[str, str]:
-    """Leave out our own signals; ``<prefix>.<schema>.<table>`` becomes ``<prefix>.<table>``."""
-    start = re.escape(names.topic_prefix)
+    """Leave out our own signals."""
     return {
-        "transforms": "own,short",
         "transforms.own.type": f"{_TRANSFORMS}.Filter",
         "transforms.own.predicate": "own",
+        "predicates.own.type": _NAMED,
+        "predicates.own.pattern": _pattern(names, own.signals),
+    }
+
+
+def _pattern(names: CaptureNames, table: str) -> str:
+    """Expression for the topic that the connector itself gives a table."""
+    return rf"{re.escape(names.topic_prefix)}\.{re.escape(table)}"
+
+
+def _shortening(names: CaptureNames) -> dict[str, str]:
+    """``<prefix>.<schema>.<table>`` becomes ``<prefix>.<table>``."""
+    return {
+        "transforms": "own,short",
         "transforms.short.type": f"{_TRANSFORMS}.RegexRouter",
-        "transforms.short.regex": rf"{start}\.[^.]+\.([^.]+)",
+        "transforms.short.regex": rf"{re.escape(names.topic_prefix)}\.[^.]+\.([^.]+)",
         "transforms.short.replacement": f"{names.topic_prefix}.$1",
         "predicates": "own",
-        "predicates.own.type": f"{_TRANSFORMS}.predicates.TopicNameMatches",
-        "predicates.own.pattern": rf"{start}\.{re.escape(own.signals)}",
+    }
+
+
+def _routing(outbox: Outbox, names: CaptureNames) -> dict[str, str]:
+    """Rows of the outbox become records of their aggregate types' topics.
+
+    The payload stays the text that it is, as one JSON string, and the row's type a header. Without
+    truncations: the router fails at them.
+    """
+    return {
+        "skipped.operations": "t",
+        "transforms": "own,route",
+        "transforms.route.type": "io.debezium.transforms.outbox.EventRouter",
+        "transforms.route.predicate": "outbox",
+        "transforms.route.route.topic.replacement": f"{names.topic_prefix}.${{routedByValue}}",
+        "transforms.route.table.fields.additional.placement": "type:header:eventType",
+        "predicates": "own,outbox",
+        "predicates.outbox.type": _NAMED,
+        "predicates.outbox.pattern": _pattern(names, outbox.table),
     }
 
 
@@ -182,7 +213,7 @@ def _mariadb(
     config: Config, capture: Capture, names: CaptureNames, address: Address, brokers: str
 ) -> dict[str, str]:
     history = "schema.history.internal"
-    databases = {table.partition(".")[0] for table in capture.tables}
+    databases = {table.partition(".")[0] for table in capture.captured_tables}
     clients = {
         f"{history}.{client}.{name}": value
         for name, value in config.capture.worker_options.items()

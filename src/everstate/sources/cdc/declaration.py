@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from everstate.changes import DomainEvent, EntityType
+from everstate.changes import DomainEvent, EntityType, Provenance
 from everstate.errors import InvalidCapture
 
 Kind = Literal[
@@ -27,6 +27,9 @@ Times = Literal["ms", "us", "ns", "s"]
 
 CAPTURE_KINDS: Final = ("postgresql", "mariadb", "mysql")
 """Kinds that `everstate cdc add` can make a connector for; the others are only cleaned."""
+OUTBOX_KINDS: Final = ("mariadb", "mysql")
+"""Kinds whose outbox tables are read; PostgreSQL has its own relay."""
+_AGGREGATE: Final = re.compile(r"^[A-Za-z0-9_-]{1,100}$")
 _NAME: Final = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 
 Convert = Callable[[Any], Any] | Literal["days", "s", "ms", "us", "ns", "json", "bool", "text"]
@@ -113,6 +116,33 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """One aggregate type of an outbox table, as entities of one type."""
+
+    entity: str
+    """Name of a registered entity type."""
+    facts: bool = False
+    """Its payloads are facts: entities of kind ``event``, each under its row's own id."""
+    provenance: Provenance | None = None
+    """For payloads that say none, which facts cannot; ``None``: those are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbox:
+    """An outbox table in the form of Debezium's outbox event router, and what is in it.
+
+    Columns: ``id``, ``aggregatetype``, ``aggregateid``, ``type`` and ``payload``; for others name
+    them in ``Capture.settings``, in the router's own options. Rows are inserted once, never
+    updated; those that are deleted again are no loss.
+    """
+
+    table: str
+    """As the source names it (``shop.outbox``)."""
+    aggregates: Mapping[str, Aggregate]
+    """Value of ``aggregatetype`` → what it is; rows of other types stay unread in raw topics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """A database whose changes are captured; ``name`` is the source in topic names.
 
@@ -123,8 +153,12 @@ class Capture:
 
     name: str
     kind: Kind
-    tables: Mapping[str, Table]
+    tables: Mapping[str, Table] = field(default_factory=dict)
     """Table as the source names it (``public.orders``, ``shop.orders``) → mapping."""
+    outbox: Outbox | None = None
+    """Instead of tables: an outbox of MariaDB or MySQL, whose rows are changes already. Its
+    aggregate types are this capture's tables then, each with a raw topic, and ``transactions``
+    is off: a change has its own version, and no block."""
     dsn: str | None = None
     """URL of the database (``postgresql://user:password@host/db``); ``$NAME`` or ``${NAME}`` is
     taken from the environment. ``None``: rows come from a capture that somebody else runs."""
@@ -154,6 +188,8 @@ class Capture:
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):
             raise InvalidCapture(self.name, f"the name must match {_NAME.pattern}")
+        if self.outbox is not None:
+            self._take_outbox(self.outbox)
         if not self.tables:
             raise InvalidCapture(self.name, "no table is declared")
         seen: dict[str, str] = {}
@@ -173,6 +209,37 @@ class Capture:
                 raise InvalidCapture(
                     self.name, f"{table}: provenance from messages needs transactions"
                 )
+
+    def _take_outbox(self, outbox: Outbox) -> None:
+        """Have the aggregate types as tables; raises InvalidCapture."""
+        if self.tables:
+            raise InvalidCapture(self.name, "declare tables or an outbox, not both")
+        if self.kind not in OUTBOX_KINDS:
+            raise InvalidCapture(
+                self.name,
+                f"an outbox is read of {' or '.join(OUTBOX_KINDS)}, not of {self.kind}",
+                advice="In PostgreSQL use `everstate outbox install` and emit.",
+            )
+        if self.form != "debezium":
+            raise InvalidCapture(self.name, "an outbox is read in Debezium's form only")
+        for aggregate in outbox.aggregates:
+            if not _AGGREGATE.match(aggregate):
+                raise InvalidCapture(
+                    self.name,
+                    f"aggregate type {aggregate!r} names a topic: it must match "
+                    f"{_AGGREGATE.pattern}",
+                )
+        entities = [each.entity for each in outbox.aggregates.values()]
+        if len(set(entities)) < len(entities):
+            raise InvalidCapture(self.name, "two aggregate types are of one entity type")
+        tables = {name: Table(entity=each.entity) for name, each in outbox.aggregates.items()}
+        object.__setattr__(self, "tables", tables)
+        object.__setattr__(self, "transactions", False)
+
+    @property
+    def captured_tables(self) -> tuple[str, ...]:
+        """Tables of the source that its connector reads, as the source names them."""
+        return tuple(self.tables) if self.outbox is None else (self.outbox.table,)
 
     @property
     def entities(self) -> tuple[str, ...]:

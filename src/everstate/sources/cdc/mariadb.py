@@ -54,7 +54,7 @@ def mariadb_own(capture: Capture, names: CaptureNames) -> OwnTables:
 
     An idle connector has no place to lose here, and beats only when something is in the binlog.
     """
-    database = next(iter(capture.tables)).partition(".")[0]
+    database = capture.captured_tables[0].partition(".")[0]
     return OwnTables(f"{database}.everstate_signals_{names.identifier}")
 
 
@@ -130,7 +130,7 @@ class MariaDatabase:
 
     def _is_idle(self, logs: list[tuple[str, int]], position: int) -> bool:
         """Whether nothing of the captured tables is in the binlog after ``position``."""
-        maps = {f"({table})" for table in self._capture.tables}
+        maps = {f"({table})" for table in self._capture.captured_tables}
         for name, _size in logs:
             with self._translated("reading the binlog"):
                 events = self._rows(

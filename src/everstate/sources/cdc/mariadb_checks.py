@@ -114,7 +114,7 @@ class _Checks:
 
     def tables(self) -> list[Finding]:
         findings = []
-        for table in self._capture.tables:
+        for table in self._capture.captured_tables:
             database, _, name = table.partition(".")
             found = self._rows(
                 # Constraints are shown to those only who may write; columns to all who may read.
@@ -148,7 +148,8 @@ class _Checks:
     def _key(self, table: str, keyed: bool) -> Finding:
         if keyed:
             return Finding(f"key of {table}", "ok", "it has a primary key")
-        columns = self._capture.tables[table].key_columns or ("id",)
+        declared = self._capture.tables.get(table)
+        columns = (declared.key_columns if declared else ()) or ("id",)
         listed = ", ".join(quoted(column) for column in columns)
         statement = f"ALTER TABLE {quoted(table)} ADD PRIMARY KEY ({listed});"
         return Finding(f"key of {table}", "fail", "there is no primary key", (statement,))

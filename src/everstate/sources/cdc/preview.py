@@ -16,6 +16,7 @@ from everstate.log.record import Record
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.outbox_reading import RoutedReader
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 
 
@@ -42,7 +43,7 @@ def preview(
 
     Raises LogError when a table has no raw topic yet. Cost: those records are read.
     """
-    reader = RawReader(capture, entities)
+    reader = (RawReader if capture.outbox is None else RoutedReader)(capture, entities)
     names = TopicNames(config.log.prefix)
     found: list[Previewed] = []
     with Consumer(config, client_id="everstate-preview") as consumer:
@@ -50,7 +51,9 @@ def preview(
             topic = names.raw(capture.name, part)
             records = sorted(_newest(config, consumer, topic, rows), key=_age)[-rows:]
             for record in records:
-                parsed = reader.read(part, record.key, record.value, record.headers)
+                parsed = reader.read(
+                    part, record.key, record.value, record.headers, record.timestamp_ms
+                )
                 found += _previewed(table, record, parsed)
     return found
 

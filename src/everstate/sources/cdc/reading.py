@@ -117,10 +117,12 @@ class RawReader:
         key: bytes | None,
         value: bytes | None,
         headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp_ms: int = 0,
     ) -> list[Parsed]:
         """What one record of the raw topic ``….<name>`` says; never fails.
 
-        ``name`` is the topic's last part: a table's, or one of the two that are no tables.
+        ``name`` is the topic's last part: a table's, or one of the two that are no tables. The
+        record's own time is not looked at: every form tells the source's.
         """
         if name == TRANSACTIONS or name == MESSAGES:
             return self._about(name, key, value)

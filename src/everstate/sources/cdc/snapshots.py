@@ -16,6 +16,7 @@ from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import CapturedDatabase, Key
+from everstate.sources.cdc.declaration import topic_table
 from everstate.sources.cdc.notifications import Notification, notification
 
 _REFUSED_MAX: Final = 8
@@ -71,7 +72,7 @@ def snapshot(
         raise InvalidCapture(capture.name, "a condition or key needs its table (--table)")
     if where and key:
         raise InvalidCapture(capture.name, "give a condition or a key, not both")
-    tables = list(capture.tables) if table is None else [declared(capturing, table)]
+    tables = list(capture.captured_tables) if table is None else [declared(capturing, table)]
     capturing.require_running()
     signal_id = _signal_id()
     began = time.monotonic()
@@ -151,9 +152,9 @@ def _signal(
 def declared(capturing: Capturing, table: str) -> str:
     """The table as declared, by its whole or its short name; raises InvalidCapture."""
     capture = capturing.capture
-    name = capture.by_topic().get(table, table)
-    if name not in capture.tables:
-        known = ", ".join(capture.tables)
+    name = {topic_table(each): each for each in capture.captured_tables}.get(table, table)
+    if name not in capture.captured_tables:
+        known = ", ".join(capture.captured_tables)
         raise InvalidCapture(capture.name, f"{table} is no table of it (declared: {known})")
     return name
 

@@ -152,6 +152,9 @@ class RouterReader:
         required = (said.get(field) for field in _REQUIRED)
         texts = [text if isinstance(text, str) else "" for text in required]
         optional = {ours: said.get(wire) for wire, ours in _OPTIONAL.items()}
+        for wire in _OPTIONAL:
+            if not isinstance(said.get(wire), str | None):
+                raise InvalidChange(name, key, f"provenance.{wire}", "it is no text")
         return check_provenance(
             name,
             key,

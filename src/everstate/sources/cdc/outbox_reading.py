@@ -1,0 +1,148 @@
+"""One record that Debezium's outbox router made becomes a change; pure, for Spark's tasks too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+
+from everstate.changes import ChangeCodec, Kind
+from everstate.errors import CorruptRecord, InvalidChange
+from everstate.log.record import Record
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.reading import Parsed, RawReader, RefusedRow
+from everstate.sources.outbox.router_records import RouterReader
+
+POSITION: Final = "outbox"
+"""Scheme of a change's source position: the id that its outbox row gave it."""
+VERSION: Final = "version"
+_VERSION_MAX: Final = 2**63 - 1
+_OPS: Final = {Kind.CREATED: "c", Kind.UPDATED: "u", Kind.DELETED: "d", Kind.EVENT: "e"}
+
+
+class Routed(msgspec.Struct, rename="camel", gc=False):
+    """What a routed change says by itself, of its envelope."""
+
+    id: str
+    kind: str
+    recorded_at: str
+    provenance: _Service
+    event: _Event | None = None
+    current_entity_state: msgspec.Raw = msgspec.Raw(b"null")
+    original_entity_state: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def current(self) -> bytes | None:
+        """State after, as JSON; ``None``: it was deleted."""
+        return _state(self.current_entity_state)
+
+    @property
+    def original(self) -> bytes | None:
+        """State before, as JSON; ``None``: it did not exist."""
+        return _state(self.original_entity_state)
+
+
+class _Service(msgspec.Struct, rename="camel", gc=False):
+    service_name: str
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: str
+
+
+_decode_routed = msgspec.json.Decoder(Routed).decode
+
+
+@dataclass(frozen=True)
+class RoutedReader(RawReader):
+    """Reads the records of one outbox capture's raw topics; can be sent to other processes.
+
+    A row's ``state`` is the whole message as it will be published, its ``columns`` the version
+    that the service counted, its ``table`` the aggregate type.
+    """
+
+    message_bytes_max: int = 1_048_576
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made anew in each process."""
+        return {**super().__getstate__(), "message_bytes_max": self.message_bytes_max}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        object.__setattr__(self, "message_bytes_max", state["message_bytes_max"])
+
+    @cached_property
+    def _routes(self) -> dict[str, tuple[RouterReader, ChangeCodec]]:
+        outbox = self.capture.outbox
+        assert outbox is not None, "the capture is of an outbox"
+        source = f"{self.capture.name}/{outbox.table}"
+        return {
+            name: (
+                RouterReader(
+                    self.entities[each.entity],
+                    source,
+                    provenance=each.provenance,
+                    is_event=each.facts,
+                ),
+                ChangeCodec(self.entities[each.entity], message_bytes_max=self.message_bytes_max),
+            )
+            for name, each in outbox.aggregates.items()
+        }
+
+    def read(
+        self,
+        name: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp_ms: int = 0,
+    ) -> list[Parsed]:
+        """The change of one record of the raw topic ``….<name>``, or its refusal; never fails.
+
+        ``name`` is the aggregate type; ``timestamp_ms``, milliseconds since 1970, is when the
+        change was recorded. A tombstone says nothing.
+        """
+        reader, codec = self._routes[name]
+        try:
+            record = Record(name, 0, 0, timestamp_ms, key, value, tuple(headers))
+            change = reader.read(record)
+            if change is None:
+                return []
+            if change.version > _VERSION_MAX:
+                raise InvalidChange(change.entity, change.key, VERSION, "it is beyond 64 bits")
+            extra = {
+                "source": {
+                    "capture": self.capture.name,
+                    "table": self.capture.captured_tables[0],
+                    "position": {POSITION: [str(change.id)]},
+                }
+            }
+            _, state, _ = codec.encode(replace(change, extra=extra))
+        except CorruptRecord as cause:
+            return [RefusedRow(table=name, reason=cause.reason)]
+        except (InvalidChange, ValueError, TypeError, RecursionError) as cause:
+            return [RefusedRow(table=name, reason=str(cause))]
+        return [
+            CleanRow(
+                table=name,
+                op=_OPS[change.kind],
+                key=change.key,
+                columns={VERSION: change.version},
+                state=state,
+                position={POSITION: [str(change.id)]},
+            )
+        ]
+
+
+def routed(row: CleanRow) -> Routed:
+    """What the message of a row of :class:`RoutedReader` says."""
+    assert row.state is not None
+    return _decode_routed(row.state)
+
+
+def _state(raw: msgspec.Raw) -> bytes | None:
+    found = bytes(raw)
+    return None if found == b"null" else found
