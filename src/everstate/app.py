@@ -257,7 +257,8 @@ class App:
     ) -> Capture:
         """Declare that tables of another system's database are captured as entity types.
 
-        ``outbox`` instead of ``tables``: its outbox table, whose rows are changes. ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`.
+        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`;
+        among them ``outbox``, instead of ``tables``: an outbox table, whose rows are changes.
         Raises InvalidCapture when an entity type is not registered, has a source of truth
         already, or lacks a field that the declaration names.
         """

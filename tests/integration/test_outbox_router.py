@@ -1,0 +1,277 @@
+"""A MariaDB service's outbox through Debezium's outbox router: the log equals what it committed."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pymysql
+import pytest
+from pydantic import BaseModel
+
+from capture_cases import MariaSource, eventually, maria_source, raw_count
+from everstate.app import App
+from everstate.changes import Provenance
+from everstate.config import Config
+from everstate.log.consumer import Consumer
+from everstate.log.topics import TopicNames
+from everstate.pipeline.clean import Cleaner
+from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.declaration import Aggregate, Outbox
+from everstate.sources.cdc.holding import read_held
+from everstate.sources.cdc.preview import preview
+
+KEYS = 7
+SAID = {"apiVersion": "v1", "serviceName": "shop", "identifier": "web-3", "actor": "eva"}
+TILL = Provenance(api_version="v1", service_name="till", identifier="till-2")
+State = dict[str, Any] | None
+
+
+class Order(BaseModel):
+    """What is sold."""
+
+    id: str
+    total: int
+    note: str | None = None
+
+
+class Payment(BaseModel):
+    """A fact."""
+
+    id: str
+    amount: int
+
+
+def app_of(source: MariaSource) -> App:
+    app = App("shop")
+    app.entity("order", key="id", source="capture")(Order)
+    app.entity("payment", key="id", source="capture")(Payment)
+    aggregates = {
+        "Order": Aggregate(entity="order"),
+        "Payment": Aggregate(entity="payment", facts=True, provenance=TILL),
+    }
+    outbox = Outbox(table=f"{source.schema}.outbox", aggregates=aggregates)
+    app.capture("shop", kind="mariadb", dsn=source.dsn, outbox=outbox)
+    return app
+
+
+@dataclass
+class Service:
+    """Writes orders and their outbox rows in one transaction each; every fifth is rolled back."""
+
+    source: MariaSource
+    committed: dict[str, list[tuple[State, State]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Key → states before and after of each committed version."""
+    payments: list[str] = field(default_factory=list)
+    transactions: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _failed: list[BaseException] = field(default_factory=list)
+    _chance: random.Random = field(default_factory=lambda: random.Random(5))
+
+    def make_tables(self) -> None:
+        self.source.run(
+            "CREATE TABLE orders (id varchar(20) PRIMARY KEY, version int NOT NULL, state json)",
+            "CREATE TABLE outbox (id char(36) PRIMARY KEY, aggregatetype varchar(60) NOT NULL, "
+            "aggregateid varchar(60) NOT NULL, type varchar(60) NOT NULL, payload json NOT NULL)",
+        )
+
+    def connect(self) -> Any:
+        parts = urlsplit(self.source.dsn)
+        return pymysql.connect(
+            host=parts.hostname or "",
+            port=parts.port or 3306,
+            user=parts.username,
+            password=parts.password or "",
+            database=self.source.schema,
+            charset="utf8mb4",
+        )
+
+    def write(self, connection: Any, number: int) -> None:
+        key, fact = f"o-{self._chance.randrange(KEYS)}", None
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT IGNORE INTO orders VALUES (%s, 0, NULL)", (key,))
+            cursor.execute("SELECT version, state FROM orders WHERE id = %s FOR UPDATE", (key,))
+            version, state = cursor.fetchone()
+            before = None if state is None else json.loads(state)
+            after: State = {"id": key, "total": number, "note": f"čaj {number}"}
+            if before is not None and number % 7 == 0:
+                after = None
+            cursor.execute(
+                "UPDATE orders SET version = version + 1, state = %s WHERE id = %s",
+                (None if after is None else json.dumps(after), key),
+            )
+            message = {
+                "version": version + 1,
+                "originalEntityState": before,
+                "currentEntityState": after,
+                "provenance": SAID,
+            }
+            if before is not None or after is not None:
+                self._emit(cursor, "Order", key, "OrderWritten", message)
+            if number % 3 == 0:
+                fact = self._emit(cursor, "Payment", key, "Paid", {"id": key, "amount": number})
+        if number % 5 == 0:
+            connection.rollback()
+            return
+        connection.commit()
+        self.transactions += 1
+        self.committed[key].append((before, after))
+        if fact is not None:
+            self.payments.append(fact)
+
+    def _emit(self, cursor: Any, kind: str, key: str, event: str, payload: Any) -> str:
+        row_id = str(uuid.uuid4())
+        cursor.execute(
+            "INSERT INTO outbox VALUES (%s, %s, %s, %s, %s)",
+            (row_id, kind, key, event, json.dumps(payload)),
+        )
+        return row_id
+
+    def run(self, pause_s: float) -> None:
+        connection, number = self.connect(), 1_000
+        try:
+            while not self._stop.wait(pause_s):
+                number += 1
+                self.write(connection, number)
+        except BaseException as error:
+            self._failed.append(error)
+        finally:
+            connection.close()
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self.run, args=(0.03,), name="service")
+        self._thread.start()
+
+    def wait(self, more: int) -> None:
+        goal = self.transactions + more
+        assert eventually(lambda: self.transactions >= goal or bool(self._failed), 60)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failed:
+            raise self._failed[0]
+
+
+class CleanRole:
+    """The clean role in a thread, which can be ended and begun again as a process is."""
+
+    def __init__(self, config: Config, app: App) -> None:
+        self._config, self._app = config, app
+        self._failed: list[BaseException] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self._stop = threading.Event()
+        (cleaned,) = self._app.cleanings(self._config)
+        self._cleaner = Cleaner(self._config, cleaned, bulk_records=10**9)
+        self._thread = threading.Thread(target=self._run, name="clean")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._cleaner.run(self._stop)
+        except BaseException as error:
+            self._failed.append(error)
+        finally:
+            self._cleaner.close()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failed:
+            raise self._failed[0]
+
+
+@pytest.fixture
+def source(mariadb: str) -> Iterator[MariaSource]:
+    yield from maria_source(mariadb)
+
+
+@pytest.fixture
+def config(connect: Any, topic_prefix: str) -> Config:
+    base: Config = connect.config
+    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
+    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
+    return base.model_copy(update={"log": log, "capture": capture})
+
+
+def messages(config: Config, topic: str) -> list[dict[str, Any]]:
+    with Consumer(config) as consumer:
+        return [json.loads(record.value or b"null") for record in consumer.read_topic(topic)]
+
+
+def by_key(changes: list[dict[str, Any]]) -> dict[str, list[tuple[State, State]]]:
+    """Key → states of its changes in the order of the log; their versions are dense from 1."""
+    found: dict[str, list[tuple[State, State]]] = defaultdict(list)
+    for each in changes:
+        states = found[each["key"]]
+        states.append((each["originalEntityState"], each["currentEntityState"]))
+        assert each["version"] == len(states), each
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_the_log_equals_what_a_service_committed_whatever_is_killed(
+    connect: Any, config: Config, source: MariaSource
+) -> None:
+    app, service = app_of(source), Service(source)
+    capture = app.capture_of("shop")
+    capturing = Capturing(config, capture, local=True)
+    names = TopicNames(config.log.prefix)
+    service.make_tables()
+    service.start()
+    service.wait(30)
+    role = None
+    try:
+        # The rows that are there are read in the order of their ids, which is none.
+        capturing.add()
+        role = CleanRole(config, app)
+        service.wait(30)
+        assert eventually(lambda: raw_count(config, "Order") > 40)
+        connect.servers.kill("connect")
+        service.wait(30)
+        connect.servers.start()
+        service.wait(30)
+        role.end()
+        service.wait(30)
+        # The service's own housekeeping is no loss.
+        source.run("DELETE FROM outbox ORDER BY id LIMIT 20")
+        source.run("TRUNCATE TABLE outbox")
+        role.begin()
+        service.wait(30)
+        service.stop()
+        wanted = sum(len(states) for states in service.committed.values())
+        changes = names.changes("order")
+        eventually(lambda: len(messages(config, changes)) >= wanted, 90, every_s=1.0)
+        status = capturing.status()
+        previewed = preview(config, capture, app.entities, 2)
+    finally:
+        service.stop()
+        if role is not None:
+            role.end()
+        capturing.remove(drop=True)
+    assert status.well, status
+    found = messages(config, names.changes("order"))
+    assert by_key(found) == service.committed
+    assert len({each["id"] for each in found}) == len(found) == wanted
+    newest = {each["key"]: each for each in found}
+    assert {each["key"]: each for each in messages(config, names.state("order"))} == newest
+    assert all(each["provenance"]["actor"] == "eva" for each in found)
+    assert {each["event"]["type"] for each in found} == {"OrderWritten"}
+    facts = messages(config, names.changes("payment"))
+    assert sorted(each["key"] for each in facts) == sorted(service.payments)
+    assert {each["kind"] for each in facts} == {"event"}
+    assert messages(config, names.dead("order")) == messages(config, names.dead("payment")) == []
+    assert read_held(config, "shop") == []
+    assert {one.outcome for one in previewed} <= {"whole", "deleted"}
+    assert len(previewed) == 4
