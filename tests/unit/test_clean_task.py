@@ -56,6 +56,7 @@ def test_a_task_in_another_process_finds_the_project_and_reads_as_the_driver_doe
             "offset": [5, 6, 7],
             "key": [key for key, _ in log],
             "value": [value for _, value in log],
+            "at_ms": [1_795_247_000_123] * 3,
             "headers": pa.array(
                 headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
             ),
