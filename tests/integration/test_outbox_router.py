@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +25,8 @@ from everstate.app import App
 from everstate.changes import Provenance
 from everstate.config import Config
 from everstate.log.consumer import Consumer
-from everstate.log.topics import TopicNames
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.declaration import Aggregate, Outbox
@@ -218,6 +223,74 @@ def by_key(changes: list[dict[str, Any]]) -> dict[str, list[tuple[State, State]]
         states.append((each["originalEntityState"], each["currentEntityState"]))
         assert each["version"] == len(states), each
     return found
+
+
+def send(config: Config, value: Any, row_id: str, key: bytes = b"o-1") -> None:
+    """One routed record, as a connector of somebody else's writes it."""
+    with Producer(config) as producer:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        topic = TopicNames(config.log.prefix).raw("shop", "Order")
+        producer.send_raw(topic, key, body, [("id", row_id.encode()), ("eventType", b"W")])
+
+
+def change_of(version: int, before: int | None, after: int | None) -> dict[str, Any]:
+    def state(total: int | None) -> State:
+        return None if total is None else {"id": "o-1", "total": total}
+
+    return {
+        "version": version,
+        "originalEntityState": state(before),
+        "currentEntityState": state(after),
+        "provenance": SAID,
+    }
+
+
+def test_what_cannot_go_on_is_told_and_goes_on_when_it_is_mended(
+    stack: Any, spark: Any, topic_prefix: str, tmp_path: Path
+) -> None:
+    base: Config = stack.config
+    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
+    project = base.project.model_copy(update={"data_dir": tmp_path})
+    config = base.model_copy(update={"log": log, "project": project})
+    names, app = TopicNames(topic_prefix), app_of(MariaSource("mariadb://u:p@h/shop"))
+
+    def catch_up(bulk_records: int = 10**9) -> None:
+        (cleaned,) = app.cleanings(config)
+        cleaner = Cleaner(config, cleaned, session=lambda: spark, bulk_records=bulk_records)
+        try:
+            cleaner.catch_up()
+        finally:
+            cleaner.close()
+        assert cleaner.bulk_jobs == (bulk_records == 0)
+
+    catch_up()
+    before_ms = int(time.time() * 1000)
+    send(config, change_of(1, None, 5), "1")
+    send(config, b"{", "2")
+    send(config, change_of(3, 6, 7), "3")
+    catch_up(bulk_records=0)
+    (first,) = messages(config, names.changes("order"))
+    recorded_ms = datetime.fromisoformat(first["recordedAt"]).timestamp() * 1000
+    assert before_ms <= recorded_ms <= time.time() * 1000
+    with Consumer(config) as consumer:
+        (dead,) = consumer.read_topic(names.dead("order"))
+    assert (dead.key, dead.value) == (b"o-1", b"{")
+    told = {name: (value or b"").decode() for name, value in dead.headers}
+    assert told["everstate_topic"] == names.raw("shop", "Order")
+    assert told["everstate_reason"]
+    (held,) = read_held(config, "shop")
+    assert (held.key, held.reason, len(held.rows)) == ("o-1", "version 2 is awaited", 1)
+    # A new machine: what the log has is enough.
+    shutil.rmtree(tmp_path / "clean")
+    send(config, change_of(1, None, 5), "1")
+    send(config, change_of(2, 5, 6), "2")
+    catch_up()
+    found = messages(config, names.changes("order"))
+    assert [each["version"] for each in found] == [1, 2, 3]
+    assert messages(config, names.state("order"))[-1] == found[-1]
+    assert read_held(config, "shop") == []
+    with Topics(config) as topics:
+        topics.delete([each for each in topics.existing() if each.startswith(f"{topic_prefix}.")])
 
 
 @pytest.mark.timeout(400)
