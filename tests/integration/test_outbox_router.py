@@ -32,6 +32,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.declaration import Aggregate, Outbox
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.preview import preview
+from everstate.sources.cdc.snapshots import snapshot
 
 KEYS = 7
 SAID = {"apiVersion": "v1", "serviceName": "shop", "identifier": "web-3", "actor": "eva"}
@@ -315,6 +316,8 @@ def test_the_log_equals_what_a_service_committed_whatever_is_killed(
         service.wait(30)
         connect.servers.start()
         service.wait(30)
+        assert eventually(lambda: capturing.status().well, 60)
+        assert snapshot(config, capturing).rows > 60, "all rows are read once more"
         role.end()
         service.wait(30)
         # The service's own housekeeping is no loss.
@@ -334,6 +337,8 @@ def test_the_log_equals_what_a_service_committed_whatever_is_killed(
             role.end()
         capturing.remove(drop=True)
     assert status.well, status
+    raw = messages(config, names.raw("shop", "Order"))
+    assert len(raw) > wanted, "what was read again is in the raw topic twice"
     found = messages(config, names.changes("order"))
     assert by_key(found) == service.committed
     assert len({each["id"] for each in found}) == len(found) == wanted

@@ -58,6 +58,7 @@ class OutboxVersioner:
                 self._refuse(batch, row, row.reason, place)
             else:
                 self._take(batch, row, place, now_s)
+        self._tell(batch)
         waiting = sum(len(one.rows) for one in self._held.values())
         if waiting > self._held_max:
             raise HeldOverflow(f"capture {self._capture.name}", waiting, self._held_max)
@@ -127,10 +128,6 @@ class OutboxVersioner:
         held = self._held.get(entity)
         if held is None:
             held = self._held[entity] = HeldEntity(row.table, *entity, {}, "", now_s)
-            LOGGER.warning(
-                "capture %s: %s %r: version %d came, and version %d is awaited: it is held",
-                *(self._capture.name, *entity, _version(row), awaited),
-            )
         for other in held.rows:
             if _version(other) == _version(row):
                 if other.position == row.position:
@@ -158,6 +155,15 @@ class OutboxVersioner:
             assert row.at is not None
             self._apply(batch, row, RawPlace(*row.at), known)
         del self._held[entity]
+
+    def _tell(self, batch: Batch) -> None:
+        """One line about the keys that wait since this batch, with one of them as an example."""
+        waiting = sorted(entity for entity in batch.held_changed if entity in self._held)
+        if waiting:
+            LOGGER.warning(
+                "capture %s: rows of %d keys are held; of %s %r %s",
+                *(self._capture.name, len(waiting), *waiting[0], self._held[waiting[0]].reason),
+            )
 
     def _refuse(
         self, batch: Batch, row: CleanRow | RefusedRow, reason: str, place: RawPlace
