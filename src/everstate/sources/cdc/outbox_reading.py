@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -120,7 +120,7 @@ class RoutedReader(RawReader):
                     "position": {POSITION: [str(change.id)]},
                 }
             }
-            _, state, _ = codec.encode(replace(change, extra=extra))
+            _, state, _ = codec.encode(msgspec.structs.replace(change, extra=extra))
         except CorruptRecord as cause:
             return [RefusedRow(table=name, reason=cause.reason)]
         except (InvalidChange, ValueError, TypeError, RecursionError) as cause:
