@@ -28,7 +28,7 @@ demo: env  ## a month of real flights through log, lake and proven views
 	$(BIN)/everstate demo $(ARGS)
 
 test: lint  ## lint, types, layers, and every test
-	$(BIN)/pytest -n 2 --dist loadgroup --durations 40 $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --durations 40 $(ARGS)
 
 lint: env  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check

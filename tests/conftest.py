@@ -37,17 +37,10 @@ _MARKS = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the servers that its fixtures start, and with who runs it.
-
-    With two workers (`make test`) a file stays with one of them, and whatever needs the run's
-    Spark session too: two of its JVMs would fill both cores.
-    """
+    """Mark each test with the servers that its fixtures start."""
     for item in items:
         names: tuple[str, ...] = getattr(item, "fixturenames", ())
-        group = "spark" if "spark" in names else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
         for fixture, marks in _MARKS.items():
             if fixture in names:
                 for mark in marks:
