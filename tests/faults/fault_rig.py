@@ -106,7 +106,7 @@ class Rig:
     def kill(self, name: str) -> None:
         """SIGKILL one process and what it started (Spark's JVM and workers)."""
         process = self.processes.pop(name, None)
-        if process is not None:
+        if process is not None and process.poll() is None:
             kill_family(psutil.Process(process.pid))
             process.wait()
 

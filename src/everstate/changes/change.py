@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -25,7 +26,8 @@ class Kind(StrEnum):
     __hash__ = str.__hash__
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
     """Who wrote a change; the first three are required, the rest ``None`` when unknown."""
 
     api_version: str
