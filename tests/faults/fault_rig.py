@@ -71,6 +71,11 @@ class Rig:
         everstate = [sys.executable, "-m", "everstate.cli", "--project", str(self.folder)]
         self._spawn("everstate", [*everstate, "run"])
 
+    def supervised(self) -> set[str]:
+        """Words of the command lines of what the supervisor started: its roles are among them."""
+        children = psutil.Process(self.processes["everstate"].pid).children()
+        return {word for child in children for word in child.cmdline()}
+
     def kill_supervised(self, role: str) -> None:
         """SIGKILL a role and what it started; its supervisor is to start it again."""
         for child in psutil.Process(self.processes["everstate"].pid).children():

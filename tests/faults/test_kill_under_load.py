@@ -63,6 +63,7 @@ def loaded(rig: Rig) -> Rig:
 def unsupervised(rig: Rig) -> Rig:
     """The rig with its two roles on their own."""
     if "everstate" in rig.processes:
+        rig.until("the supervisor has its roles", lambda: rig.supervised() >= {"relay", "pipeline"})
         assert rig.stop("everstate") == 0
     for role in ("relay", "pipeline"):
         if role not in rig.processes:
