@@ -60,6 +60,8 @@ _PUBLISH_S: Final = 60.0
 _REMEMBER_EVERY_S: Final = 5.0
 _HOUR_MS: Final = 3_600_000
 Place = tuple[str, int]
+SourceRows = list[tuple[RawPlace, CleanRow | RefusedRow]]
+"""Rows in the order in which they are taken, each with its place in the raw topics."""
 
 
 class _Note(msgspec.Struct):
@@ -222,7 +224,7 @@ class Cleaning:
     def step(self) -> CleanedBatch | None:
         """Publish what is ready, as one batch; ``None``: there is nothing.
 
-        Raises Unavailable and other errors of the log: `open` again, then go on.
+        Raises HeldOverflow, Unavailable and other errors of the log: `open` again, then go on.
         """
         started = time.perf_counter()
         now_s = self._clock()
@@ -233,18 +235,9 @@ class Cleaning:
             self._remember_at = now_s + _REMEMBER_EVERY_S
         taken = self._ready(now_s)
         rows = _in_source_order(self._queues, taken)
-        versioner = Versioner(
-            self.reader,
-            state,
-            self._held,
-            held_max=self._config.pipeline.held_max,
-            excluded=self._excluded,
-        )
-        batch = versioner.run(rows, now_s)
+        batch = self._versioned(rows, state, now_s)
         try:
-            records = self._composer.compose(
-                batch.changes, now_s, self._gate.count, self._gate.notes
-            )
+            records = self._composed(batch, now_s)
         except Unsendable as refusal:
             one = refusal.versioned
             LOGGER.error("capture %s: %s %r: %s", self.name, one.entity, one.key, refusal.reason)
@@ -276,6 +269,21 @@ class Cleaning:
         state.commit(batch.touched, held, {})
         self._is_behind = False
         return self._told(batch, len(rows), time.perf_counter() - started)
+
+    def _versioned(self, rows: SourceRows, state: LocalState, now_s: float) -> Batch:
+        """What becomes of rows: changes, held rows, refusals."""
+        versioner = Versioner(
+            self.reader,
+            state,
+            self._held,
+            held_max=self._config.pipeline.held_max,
+            excluded=self._excluded,
+        )
+        return versioner.run(rows, now_s)
+
+    def _composed(self, batch: Batch, now_s: float) -> list[OutRecord]:
+        """Records of a batch's changes and newest states; raises Unsendable."""
+        return self._composer.compose(batch.changes, now_s, self._gate.count, self._gate.notes)
 
     def _gather(self, row: CleanRow | RefusedRow, now_s: float) -> None:
         if row.transaction is not None and self._capture.transactions:
@@ -458,9 +466,7 @@ class Cleaning:
 _SINGLE: Final = (TRANSACTIONS, MESSAGES)
 
 
-def _in_source_order(
-    queues: Mapping[Place, _Queue], taken: Mapping[Place, int]
-) -> list[tuple[RawPlace, CleanRow | RefusedRow]]:
+def _in_source_order(queues: Mapping[Place, _Queue], taken: Mapping[Place, int]) -> SourceRows:
     """Rows of several partitions in the order of the source's log.
 
     The order within a partition stays: what comes behind a later place is a re-read, or has no

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
-from typing import Final
+from collections.abc import Callable, Mapping
 
 from everstate.changes import EntityType
 from everstate.changes.codec import headers_of
 from everstate.config import Config
 from everstate.log.record import OutRecord
-from everstate.sources.cdc.cleaning import CleanedBatch, Cleaning, Place
+from everstate.sources.cdc.cleaning import Cleaning, SourceRows
 from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.outbox_reading import RoutedReader, routed
 from everstate.sources.cdc.outbox_versioning import OutboxVersioner
-from everstate.sources.cdc.reading import RefusedRow
-from everstate.sources.cdc.versioning import Batch, RawPlace
-
-REMEMBER_EVERY_S: Final = 5.0
+from everstate.sources.cdc.versioning import Batch
 
 
 class OutboxCleaning(Cleaning):
@@ -42,19 +37,8 @@ class OutboxCleaning(Cleaning):
         known = self.reader.entities
         self.reader = RoutedReader(capture, known, message_bytes_max=config.log.message_bytes_max)
 
-    def step(self) -> CleanedBatch | None:
-        """Publish what is ready, as one batch; ``None``: there is nothing.
-
-        Raises HeldOverflow, Unavailable and other errors of the log: `open` again, then go on.
-        """
-        started, now_s = time.perf_counter(), self._clock()
-        state = self._state
-        assert state is not None, "open() comes first"
-        if now_s >= self._remember_at:
-            self._remember(state)
-            self._remember_at = now_s + REMEMBER_EVERY_S
-        taken = self._ready(now_s)
-        rows = list(self._rows(taken))
+    def _versioned(self, rows: SourceRows, state: LocalState, now_s: float) -> Batch:
+        """The service's versions, each behind the one before it."""
         versioner = OutboxVersioner(
             self._capture,
             self.reader.entities,
@@ -62,30 +46,9 @@ class OutboxCleaning(Cleaning):
             self._held,
             held_max=self._config.pipeline.held_max,
         )
-        batch = versioner.run(rows, now_s)
-        for place, count in taken.items():
-            for _ in range(count):
-                self._queues[place].rows.popleft()
-        at = self._note_positions()
-        if at == self._published and not (batch.changes or batch.held_changed or batch.refused):
-            return None
-        records = self._messages(batch)
-        records += self._held_records(batch) + self._dead_letters(batch.refused)
-        self._publish(records, at)
-        waiting = {entity: self._held.get(entity) for entity in batch.held_changed}
-        held = {entity: None if one is None else one.encode() for entity, one in waiting.items()}
-        state.commit(batch.touched, held, {})
-        self._is_behind = False
-        return self._told(batch, len(rows), time.perf_counter() - started)
+        return versioner.run(rows, now_s)
 
-    def _rows(self, taken: Mapping[Place, int]) -> Iterator[tuple[RawPlace, CleanRow | RefusedRow]]:
-        """Rows that were taken, partition by partition: all of a key are in one of them."""
-        for (topic, partition), count in taken.items():
-            for offset, listed in islice(self._queues[topic, partition].rows, count):
-                for row in listed:
-                    yield RawPlace(topic, partition, offset), row
-
-    def _messages(self, batch: Batch) -> list[OutRecord]:
+    def _composed(self, batch: Batch, now_s: float) -> list[OutRecord]:
         """Records of `.changes` in order, then the newest of each entity for `.state` (C2)."""
         names = self._topics.names
         records: list[OutRecord] = []
