@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
@@ -78,7 +79,7 @@ class Shop:
 
     def record(self, made: Change[Order], **fields: Any) -> OutRecord:
         key, value, headers = ChangeCodec(ORDER).encode(made)
-        return replace(OutRecord(self.topic, key, value, headers), **fields)
+        return msgspec.structs.replace(OutRecord(self.topic, key, value, headers), **fields)
 
     def write(self, records: Sequence[OutRecord]) -> None:
         producer = Producer(self.config)

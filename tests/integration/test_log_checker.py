@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -142,7 +143,7 @@ class NullGraves(Composer):
         self, transactions: Sequence[Transaction], rows: Mapping[int, OutboxRow]
     ) -> list[OutRecord]:
         return [
-            replace(record, value=None)
+            msgspec.structs.replace(record, value=None)
             if ".state." in record.topic and b'"kind":"deleted"' in (record.value or b"")
             else record
             for record in super().compose(transactions, rows)

@@ -83,7 +83,8 @@ class World:
                 changes.append(newest[key])
         answer = self._answers[key, command_id]
         headers = (("command", str(len(commands) - 1).encode()),)
-        replies.append(replace(self._record("replies", len(replies), key, answer), headers=headers))
+        record = self._record("replies", len(replies), key, answer)
+        replies.append(msgspec.structs.replace(record, headers=headers))
         told = decode_answer(answer)
         self.history.append(
             Sent(
@@ -110,7 +111,8 @@ def world() -> World:
 
 
 def changed(record: Record, **fields: Any) -> Record:
-    return replace(record, value=json.dumps({**json.loads(record.value or b""), **fields}).encode())
+    value = json.dumps({**json.loads(record.value or b""), **fields}).encode()
+    return msgspec.structs.replace(record, value=value)
 
 
 def pop(records: Any, at: int) -> Record:

@@ -76,7 +76,11 @@ class EntityType:
 
     def key_of(self, entity: BaseModel | Mapping[str, Any]) -> str:
         """Key of an entity as text; raises InvalidChange when it is missing or empty."""
-        value = entity.get(self.key) if isinstance(entity, Mapping) else getattr(entity, self.key)
+        is_model = entity.__class__ is self.model  # asked first: a check for Mapping is slow
+        if is_model or not isinstance(entity, Mapping):
+            value = getattr(entity, self.key)
+        else:
+            value = entity.get(self.key)
         if value is None or value == "":
             raise InvalidChange(self.name, None, self.key, "the key is missing or empty")
         return str(value)

@@ -48,6 +48,7 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 RECORD_ROOM_BYTES: Final = 65_536
 TRANSACTION_TIMEOUT_MS: Final = 300_000
 ADMIN_TIMEOUT_S: Final = 10.0
+_TRANSACTION_LINGER_MS: Final = 25.0
 
 _GUARANTEES: Final = {
     "bootstrap.servers": "set log.bootstrap_servers",
@@ -155,6 +156,9 @@ def producer_settings(
         return {**settings, "message.timeout.ms": 0, "enable.gapless.guarantee": True}
     return {
         **settings,
+        # Nobody sees a record before its transaction's commit, which flushes: what is sent
+        # meanwhile goes in few large requests (each partition's batch is one of its own).
+        "linger.ms": max(config.log.linger_ms, _TRANSACTION_LINGER_MS),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": transaction_timeout_ms,
         "message.timeout.ms": transaction_timeout_ms,
@@ -203,8 +207,11 @@ def member_settings(
         "heartbeat.interval.ms": min(3_000, session_timeout_ms // 3),
         "partition.assignment.strategy": "range",
         "enable.partition.eof": False,
-        # Less than this and the broker would be asked for each few records under load.
+        # Less than this and the broker would be asked for each few records under load; and one
+        # who is behind fetches again when little is left, not whenever a few records came.
         "fetch.wait.max.ms": 100,
+        "queued.min.messages": 500,
+        "fetch.queue.backoff.ms": 10,
     }
 
 

@@ -92,8 +92,10 @@ class Producer:
     def send_many(self, records: Iterable[OutRecord]) -> int:
         """Queue records in their order; says how many."""
         count = 0
-        for count, record in enumerate(records, 1):  # noqa: B007
-            self.send(record)
+        send = self.send_raw
+        for count, one in enumerate(records, 1):  # noqa: B007
+            partition = -1 if one.partition is None else one.partition
+            send(one.topic, one.key, one.value, one.headers, partition, one.timestamp_ms or 0)
         return count
 
     def send_raw(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 Header = tuple[str, bytes | None]
 
@@ -12,8 +13,7 @@ LOG_APPEND_TIME = 1
 NO_TIMESTAMP = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record of the log, byte-exact. ``key`` or ``value`` ``None`` is Kafka's null."""
 
     topic: str
@@ -27,8 +27,7 @@ class Record:
     """As Java and Spark number them: -1 none, 0 create time, 1 log append time."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutRecord:
+class OutRecord(msgspec.Struct, frozen=True, gc=False):
     """One record to be written.
 
     ``partition`` ``None``: by the key, as Java's client does it. ``timestamp_ms`` ``None`` (or 0,

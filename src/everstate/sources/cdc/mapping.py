@@ -156,9 +156,11 @@ class TableMapping:
 
     def encode(self, fields: Mapping[str, Any], key: str) -> bytes:
         """JSON of a whole state, computed fields made and all of it checked by the model."""
-        state = dict(fields)
-        for field, function in self.table.computed.items():
-            state[field] = self._computed(field, function, state)
+        state = fields
+        if self.table.computed:
+            state = dict(fields)
+            for field, function in self.table.computed.items():
+                state[field] = self._computed(field, function, state)
         try:
             entity = self._validated(state)
             found = self.entity_type.key_of(entity)
@@ -169,8 +171,8 @@ class TableMapping:
             raise Unreadable(f"its key is {found!r} by the model and {key!r} by its key columns")
         return encoded
 
-    def _validated(self, state: dict[str, Any]) -> Any:
-        if len(state.keys() & self._fields.keys()) != len(state):
+    def _validated(self, state: Mapping[str, Any]) -> Any:
+        if not state.keys() <= self._fields.keys():
             state = {name: value for name, value in state.items() if name in self._fields}
         return self.entity_type.validate(state)
 
@@ -244,13 +246,14 @@ class TableMapping:
             sides = [side for side in (row.key, row.before) if side]
         found = {}
         for name in names:
-            values = [side[name] for side in sides if side.get(name) is not None]
-            if not values:
+            value = next((told for side in sides if (told := side.get(name)) is not None), None)
+            if value is None:
                 lower = name.lower()
                 values = [v for s in sides for n, v in s.items() if n.lower() == lower]
-            if not values or values[0] is None:
+                value = values[0] if values else None
+            if value is None:
                 raise Unreadable(f"key column {name} is missing or null")
-            found[name] = values[0]
+            found[name] = value
         return found
 
     def _mapped(
@@ -353,5 +356,11 @@ class TableMapping:
             for field, column in self._audit.items():
                 if lower.get(column) not in (None, ""):
                     found[field] = str(lower[column])
-        user = next((str(source[name]) for name in _USERS if source.get(name)), None)
-        return {field: text for field, text in found.items() if field in _PROVENANCE}, user
+        user = None
+        for name in _USERS:
+            if source.get(name):
+                user = str(source[name])
+                break
+        if found:
+            found = {field: text for field, text in found.items() if field in _PROVENANCE}
+        return found, user

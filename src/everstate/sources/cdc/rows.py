@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 Op = Literal["c", "u", "d", "r", "t", "m"]
 """Created, updated, deleted, read by a snapshot, table truncated, logical message."""
@@ -26,16 +27,14 @@ class Message(NamedTuple):
     headers: Mapping[str, bytes | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTransaction:
+class RowTransaction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The source's transaction of a row: ``order`` is its 1-based place, ``None`` when untold."""
 
     id: str
     order: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRow:
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one message says about one row, and no more than that.
 
     ``before`` and ``after`` hold the columns that the message knows the values of; a column that
@@ -52,21 +51,20 @@ class SourceRow:
     """Whether ``after`` lacks no column of the table."""
     moved_from: Mapping[str, Any] | None = None
     """Key columns the row had before an update of its key."""
-    position: Position = field(default_factory=dict)
+    position: Position = msgspec.field(default_factory=dict)
     order: tuple[int, ...] = ()
     """For sorting rows of one source by their places; empty: as the neighbours in the topic."""
     transaction: RowTransaction | None = None
     time_us: int | None = None
     """When the source committed it, microseconds since 1970 UTC."""
     is_snapshot: bool = False
-    source: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Other facts of the source: connector, user, query, …"""
-    types: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Column → conversion (:data:`declaration.Convert`'s names), where the message tells it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionEnd:
+class TransactionEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of a source transaction, and how many rows it had: in all tables, and in each."""
 
     id: str
@@ -74,8 +72,7 @@ class TransactionEnd:
     counts: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionMessage:
+class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A logical message of a transaction: its prefix, and its content."""
 
     transaction: str

@@ -19,7 +19,12 @@ from everstate.sources.cdc.rows import (
     Unreadable,
 )
 from everstate.sources.cdc.shapes.places import place_of
-from everstate.sources.cdc.shapes.semantic import conversions, document, without_unavailable
+from everstate.sources.cdc.shapes.semantic import (
+    conversions,
+    document,
+    may_lack_values,
+    without_unavailable,
+)
 
 _OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
 _OLD_KEY: Final = "__debezium.oldkey"
@@ -57,14 +62,17 @@ def read_rows(message: Message) -> list[SourceRow]:
     transaction = _transaction(connector, payload.get("transaction"), source)
     order = None if transaction is None else transaction.order
     position, sort_key = place_of(connector, source, order)
-    before, after = _image(payload.get("before"), "before"), _image(payload.get("after"), "after")
+    before: Mapping[str, Any] | None = _image(payload.get("before"), "before")
+    after: Mapping[str, Any] | None = _image(payload.get("after"), "after")
     is_whole = op != "d" and after is not None
     if connector == "cassandra":
         before, after, is_whole = _cells(op, payload.get("after"))
     elif connector == "mongodb":
         after, is_whole = _mongodb(payload, after)
-    known = without_unavailable(after)
-    is_whole = is_whole and known is not None and len(known) == len(after or ())
+    if may_lack_values(message.value):
+        told = without_unavailable(after)
+        is_whole = is_whole and told is not None and len(told) == len(after or ())
+        before, after = without_unavailable(before), told
     snapshot = str(source.get("snapshot") or "false").lower()
     if op not in ("t", "m") and before is None and after is None and message.key is None:
         raise Unreadable("it has neither key nor image before or after")
@@ -73,8 +81,8 @@ def read_rows(message: Message) -> list[SourceRow]:
             table=_table(message.table, source),
             op=op,
             key=_key(message.key, connector),
-            before=without_unavailable(before),
-            after=known,
+            before=before,
+            after=after,
             is_whole=is_whole,
             moved_from=_key(message.headers.get(_OLD_KEY), connector),
             position=position,
@@ -196,8 +204,8 @@ def _cells(op: Op, after: Any) -> tuple[dict[str, Any] | None, dict[str, Any] | 
 
 
 def _mongodb(
-    payload: Mapping[str, Any], after: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, bool]:
+    payload: Mapping[str, Any], after: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any] | None, bool]:
     """The document after: whole when given, else what the update says it changed."""
     if after is not None or payload.get("op") == "d":
         return after, after is not None
@@ -219,9 +227,10 @@ def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTr
     if not isinstance(block, dict) or not block.get("id"):
         return None
     order = block.get("total_order")
-    name = transaction_key(str(block["id"]))
     if connector == "postgresql" and source.get("txId") is not None:
         name = str(source["txId"])
+    else:
+        name = transaction_key(str(block["id"]))
     return RowTransaction(id=name, order=None if order is None else int(order))
 
 

@@ -11,6 +11,7 @@ import msgspec
 from everstate.sources.cdc.rows import Unreadable
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
+_MARKS: Final = (UNAVAILABLE.encode(), b"X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1Z")
 _UNAVAILABLE_BYTES: Final = "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
 _SEMANTICS: Final = {
     "io.debezium.time.Date": "days",
@@ -50,6 +51,11 @@ def conversions(schema: bytes) -> Mapping[str, str]:
                 if kind is not None:
                     named[column["field"]] = kind
     return named
+
+
+def may_lack_values(message: bytes) -> bool:
+    """Whether a message's text has the mark of a value that is not told, plain or in base64."""
+    return _MARKS[0] in message or _MARKS[1] in message
 
 
 def without_unavailable(image: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
