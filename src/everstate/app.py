@@ -26,10 +26,10 @@ from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.names import names_of_entity, refused_name
-from everstate.views.plan import ViewPlan, compile_view
 
 if TYPE_CHECKING:
     from everstate.sources.cdc.cleaning import Cleaning
+    from everstate.views.plan import ViewPlan
 
 M = TypeVar("M", bound=type[BaseModel])
 
@@ -123,6 +123,9 @@ class App:
         """
         if name in self._taken():
             raise InvalidView(name, "the name is taken", advice="Choose another name.")
+        # Imported here: the SQL parser takes half a second, for who has no views too.
+        from everstate.views.plan import compile_view
+
         plan = compile_view(ViewDefinition(name, sql), self._entities)
         self._plans[name] = plan
         return plan

@@ -1,6 +1,8 @@
 """The Arrow schema of an entity type, derived from its pydantic model.
 
-Spark's schema and the archive's typed columns come from this one schema.
+Spark's schema and the archive's typed columns come from this one schema. A model is judged when it
+is declared, and the schema made when it is first asked for: Arrow takes half a second to import,
+which a process that only writes or sends would pay for nothing.
 """
 
 from __future__ import annotations
@@ -8,41 +10,94 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
-import pyarrow as pa
 from pydantic import AwareDatetime, BaseModel, NaiveDatetime
 from pydantic.fields import FieldInfo
 
 from everstate.errors import InvalidEntityType
 
-_SCALARS: dict[Any, pa.DataType] = {
-    bool: pa.bool_(),
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    UUID: pa.string(),
-    date: pa.date32(),
-    datetime: pa.timestamp("us", tz="UTC"),
-    AwareDatetime: pa.timestamp("us", tz="UTC"),
-    NaiveDatetime: pa.timestamp("us"),
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """An Arrow type: the name of pyarrow's function that makes it, and what that is given."""
+
+    function: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A field of an Arrow schema, struct or list."""
+
+    name: str
+    kind: _Kind
+    nullable: bool
+
+
+_TEXT = _Kind("string")
+_UTC = _Kind("timestamp", ("us", "UTC"))
+_SCALARS: dict[Any, _Kind] = {
+    bool: _Kind("bool_"),
+    int: _Kind("int64"),
+    float: _Kind("float64"),
+    str: _TEXT,
+    UUID: _TEXT,
+    date: _Kind("date32"),
+    datetime: _UTC,
+    AwareDatetime: _UTC,
+    NaiveDatetime: _Kind("timestamp", ("us",)),
 }
 
 
-def arrow_schema(model: type[BaseModel], entity: str) -> pa.Schema:
-    """Arrow schema of a model's JSON form, one column a field, in the model's order.
+class Columns:
+    """The columns of a model's JSON form, one a field, in the model's order.
 
     A field that may be missing or None is nullable. Raises InvalidEntityType naming model, field
     and the nearest supported type.
     """
-    return pa.schema(_fields(model, entity, ()))
+
+    def __init__(self, model: type[BaseModel], entity: str) -> None:
+        self._found = _columns(model, entity, ())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(column.name for column in self._found)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Names of the columns that may not be null."""
+        return tuple(column.name for column in self._found if not column.nullable)
+
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of these columns."""
+        import pyarrow
+
+        return pyarrow.schema(_made(self._found, pyarrow))
 
 
-def _fields(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> list[pa.Field[Any]]:
+def _made(what: Any, pyarrow: ModuleType) -> Any:
+    """Make what a kind, a column or some columns describe; anything else is as it is."""
+    if isinstance(what, _Kind):
+        return getattr(pyarrow, what.function)(*(_made(each, pyarrow) for each in what.arguments))
+    if isinstance(what, _Column):
+        return pyarrow.field(what.name, _made(what.kind, pyarrow), what.nullable)
+    if isinstance(what, tuple):
+        return [_made(each, pyarrow) for each in what]
+    return what
+
+
+def _columns(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> tuple[_Column, ...]:
     if model in parents:
         raise InvalidEntityType(
             f"{entity}: {model.__name__} contains itself; a column type must be finite"
@@ -51,14 +106,14 @@ def _fields(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> l
     for name, info in model.model_fields.items():
         where = f"{entity}: {model.__name__}.{name}"
         kind, nullable = _type(info.annotation, info, where, entity, (*parents, model))
-        columns.append(pa.field(info.serialization_alias or info.alias or name, kind, nullable))
+        columns.append(_Column(info.serialization_alias or info.alias or name, kind, nullable))
     for name, computed in model.model_computed_fields.items():
         where = f"{entity}: {model.__name__}.{name}"
         kind, _ = _type(computed.return_type, None, where, entity, (*parents, model))
-        columns.append(pa.field(computed.alias or name, kind, nullable=True))
+        columns.append(_Column(computed.alias or name, kind, nullable=True))
     if not columns:
         raise InvalidEntityType(f"{entity}: {model.__name__} has no fields")
-    return columns
+    return tuple(columns)
 
 
 def _type(
@@ -67,7 +122,7 @@ def _type(
     where: str,
     entity: str,
     parents: tuple[type, ...],
-) -> tuple[pa.DataType, bool]:
+) -> tuple[_Kind, bool]:
     """Arrow type of an annotation, and whether it may be null."""
     if annotation in _SCALARS:
         return _SCALARS[annotation], False
@@ -88,7 +143,7 @@ def _type(
         if issubclass(annotation, Enum):
             return _literal(tuple(member.value for member in annotation), where), False
         if issubclass(annotation, BaseModel):
-            return pa.struct(_fields(annotation, entity, parents)), False
+            return _Kind("struct", (_columns(annotation, entity, parents),)), False
         for plain in (str, int, float):
             if issubclass(annotation, plain):
                 return _SCALARS[plain], False
@@ -96,13 +151,13 @@ def _type(
         if parts[0] is not str:
             raise _unsupported(where, annotation, "dict[str, …]: JSON keys are text")
         kind, _ = _type(parts[1], None, where, entity, parents)
-        return pa.map_(pa.string(), kind), False
+        return _Kind("map_", (_TEXT, kind)), False
     if isinstance(origin, type) and issubclass(origin, (Sequence, AbstractSet)):
         inner = tuple(part for part in parts if part is not Ellipsis)
         if len(inner) != 1:
             raise _unsupported(where, annotation, "list[…] of one type, or a nested model")
         kind, nullable = _type(inner[0], None, where, entity, parents)
-        return pa.list_(pa.field("element", kind, nullable)), False
+        return _Kind("list_", (_Column("element", kind, nullable),)), False
     raise _unsupported(
         where,
         annotation,
@@ -110,7 +165,7 @@ def _type(
     )
 
 
-def _decimal(info: FieldInfo | None, where: str) -> pa.DataType:
+def _decimal(info: FieldInfo | None, where: str) -> _Kind:
     digits = places = None
     for constraint in info.metadata if info else ():
         digits = getattr(constraint, "max_digits", None) or digits
@@ -121,10 +176,10 @@ def _decimal(info: FieldInfo | None, where: str) -> pa.DataType:
             f"{where}: a Decimal needs max_digits (at most 38) and decimal_places",
             advice="Write Annotated[Decimal, Field(max_digits=12, decimal_places=2)].",
         )
-    return pa.decimal128(digits, places)
+    return _Kind("decimal128", (digits, places))
 
 
-def _literal(values: tuple[Any, ...], where: str) -> pa.DataType:
+def _literal(values: tuple[Any, ...], where: str) -> _Kind:
     kinds = {type(value) for value in values}
     if len(kinds) == 1 and (kind := kinds.pop()) in (str, int, bool):
         return _SCALARS[kind]

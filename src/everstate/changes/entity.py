@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from everstate.changes.arrow import arrow_schema
+from everstate.changes.arrow import Columns
 from everstate.errors import InvalidChange, InvalidEntityType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 
@@ -37,7 +39,7 @@ class EntityType:
     model: type[BaseModel]
     key: str
     schema_version: int = 1
-    arrow_schema: pa.Schema = field(init=False, compare=False, repr=False)
+    _columns: Columns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):
@@ -52,12 +54,22 @@ class EntityType:
             )
         if self.schema_version < 1:
             raise InvalidEntityType(f"{self.name}: schema_version starts at 1")
-        object.__setattr__(self, "arrow_schema", arrow_schema(self.model, self.name))
+        object.__setattr__(self, "_columns", Columns(self.model, self.name))
 
     @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The typed columns of a state."""
+        return self._columns.schema()
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Names of the columns, in the order of the model."""
+        return self._columns.names
+
+    @property
     def required_fields(self) -> tuple[str, ...]:
         """Columns that a stored state must have and must not be null."""
-        return tuple(column.name for column in self.arrow_schema if not column.nullable)
+        return self._columns.required
 
     @cached_property
     def _number_fields(self) -> tuple[str, ...]:

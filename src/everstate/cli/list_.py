@@ -75,5 +75,5 @@ def _names(project: App, entity: str, fields: str | None) -> list[str]:
     if fields is not None and fields != "all":
         return [name.strip() for name in fields.split(",")]
     entity_type = project.entity_type(entity)
-    names = [name for name in entity_type.arrow_schema.names if name != entity_type.key]
+    names = [name for name in entity_type.field_names if name != entity_type.key]
     return names if fields == "all" else names[:_FIELDS_SHOWN]

@@ -6,19 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import (
-    Progress as RichProgress,
-)
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PLAIN_EVERY_S = 5.0
 
@@ -71,12 +62,14 @@ class ConsoleProgress:
 
     @contextmanager
     def _bar(self, files: int, total_bytes: int) -> Iterator[Advance]:
-        bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
+        from rich import progress
+
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
             console=self._console,
             transient=True,
         )

@@ -232,7 +232,7 @@ def _aware(moment: datetime) -> datetime:
 
 def _in_order(kind: EntityType, state: dict[str, Any]) -> dict[str, Any]:
     """A state with its fields in the model's order, which jsonb does not keep."""
-    ordered = {name: state[name] for name in kind.arrow_schema.names if name in state}
+    ordered = {name: state[name] for name in kind.field_names if name in state}
     return ordered if len(ordered) == len(state) else {**ordered, **state}
 
 

@@ -268,7 +268,7 @@ def check_declaration(capture: Capture, entities: Mapping[str, EntityType]) -> N
                 advice="Register it with @app.entity(…, source='capture') before the capture.",
             )
     for name, table in capture.tables.items():
-        fields = entities[table.entity].arrow_schema.names
+        fields = entities[table.entity].field_names
         named = {*table.columns.values(), *table.computed, *table.parents}
         named |= {table.occurred_at} if table.occurred_at else set()
         for missing in sorted(named - {*fields, entities[table.entity].key}):

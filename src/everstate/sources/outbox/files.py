@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
@@ -119,6 +117,8 @@ def _read_csv(path: Path, entity_type: EntityType) -> Iterator[_Raw]:
 
 def _csv_columns(entity_type: EntityType) -> dict[str, Callable[[str], Any]]:
     """How cells become values; pydantic makes numbers and times of what is left as text."""
+    import pyarrow as pa
+
     convert: dict[str, Callable[[str], Any]] = {}
     for column in entity_type.arrow_schema:
         if pa.types.is_nested(column.type):
@@ -137,6 +137,9 @@ def _scalar(cell: str) -> str | None:
 
 
 def _read_parquet(path: Path, _: EntityType) -> Iterator[_Raw]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     row = 0
     try:
         with pq.ParquetFile(path) as file:
