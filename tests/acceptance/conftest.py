@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,3 +154,19 @@ def _program(word: str, at: int) -> list[str]:
 def make_reader() -> type[Reader]:
     """Makes somebody who follows pages in a folder, with an environment."""
     return Reader
+
+
+@pytest.fixture
+def reader(stack: Any, database: str, tmp_path: Path, make_reader: Any) -> Iterator[Any]:
+    """A reader with an empty project folder, on the servers of this run."""
+    env = {
+        "EVERSTATE_LOG_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
+        "EVERSTATE_STORE_DSN": database,
+        "EVERSTATE_LOG_PREFIX": f"t{uuid.uuid4().hex[:12]}",
+        "EVERSTATE_PIPELINE_MASTER": "local[2]",
+        "EVERSTATE_PIPELINE_DRIVER_MEMORY": "2g",
+        "PYTHONPATH": str(tmp_path),
+    }
+    made = make_reader(tmp_path, env)
+    yield made
+    made.stop()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,22 +14,6 @@ from everstate.config import load
 from everstate.local import Stack
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture
-def reader(stack: Any, database: str, tmp_path: Path, make_reader: Any) -> Iterator[Any]:
-    """A reader with an empty project folder, on the servers of this run."""
-    env = {
-        "EVERSTATE_LOG_BOOTSTRAP_SERVERS": stack.bootstrap_servers,
-        "EVERSTATE_STORE_DSN": database,
-        "EVERSTATE_LOG_PREFIX": f"t{uuid.uuid4().hex[:12]}",
-        "EVERSTATE_PIPELINE_MASTER": "local[2]",
-        "EVERSTATE_PIPELINE_DRIVER_MEMORY": "2g",
-        "PYTHONPATH": str(tmp_path),
-    }
-    made = make_reader(tmp_path, env)
-    yield made
-    made.stop()
 
 
 @pytest.mark.parametrize(
@@ -92,14 +74,3 @@ def test_the_capture_howto_does_what_it_says(reader: Any, database: str, tmp_pat
 @pytest.mark.parametrize(("page", "blocks"), [("import-a-file.md", 5), ("own-servers.md", 2)])
 def test_a_howto_does_what_it_says_for_who_has_nothing(alone: Any, page: str, blocks: int) -> None:
     assert alone.follow(DOCS / "howto" / page) == blocks
-
-
-@pytest.mark.timeout(900)
-def test_the_migration_goes_forward_and_back_with_writes_running(
-    reader: Any, tmp_path: Path
-) -> None:
-    for file in (DOCS.parent / "examples" / "migrate").iterdir():
-        shutil.copy(file, tmp_path)
-    assert reader.follow(DOCS / "howto" / "migrate.md") == 7
-    # Some hundred writes were acknowledged while the service moved.
-    assert len((tmp_path / "acknowledged.jsonl").read_text("utf-8").splitlines()) > 200

@@ -1,0 +1,51 @@
+"""The demonstration, interrupted."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole group in its foreground: to children too."""
+    said = tmp_path / "said.txt"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            DEMO, cwd=tmp_path, stdout=output, stderr=output, start_new_session=True
+        )
+    started: set[psutil.Process] = set()
+
+    def flights_are_played() -> bool:
+        started.update(psutil.Process(process.pid).children(recursive=True))
+        assert process.poll() is None, said.read_text()
+        return re.search(r"store [\d,]+, log", said.read_text()) is not None
+
+    wait_for(flights_are_played)
+    assert "java" in {each.name() for each in started if each.is_running()}
+    os.killpg(process.pid, signal.SIGINT)
+    code = process.wait(120)
+    assert code != 0, said.read_text()
+    assert "Traceback" not in said.read_text()
+    _, left = psutil.wait_procs(list(started), timeout=10)
+    assert left == []
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
