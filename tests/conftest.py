@@ -27,6 +27,10 @@ for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
     if _name not in _OURS:
         del os.environ[_name]
 
+# JVMs of tests live for a minute or two: the second compiler would take half of their time for
+# code that is about to go, and its tier changes nothing but speed.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
 _MARKS = {
     "stack": ("kafka", "postgres"),
     "database": ("postgres",),
