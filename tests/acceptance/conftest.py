@@ -28,6 +28,7 @@ _FENCE = re.compile(r"^```(\S*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXIT = re.compile(r"\s+# exit (\d+)$")
 _PATIENCE_S = 300.0
 _RUNNING_S = 420.0
+_PAUSE_S_MAX = 5.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class Reader:
     def _expect(self, argv: list[str], code: int, expected: str, where: str) -> None:
         """Run a command; while something runs beside it, its answer may come later."""
         deadline = time.monotonic() + (_RUNNING_S if self.running else 0.0)
+        pause_s = 1.0
         while True:
             got, output = self._run(argv)
             if got == code and self.matches(expected, output):
@@ -125,7 +127,9 @@ class Reader:
                 log = self.folder / "background.log"
                 beside = log.read_text("utf-8")[-3000:] if log.exists() else ""
                 raise AssertionError(f"{where}\nexit {got}, expected {code}\n{output}\n{beside}")
-            time.sleep(1)
+            # Each try is a process of its own, which takes its time from what it waits for.
+            time.sleep(pause_s)
+            pause_s = min(_PAUSE_S_MAX, 2 * pause_s)
 
     def _run(self, argv: list[str]) -> tuple[int, str]:
         done = subprocess.run(
