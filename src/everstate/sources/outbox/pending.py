@@ -20,7 +20,8 @@ from psycopg import sql
 from everstate.sources.outbox.database import Connection
 
 _PAGE: Final = sql.SQL("""
-SELECT id, xid::text, entity, key, bytes FROM everstate_store.outbox_pending ORDER BY id LIMIT %s
+SELECT id, xid::text, entity, key, bytes, EXISTS (SELECT FROM everstate_store.outbox_parked)
+FROM everstate_store.outbox_pending ORDER BY id LIMIT %s
 """)
 
 # A transaction on the page committed before the page was read, so a later snapshot shows exactly
@@ -53,6 +54,8 @@ class Page:
     """There may be more of them."""
     continued: frozenset[str]
     """Transactions that have more rows beyond the page."""
+    any_parked: bool = False
+    """Whether the same snapshot shows changes that wait, in front of some of these maybe."""
 
 
 @dataclass
@@ -70,12 +73,14 @@ class Transaction:
 
 def read_page(connection: Connection, rows_max: int) -> Page:
     """Read a page; cost: an index scan, and one look-up a transaction when the page is full."""
-    rows = [Pending._make(row) for row in connection.execute(_PAGE, [rows_max]).fetchall()]
+    read = connection.execute(_PAGE, [rows_max]).fetchall()
+    rows = [Pending._make(row[:-1]) for row in read]
+    any_parked = bool(read and read[0][-1])
     if len(rows) < rows_max:
-        return Page(rows, False, frozenset())
+        return Page(rows, False, frozenset(), any_parked)
     xids = list({row.xid for row in rows})
     found = connection.execute(_CONTINUED, [xids, rows[-1].id]).fetchall()
-    return Page(rows, True, frozenset(xid for (xid,) in found))
+    return Page(rows, True, frozenset(xid for (xid,) in found), any_parked)
 
 
 def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
@@ -85,7 +90,7 @@ def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
     of their keys, and so on; so do transactions that go on beyond the page. Any prefix of the
     result may be sent without the rest.
     """
-    staying = _closure(page.rows, page.continued | withheld)
+    staying = closure(page.rows, page.continued | withheld)
     going: dict[str, Transaction] = {}
     for row in page.rows:
         if row.xid not in staying:
@@ -93,8 +98,9 @@ def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
     return sorted(going.values(), key=lambda transaction: transaction.rows[-1].id)
 
 
-def _closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
-    """The transactions that stay when these do; each round adds some, or is the last."""
+def closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
+    """The transactions of a page that stay when these do."""
+    # Each round adds some, or is the last.
     if not staying:
         return staying
     found = set(staying)
