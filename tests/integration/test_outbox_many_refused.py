@@ -63,7 +63,7 @@ def enlarge(service: Service, key: str) -> None:
         service.execute("DELETE FROM audit WHERE id = %s", [key])
         service.execute(
             "SELECT everstate_store.emit('purchase', %(key)s, NULL, to_json(purchase),"
-            " '{\"apiVersion\": \"v1\", \"serviceName\": \"shop\", \"identifier\": \"w\"}')"
+            ' \'{"apiVersion": "v1", "serviceName": "shop", "identifier": "w"}\')'
             " FROM purchase WHERE id = %(key)s",
             {"key": key},
         )

@@ -98,7 +98,15 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
         [(r.entity, r.schema_version, "facts" if r.is_event else "changes") for r in registered],
     )
     table(
-        ("newest batch", "oldest unpublished s", "blocked", "changes that wait", "slot", "state", "WAL held MiB"),
+        (
+            "newest batch",
+            "oldest unpublished s",
+            "blocked",
+            "changes that wait",
+            "slot",
+            "state",
+            "WAL held MiB",
+        ),
         [
             (
                 moved.batch,

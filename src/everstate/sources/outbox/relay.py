@@ -355,4 +355,3 @@ class Relay:
         if oldest_s > _ALARM_S and not self._alarmed:
             LOGGER.warning("the oldest unpublished change is %.0f s old", oldest_s)
         self._alarmed = oldest_s > _ALARM_S
-
