@@ -131,6 +131,7 @@ def test_accepting_twice_or_beside_the_late_version_changes_nothing_twice(
 
 @pytest.mark.parametrize("case", ["never seen", "a delete", "deleted in between", "unknown"])
 def test_the_chain_holds_over_whatever_is_missing(world: World, keeper: Keeper, case: str) -> None:
+    missing: list[tuple[str, str | None]]
     if case == "never seen":
         world.put("o-1", "NL", "1.00"), world.put("o-1", "BE", "2.00")
         sent = [world.put("o-1", "FR", "3.00")]

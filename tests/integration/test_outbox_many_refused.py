@@ -156,9 +156,9 @@ def test_C3_a_relay_killed_while_it_tries_again_neither_doubles_nor_reorders(
     with Relay(config, TYPES, retry_blocked_s=3600.0) as relay:
         step_until(relay, lambda: parked_of(service) == 4)
     limit(config, usual)
-    broken = (OncePublisher, "publish") if when == "before publishing" else (parked, "release")
+    target: Any = OncePublisher if when == "before publishing" else parked
     with Relay(config, TYPES) as relay, monkeypatch.context() as patch:
-        patch.setattr(*broken, killed)
+        patch.setattr(target, "publish" if target is OncePublisher else "release", killed)
         with pytest.raises(KeyboardInterrupt):
             relay.step()
     total(service, "big", to=5)
