@@ -5,12 +5,13 @@ a row is unpublished until it is taken off `outbox_pending`, and each page is wh
 Three facts carry the order. A writer takes the entity's row lock before its outbox id, so of two
 changes of one key the later has the higher id. One statement sees one snapshot, and a snapshot
 that sees version n sees n-1. And of two transactions that share a key, the later one's last id
-is the higher one, because it took it after the other had committed.
+is the higher one, because it took it after the other had committed; but for facts that were put
+into the outbox later, whose keys no other transaction has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -95,7 +96,32 @@ def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
     for row in page.rows:
         if row.xid not in staying:
             going.setdefault(row.xid, Transaction(row.xid)).rows.append(row)
-    return sorted(going.values(), key=lambda transaction: transaction.rows[-1].id)
+    return list(_ordered(going))
+
+
+def _ordered(going: Mapping[str, Transaction]) -> Iterator[Transaction]:
+    """Transactions by their last ids, each after those with an earlier change of its keys."""
+    earlier: dict[str, set[str]] = {xid: set() for xid in going}
+    newest: dict[tuple[str, str], str] = {}
+    for row in sorted(row for transaction in going.values() for row in transaction.rows):
+        entity_key = (row.entity, row.key)
+        before = newest.get(entity_key, row.xid)
+        if before != row.xid:
+            earlier[row.xid].add(before)
+        newest[entity_key] = row.xid
+    by_last_id = sorted(going.values(), key=lambda transaction: transaction.rows[-1].id)
+    for transaction in by_last_id:
+        path = [transaction.xid]
+        while path:
+            # Each is met once, so this ends, and costs nothing where the last ids say it all.
+            behind = earlier.get(path[-1], set())
+            if behind:
+                path.append(behind.pop())
+            elif path[-1] in earlier:
+                del earlier[path[-1]]
+                yield going[path.pop()]
+            else:
+                path.pop()
 
 
 def closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
