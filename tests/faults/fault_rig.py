@@ -193,7 +193,7 @@ class Rig:
 
     def published(self) -> bool:
         """Whether the outbox has nothing left to publish."""
-        query = "SELECT NOT EXISTS (SELECT FROM everstate_store.outbox_pending)"
+        query = "SELECT NOT EXISTS (SELECT FROM everstate_store.outbox_unpublished)"
         with psycopg.connect(self.config.store_dsn) as connection:
             row = connection.execute(query).fetchone()
         return row is not None and bool(row[0])

@@ -41,12 +41,18 @@ def a_schedule(seed: int, transactions: int, keys: int) -> list[tuple[str, str, 
     transactions=st.integers(1, 12),
     keys=st.integers(1, 5),
     page_rows=st.integers(1, 40),
+    facts=st.booleans(),
     data=st.data(),
 )
 def test_C1_any_prefix_of_what_is_sendable_is_whole_and_in_version_order(
-    seed: int, transactions: int, keys: int, page_rows: int, data: st.DataObject
+    seed: int, transactions: int, keys: int, page_rows: int, facts: bool, data: st.DataObject
 ) -> None:
     schedule = a_schedule(seed, transactions, keys)
+    if facts:
+        # Facts of the WAL come into the outbox after all that was committed beside them.
+        xids = sorted({xid for xid, _, _ in schedule})
+        random.Random(seed).shuffle(xids)
+        schedule += [(xid, f"fact of {xid}", 1) for xid in xids[::2]]
     every = [Pending(at, xid, "e", key, 1) for at, (xid, key, _) in enumerate(schedule)]
     version_of = {at: version for at, (_, _, version) in enumerate(schedule)}
     rows = every[:page_rows]
@@ -83,3 +89,18 @@ def test_a_batch_ends_at_its_limits_but_always_has_a_transaction() -> None:
     assert prefix([of(50, 1)], 10, 10) == 1
     assert prefix([of(1, 60), of(1, 60)], 10, 100) == 1
     assert prefix([of(1, 1)], 10, 10) == 1
+
+
+def test_C1_a_fact_that_came_into_the_outbox_late_does_not_put_its_transaction_behind() -> None:
+    rows = [Pending(at, xid, "e", key, 1) for at, (xid, key) in enumerate(_LATE_FACT)]
+    going = sendable(Page(rows, False, frozenset()), frozenset())
+    assert [transaction.xid for transaction in going] == ["first", "second", "other"]
+
+
+_LATE_FACT = [
+    ("first", "k"),
+    ("second", "k"),
+    ("second", "mate"),
+    ("other", "free"),
+    ("first", "a fact of the WAL"),
+]

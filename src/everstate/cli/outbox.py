@@ -32,6 +32,8 @@ from everstate.sources.outbox.database import Connection, connect, translated
 
 outbox = typer.Typer(no_args_is_help=True, help="The outbox in a service's own database.")
 
+_LISTED_MAX = 100
+
 DsnArgument = Annotated[
     str | None, typer.Argument(help="libpq connection string; default: store.dsn.")
 ]
@@ -96,12 +98,21 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
         [(r.entity, r.schema_version, "facts" if r.is_event else "changes") for r in registered],
     )
     table(
-        ("newest batch", "oldest unpublished s", "blocked", "slot", "state", "WAL held MiB"),
+        (
+            "newest batch",
+            "oldest unpublished s",
+            "blocked",
+            "changes that wait",
+            "slot",
+            "state",
+            "WAL held MiB",
+        ),
         [
             (
                 moved.batch,
                 moved.oldest_unpublished_s,
-                len(moved.blocked),
+                moved.blocked_count,
+                moved.parked_count,
                 slot.slot,
                 slot.state,
                 slot.held_bytes / 2**20,
@@ -110,9 +121,11 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
     )
     if moved.blocked:
         table(
-            ("blocked because of", "key", "version", "reason"),
-            [(each.entity, each.key, each.version, each.reason) for each in moved.blocked],
+            ("blocked because of", "key", "version", "since", "reason"),
+            [(e.entity, e.key, e.version, e.since, e.reason) for e in moved.blocked[:_LISTED_MAX]],
         )
+        if moved.blocked_count > _LISTED_MAX:
+            out.print(f"… and {moved.blocked_count - _LISTED_MAX} more", highlight=False)
 
 
 @outbox.command("drop-slot")

@@ -76,6 +76,7 @@ VERBS = (
     ),
     Verb("commands", "commands", "Send commands; see, replay and give up those that are parked."),
     Verb("views", "views", "How the views stand, and the proof of them."),
+    Verb("gaps", "gaps", "List keys whose changes wait for a missing version; accept that."),
     Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
     Verb("outbox", "outbox", "The outbox in a service's own database."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),

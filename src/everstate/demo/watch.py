@@ -221,7 +221,7 @@ class Watcher:
     def sample(self, written: int, clock: datetime | None) -> Sample:
         """Count now. Cost: three small statements, one request to the log, the lake's log."""
         row = self._connection.execute(
-            "SELECT count(*) FROM everstate_store.outbox_pending"
+            "SELECT count(*) FROM everstate_store.outbox_unpublished"
         ).fetchone()
         applied, lag_seconds = self._kept()
         return Sample(

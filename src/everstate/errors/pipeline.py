@@ -81,5 +81,34 @@ class HeldOverflow(EverstateError):
         )
 
 
+class NoGap(EverstateError):
+    """No change of the key waits for a missing version; nothing was done."""
+
+    exit_code = 4
+    http_status = 404
+
+    def __init__(self, entity: str, key: str) -> None:
+        self.entity, self.key = entity, key
+        super().__init__(
+            f"{entity} {key!r}: no change waits for a missing version.",
+            advice="`everstate gaps list` shows the keys that have one.",
+        )
+
+
+class GapTooWide(EverstateError):
+    """So many versions are missing that a wrong version number is likelier; nothing was done."""
+
+    exit_code = 5
+    http_status = 409
+
+    def __init__(self, entity: str, key: str, missing: int, limit: int) -> None:
+        self.entity, self.key, self.missing, self.limit = entity, key, missing, limit
+        super().__init__(
+            f"{entity} {key!r}: {missing:,} versions are missing, and at most {limit:,} are "
+            "accepted.",
+            advice="Look at the message that waits: who wrote that version?",
+        )
+
+
 class ViewStoreError(EverstateError):
     """The tables that all views of an entity type need cannot be written; nothing was changed."""

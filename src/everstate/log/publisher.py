@@ -140,8 +140,10 @@ class OncePublisher:
             producer.send_raw(self._topic, self._name.encode(), note, header)
             producer.commit(max(1.0, deadline - time.monotonic()))
         except (DeliveryFailed, Unavailable) as error:
-            if isinstance(error, DeliveryFailed):
-                self._withdraw(producer)
+            is_aborted = isinstance(error, DeliveryFailed) and self._withdraw(producer)
+            if isinstance(error, RecordRefused) and is_aborted:
+                # Nothing is in doubt, so the producer is as good as new.
+                raise
             self.close()
             if isinstance(error, RecordRefused):
                 raise
@@ -157,10 +159,12 @@ class OncePublisher:
             raise
         return True
 
-    def _withdraw(self, producer: Producer) -> None:
+    def _withdraw(self, producer: Producer) -> bool:
         """Abort what is open, so that no reader waits for it; the broker does it otherwise."""
         with suppress(Unavailable, DeliveryFailed, LogError):
             producer.abort(_ABORT_S)
+            return True
+        return False
 
     def _is_published(self, batch: int, note: bytes) -> bool:
         newest = self._progress

@@ -56,11 +56,11 @@ class OutboxRow(NamedTuple):
 
 
 class Unsendable(Exception):
-    """A row that no message can be made of; its transaction has to stay."""
+    """Rows that no message can be made of, one a transaction; their transactions have to stay."""
 
-    def __init__(self, row: OutboxRow, reason: str) -> None:
-        self.row, self.reason = row, reason
-        super().__init__(reason)
+    def __init__(self, refused: Sequence[tuple[OutboxRow, str]]) -> None:
+        self.refused = refused
+        super().__init__(f"{refused[0][1]} ({len(refused)} transactions)")
 
 
 def read_rows(connection: Connection, runs: Sequence[tuple[int, int]]) -> dict[int, OutboxRow]:
@@ -96,18 +96,26 @@ class Composer:
         """Records of whole transactions, in their order.
 
         Every change goes to `.changes`; the newest of each key also to `.state`, deletions
-        included (C7). Raises Unsendable naming the first row that no message can be made of.
+        included (C7). Raises Unsendable naming, of every transaction, the first row that no
+        message can be made of.
         """
         changes: list[OutRecord] = []
         newest: dict[tuple[str, str], OutRecord] = {}
+        refused: list[tuple[OutboxRow, str]] = []
         for transaction in transactions:
             block_id, count = f"pg:{transaction.xid}", len(transaction.rows)
             for index, pending in enumerate(transaction.rows, 1):
                 row = rows[pending.id]
                 block = SourceTransaction(id=block_id, index=index, count=count)
-                key, value, headers, topic, state_topic = self._message(row, block)
+                try:
+                    key, value, headers, topic, state_topic = self._message(row, block)
+                except (InvalidChange, KeyError, ValueError) as cause:
+                    refused.append((row, str(cause)))
+                    break
                 changes.append(OutRecord(topic, key, value, headers))
                 newest[row.entity, row.key] = OutRecord(state_topic, key, value, headers)
+        if refused:
+            raise Unsendable(refused)
         changes.extend(newest.values())
         return changes
 
@@ -116,27 +124,24 @@ class Composer:
     ) -> tuple[bytes, bytes, Any, str, str]:
         way = self._ways.get(row.entity)
         if way is None:
-            raise Unsendable(row, "the app has no entity type of this name")
+            raise ValueError("the app has no entity type of this name")
         codec, topic, state_topic = way
-        try:
-            change: Change[bytes] = Change(
-                id=row.change_id,
-                entity=row.entity,
-                schema_version=row.schema_version,
-                key=row.key,
-                version=row.version,
-                kind=_KINDS[row.kind],
-                occurred_at=datetime.fromisoformat(row.occurred_at),
-                recorded_at=row.recorded_at,
-                provenance=_provenance(row.provenance),
-                current=None if row.after is None else row.after.encode(),
-                original=None if row.before is None else row.before.encode(),
-                event=None if row.event is None else _event(row.event),
-                transaction=block,
-            )
-            return *codec.encode(change), topic, state_topic
-        except (InvalidChange, KeyError, ValueError) as cause:
-            raise Unsendable(row, str(cause)) from cause
+        change: Change[bytes] = Change(
+            id=row.change_id,
+            entity=row.entity,
+            schema_version=row.schema_version,
+            key=row.key,
+            version=row.version,
+            kind=_KINDS[row.kind],
+            occurred_at=datetime.fromisoformat(row.occurred_at),
+            recorded_at=row.recorded_at,
+            provenance=_provenance(row.provenance),
+            current=None if row.after is None else row.after.encode(),
+            original=None if row.before is None else row.before.encode(),
+            event=None if row.event is None else _event(row.event),
+            transaction=block,
+        )
+        return *codec.encode(change), topic, state_topic
 
 
 _KINDS: Final = {kind.value: kind for kind in Kind}

@@ -40,9 +40,11 @@ _GRANTS: Final = (
     f" uuid, text) TO {EMITTER}",
     "GRANT EXECUTE ON FUNCTION everstate_store.emit_event(text, text, json, json, json, text)"
     f" TO {EMITTER}",
-    "GRANT SELECT ON everstate_store.identity, everstate_store.registered TO everstate_relay",
+    "GRANT SELECT ON everstate_store.identity, everstate_store.registered,"
+    " everstate_store.outbox_unpublished TO everstate_relay",
     "GRANT SELECT, INSERT, DELETE ON everstate_store.outbox TO everstate_relay",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON everstate_store.outbox_pending,"
+    " everstate_store.outbox_parked,"
     " everstate_store.outbox_published, everstate_store.relay, everstate_store.relay_blocked,"
     " everstate_store.relay_slot, everstate_store.relay_refused TO everstate_relay",
 )

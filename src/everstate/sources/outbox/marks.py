@@ -1,4 +1,4 @@
-"""What a relay writes down: batches taken off the outbox, transactions that stay, trimming."""
+"""What a relay writes down: batches taken off the outbox, and trimming."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ WITH due AS (
     DELETE FROM everstate_store.outbox USING (SELECT unnest(ids) AS run FROM due) AS each
     WHERE outbox.id >= lower(each.run) AND outbox.id < upper(each.run)
         AND NOT EXISTS (
-            SELECT FROM everstate_store.outbox_pending AS pending WHERE pending.id = outbox.id
+            SELECT FROM everstate_store.outbox_unpublished AS left_over
+            WHERE left_over.id = outbox.id
         )
     RETURNING outbox.id
 )
@@ -73,20 +74,21 @@ FROM (
     WHERE minute >= date_trunc('minute', %s::timestamptz)
 ) AS each
 JOIN everstate_store.outbox ON outbox.id >= lower(each.run) AND outbox.id < upper(each.run)
+WHERE NOT EXISTS (SELECT FROM everstate_store.outbox_parked AS parked WHERE parked.id = outbox.id)
 ON CONFLICT (id) DO NOTHING
 """)
 
 _OLDEST: Final = sql.SQL("""
 SELECT greatest(0, extract(epoch FROM clock_timestamp() - recorded_at))::float8
 FROM everstate_store.outbox
-WHERE id = (SELECT min(id) FROM everstate_store.outbox_pending)
+WHERE id = (SELECT min(id) FROM everstate_store.outbox_unpublished)
 """)
 
-_BLOCK: Final = sql.SQL("""
-INSERT INTO everstate_store.relay_blocked (xid, entity, key, version, reason)
-VALUES (%s::xid8, %s, %s, %s, %s)
-ON CONFLICT (xid) DO UPDATE SET reason = excluded.reason
+_WAITING: Final = sql.SQL("""
+SELECT (SELECT count(*) FROM everstate_store.relay_blocked),
+    (SELECT count(*) FROM everstate_store.outbox_parked)
 """)
+_LISTED_MAX: Final = 1_000
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -142,6 +144,11 @@ class OutboxStatus:
     oldest_unpublished_s: float | None
     """Age of the oldest change that is not in the log; ``None``: all are."""
     blocked: tuple[Blocked, ...]
+    """The 1,000 that are blocked longest."""
+    blocked_count: int = 0
+    """How many transactions are blocked."""
+    parked_count: int = 0
+    """How many changes wait: of blocked transactions, and later changes of their keys."""
 
 
 def mark(connection: Connection, name: str, batch: int, runs: Runs) -> int:
@@ -196,26 +203,15 @@ def oldest_unpublished_s(connection: Connection) -> float | None:
     return None if found is None else found[0]
 
 
-def block(
-    connection: Connection, xid: str, entity: str, key: str, version: int, reason: str
-) -> None:
-    """Write down that a transaction stays, for everybody to see."""
-    connection.execute(_BLOCK, [xid, entity, key, version, reason])
-
-
-def unblock(connection: Connection, xid: str | None = None) -> None:
-    """Forget that a transaction stays; ``None``: any."""
-    connection.execute(
-        "DELETE FROM everstate_store.relay_blocked WHERE xid = coalesce(%s::xid8, xid)", [xid]
-    )
-
-
 def read_status(connection: Connection, name: str = "main") -> OutboxStatus:
     """Status of the outbox as any process can read it."""
     _, batch = newest_batch(connection, name)
     rows = connection.execute(
         "SELECT xid::text, entity, key, version, reason, since"
-        " FROM everstate_store.relay_blocked ORDER BY since, xid"
+        " FROM everstate_store.relay_blocked ORDER BY since, xid LIMIT %s",
+        [_LISTED_MAX],
     ).fetchall()
     blocked = tuple(Blocked(*row) for row in rows)
-    return OutboxStatus(batch, oldest_unpublished_s(connection), blocked)
+    counts = connection.execute(_WAITING).fetchone()
+    assert counts is not None
+    return OutboxStatus(batch, oldest_unpublished_s(connection), blocked, *counts)

@@ -5,12 +5,13 @@ a row is unpublished until it is taken off `outbox_pending`, and each page is wh
 Three facts carry the order. A writer takes the entity's row lock before its outbox id, so of two
 changes of one key the later has the higher id. One statement sees one snapshot, and a snapshot
 that sees version n sees n-1. And of two transactions that share a key, the later one's last id
-is the higher one, because it took it after the other had committed.
+is the higher one, because it took it after the other had committed; but for facts that were put
+into the outbox later, whose keys no other transaction has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -20,7 +21,8 @@ from psycopg import sql
 from everstate.sources.outbox.database import Connection
 
 _PAGE: Final = sql.SQL("""
-SELECT id, xid::text, entity, key, bytes FROM everstate_store.outbox_pending ORDER BY id LIMIT %s
+SELECT id, xid::text, entity, key, bytes, EXISTS (SELECT FROM everstate_store.outbox_parked)
+FROM everstate_store.outbox_pending ORDER BY id LIMIT %s
 """)
 
 # A transaction on the page committed before the page was read, so a later snapshot shows exactly
@@ -53,6 +55,8 @@ class Page:
     """There may be more of them."""
     continued: frozenset[str]
     """Transactions that have more rows beyond the page."""
+    any_parked: bool = False
+    """Whether the same snapshot shows changes that wait, in front of some of these maybe."""
 
 
 @dataclass
@@ -70,12 +74,14 @@ class Transaction:
 
 def read_page(connection: Connection, rows_max: int) -> Page:
     """Read a page; cost: an index scan, and one look-up a transaction when the page is full."""
-    rows = [Pending._make(row) for row in connection.execute(_PAGE, [rows_max]).fetchall()]
+    read = connection.execute(_PAGE, [rows_max]).fetchall()
+    rows = [Pending._make(row[:-1]) for row in read]
+    any_parked = bool(read and read[0][-1])
     if len(rows) < rows_max:
-        return Page(rows, False, frozenset())
+        return Page(rows, False, frozenset(), any_parked)
     xids = list({row.xid for row in rows})
     found = connection.execute(_CONTINUED, [xids, rows[-1].id]).fetchall()
-    return Page(rows, True, frozenset(xid for (xid,) in found))
+    return Page(rows, True, frozenset(xid for (xid,) in found), any_parked)
 
 
 def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
@@ -85,16 +91,42 @@ def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
     of their keys, and so on; so do transactions that go on beyond the page. Any prefix of the
     result may be sent without the rest.
     """
-    staying = _closure(page.rows, page.continued | withheld)
+    staying = closure(page.rows, page.continued | withheld)
     going: dict[str, Transaction] = {}
     for row in page.rows:
         if row.xid not in staying:
             going.setdefault(row.xid, Transaction(row.xid)).rows.append(row)
-    return sorted(going.values(), key=lambda transaction: transaction.rows[-1].id)
+    return list(_ordered(going))
 
 
-def _closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
-    """The transactions that stay when these do; each round adds some, or is the last."""
+def _ordered(going: Mapping[str, Transaction]) -> Iterator[Transaction]:
+    """Transactions by their last ids, each after those with an earlier change of its keys."""
+    earlier: dict[str, set[str]] = {xid: set() for xid in going}
+    newest: dict[tuple[str, str], str] = {}
+    for row in sorted(row for transaction in going.values() for row in transaction.rows):
+        entity_key = (row.entity, row.key)
+        before = newest.get(entity_key, row.xid)
+        if before != row.xid:
+            earlier[row.xid].add(before)
+        newest[entity_key] = row.xid
+    by_last_id = sorted(going.values(), key=lambda transaction: transaction.rows[-1].id)
+    for transaction in by_last_id:
+        path = [transaction.xid]
+        while path:
+            # Each is met once, so this ends, and costs nothing where the last ids say it all.
+            behind = earlier.get(path[-1], set())
+            if behind:
+                path.append(behind.pop())
+            elif path[-1] in earlier:
+                del earlier[path[-1]]
+                yield going[path.pop()]
+            else:
+                path.pop()
+
+
+def closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
+    """The transactions of a page that stay when these do."""
+    # Each round adds some, or is the last.
     if not staying:
         return staying
     found = set(staying)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import psycopg
 from prometheus_client import Counter, Gauge
@@ -19,7 +18,7 @@ from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.collector import collector_paused
 from everstate.log.publisher import OncePublisher, Progress
-from everstate.sources.outbox import marks
+from everstate.sources.outbox import marks, parked
 from everstate.sources.outbox.compose import (
     Composer,
     OutboxRow,
@@ -30,7 +29,6 @@ from everstate.sources.outbox.compose import (
 from everstate.sources.outbox.database import Connection, connect, translated
 from everstate.sources.outbox.marks import Note
 from everstate.sources.outbox.pending import (
-    Page,
     Transaction,
     prefix,
     read_page,
@@ -48,7 +46,6 @@ BLOCKED = Gauge("everstate_outbox_blocked_transactions", "Transactions the log d
 PUBLISHED = Counter("everstate_outbox_published_changes", "Changes moved to the log")
 
 _BATCH_BYTES_MAX: Final = 32 * 1_048_576
-_BLOCKED_MAX: Final = 100
 _PAUSE_S: Final = 0.2
 _PAUSE_S_MAX: Final = 5.0
 _PUBLISH_S: Final = 30.0
@@ -56,14 +53,8 @@ _OPEN_S: Final = 10.0
 _REPORT_EVERY_S: Final = 1.0
 _TRIM_EVERY_S: Final = 30.0
 _ALARM_S: Final = 30.0
-_RETRY_S_MAX: Final = 3600.0
-
-
-class _Wait(NamedTuple):
-    """When a transaction that stays is tried again (monotonic), and the wait after that."""
-
-    due: float
-    delay_s: float
+_RETRY_PAUSE: Final = 3.0
+"""A try that fails is followed by this many times its duration without one."""
 
 
 class Relay:
@@ -73,7 +64,8 @@ class Relay:
     records and its number go out in one Kafka transaction (C2), then its rows are taken off the
     outbox. A relay that was killed in between asks the log which batch came last, and takes that
     one off instead of sending it again (C3). A transaction that the log refuses stays, with the
-    later changes of its keys, and is tried again every ``retry_blocked_s``; all else goes on.
+    later changes of its keys, and is tried again after ``retry_blocked_s`` and ever less often;
+    all else goes on. How many stay does not matter: they are parked in a table of their own.
 
     One thread at a time; a second relay on the same store and prefix fences the first.
     """
@@ -98,7 +90,9 @@ class Relay:
         self._read_to = ("", 0)
         """System and position up to which the log has the WAL; kept in each batch's note."""
         self._page_rows = config.store.relay_batch_rows
-        self._blocked: dict[str, _Wait] = {}
+        self._any_blocked = False
+        self._retry_due = 0.0
+        """When a blocked transaction may be tried again (monotonic)."""
         self._alarmed = False
         self._most: list[int] = []
         """How many transactions the next batches may have, while a refused one is looked for."""
@@ -171,20 +165,22 @@ class Relay:
 
     def _advance(self, database: Connection) -> int:
         """Move one batch of what is pending in the outbox."""
-        self._retry_blocked(database)
+        moved = self._retry_blocked(database)
         while True:
             page = read_page(database, self._page_rows)
-            transactions = sendable(page, self._blocked.keys())
+            waiting = parked.park_waiting(database, page)
+            transactions = sendable(page, waiting)
             if not transactions:
                 if not page.is_full:
-                    return 0
-                self._page_rows *= 2
+                    return moved
+                if not waiting:
+                    self._page_rows *= 2
                 continue
-            self._page_rows = self._rows_max(page)
+            self._page_rows = self._config.store.relay_batch_rows
             count = prefix(transactions, self._page_rows, _BATCH_BYTES_MAX)
             if self._most:
                 count = min(count, self._most.pop())
-            moved = self._move(database, transactions[:count])
+            moved += self._move(database, transactions[:count])
             if moved:
                 return moved
 
@@ -229,9 +225,9 @@ class Relay:
             self._read_to = ("", 0)
             if progress is not None:
                 self._remember(database, progress, batch)
-            self._blocked.clear()
             self._most.clear()
-            marks.unblock(database)
+            parked.reopen(database, self._retry_s)
+            self._any_blocked = parked.any_blocked(database)
             self._is_open = True
         return database
 
@@ -259,30 +255,26 @@ class Relay:
         else:
             marks.mark(database, self.name, progress.batch, note.runs)
 
-    def _rows_max(self, page: Page) -> int:
-        """Rows of the next page: a batch, and room for those that stay."""
-        batch = self._config.store.relay_batch_rows
-        return batch if not self._blocked else max(batch, len(page.rows))
+    def _retry_blocked(self, database: Connection) -> int:
+        """Try the transaction again that is longest due, alone; says how many changes it moved.
 
-    def _retry_blocked(self, database: Connection) -> None:
-        """Try transactions again whose time has come, each alone and ever less often."""
-        now = time.monotonic()
-        for xid, wait in list(self._blocked.items()):
-            if wait.due > now:
-                continue
-            page = read_page(database, self._page_rows)
-            others = self._blocked.keys() - {xid}
-            transactions = sendable(page, others)
-            if xid not in {each.xid for each in transactions}:
-                continue
-            alone = [each for each in transactions if each.xid == xid]
-            if not _is_first_of_its_keys(alone[0], transactions):
-                continue
-            del self._blocked[xid]
-            if self._move(database, alone):
-                marks.unblock(database, xid)
-            else:
-                self._blocked[xid] = _Wait(now + wait.delay_s, min(_RETRY_S_MAX, 2 * wait.delay_s))
+        One a step, and what is refused again takes a quarter of the time at most, so that
+        thousands of them do not stand in the way of all else.
+        """
+        began = time.monotonic()
+        if not self._any_blocked or began < self._retry_due:
+            return 0
+        transaction = parked.take_due(database)
+        if transaction is None:
+            return 0
+        moved = self._move(database, [transaction])
+        if moved:
+            parked.release(database, transaction.xid)
+            self._any_blocked = parked.any_blocked(database)
+        else:
+            now = time.monotonic()
+            self._retry_due = now + _RETRY_PAUSE * (now - began)
+        return moved
 
     def _move(self, database: Connection, transactions: list[Transaction]) -> int:
         """Publish transactions as one batch and take them off the outbox; 0: it was refused."""
@@ -291,7 +283,8 @@ class Relay:
         try:
             return self._publish(database, transactions, rows)
         except Unsendable as refusal:
-            self._block(database, refusal.row, refusal.reason)
+            for row, reason in refusal.refused:
+                self._block(database, row, reason)
         except RecordRefused as refusal:
             blamed = self._narrow(transactions, rows, refusal)
             if blamed is not None:
@@ -331,17 +324,12 @@ class Relay:
         """The change to blame, or ``None``: then the next batches are cut to find it.
 
         The key that Kafka names may be an innocent neighbour's, so a transaction is blamed only
-        when it was refused alone.
+        when it was refused alone. First suspected is the one with the largest change: nearly
+        always it is size.
         """
         if len(transactions) > 1:
-            at = next(
-                (
-                    index
-                    for index, transaction in enumerate(transactions)
-                    if any(row.key == refusal.key for row in transaction.rows)
-                ),
-                len(transactions) // 2,
-            )
+            sizes = [max(row.bytes for row in each.rows) for each in transactions]
+            at = sizes.index(max(sizes))
             self._most = [1, at] if at else [1]
             return None
         pending = transactions[0].rows
@@ -349,31 +337,21 @@ class Relay:
         return rows[max(named or pending, key=lambda row: row.bytes).id]
 
     def _block(self, database: Connection, row: OutboxRow, reason: str) -> None:
-        if len(self._blocked) >= _BLOCKED_MAX:
-            raise Unavailable(
-                f"relay {self.name}: the log refuses more than {_BLOCKED_MAX} transactions, the "
-                f"last one because of {row.entity} {row.key!r}: {reason}"
-            )
         LOGGER.error(
             "relay %s: transaction pg:%s stays, with later changes of its keys, because of "
             "%s %r version %d: %s",
             *(self.name, row.xid, row.entity, row.key, row.version, reason),
         )
-        self._blocked[row.xid] = _Wait(time.monotonic() + self._retry_s, 2 * self._retry_s)
-        marks.block(database, row.xid, row.entity, row.key, row.version, reason)
+        self._any_blocked = True
+        refused = (row.xid, row.entity, row.key, row.version)
+        parked.block(database, refused, reason, self._retry_s)
 
     def _report(self) -> None:
         with translated(self._config.store_dsn, f"relay {self.name}"):
             oldest_s = marks.oldest_unpublished_s(self._connected()) or 0.0
+            blocked = parked.count_blocked(self._connected()) if self._any_blocked else 0
         OLDEST.set(oldest_s)
-        BLOCKED.set(len(self._blocked))
+        BLOCKED.set(blocked)
         if oldest_s > _ALARM_S and not self._alarmed:
             LOGGER.warning("the oldest unpublished change is %.0f s old", oldest_s)
         self._alarmed = oldest_s > _ALARM_S
-
-
-def _is_first_of_its_keys(transaction: Transaction, ordered: list[Transaction]) -> bool:
-    """Whether no transaction before it has a change of one of its keys."""
-    keys = {(row.entity, row.key) for row in transaction.rows}
-    before = itertools.takewhile(lambda each: each is not transaction, ordered)
-    return all((row.entity, row.key) not in keys for each in before for row in each.rows)

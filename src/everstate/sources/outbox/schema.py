@@ -19,8 +19,10 @@ RESERVED: Final = frozenset(
         "answered",
         "identity",
         "outbox",
+        "outbox_parked",
         "outbox_pending",
         "outbox_published",
+        "outbox_unpublished",
         "relay",
         "relay_blocked",
         "registered",
@@ -88,7 +90,7 @@ def install(connection: psycopg.Connection[Any], entity_types: Iterable[EntityTy
 def _is_installed(connection: psycopg.Connection[Any]) -> bool:
     """Whether the script ran: CREATE INDEX IF NOT EXISTS would wait for every open writer."""
     query = """
-        SELECT to_regclass('everstate_store.relay_refused') IS NOT NULL
+        SELECT to_regclass('everstate_store.outbox_unpublished') IS NOT NULL
             AND to_regproc('everstate_store.emit_event') IS NOT NULL
     """
     found = connection.execute(query).fetchone()

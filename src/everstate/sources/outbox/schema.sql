@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS everstate_store.outbox (
     after text
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_analyze_scale_factor = 0.5);
 
--- What of the outbox is not yet known to be in the log. Narrow, because it is written, read and
+-- What of the outbox is not yet known to be in the log, and may go. Narrow, because it is written, read and
 -- deleted once for each change: deleting here costs a tenth of flagging the wide row.
 CREATE TABLE IF NOT EXISTS everstate_store.outbox_pending (
     id bigint PRIMARY KEY,
@@ -67,6 +67,12 @@ CREATE TABLE IF NOT EXISTS everstate_store.relay_blocked (
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT now()
 );
+-- When it is tried again, and the wait after that; `is_tried`: now, so it is pending as well.
+ALTER TABLE everstate_store.relay_blocked
+    ADD COLUMN IF NOT EXISTS retry_at timestamptz NOT NULL DEFAULT now(),
+    ADD COLUMN IF NOT EXISTS delay_s double precision NOT NULL DEFAULT 30,
+    ADD COLUMN IF NOT EXISTS is_tried boolean NOT NULL DEFAULT false;
+CREATE INDEX IF NOT EXISTS relay_blocked_retry_at ON everstate_store.relay_blocked (retry_at);
 
 -- Entity types that services may emit (functions.sql), and what their changes are held to.
 CREATE TABLE IF NOT EXISTS everstate_store.registered (
@@ -86,6 +92,9 @@ CREATE TABLE IF NOT EXISTS everstate_store.relay_slot (
     created_at timestamptz NOT NULL DEFAULT now(),
     spooled pg_lsn NOT NULL DEFAULT '0/0'
 );
+-- The relay polls, because of something that the log refused, and must not stream after a restart.
+ALTER TABLE everstate_store.relay_slot
+    ADD COLUMN IF NOT EXISTS polls boolean NOT NULL DEFAULT false;
 
 -- Messages in the WAL under our prefix that no change can be made of, byte for byte.
 CREATE TABLE IF NOT EXISTS everstate_store.relay_refused (
@@ -94,6 +103,23 @@ CREATE TABLE IF NOT EXISTS everstate_store.relay_refused (
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT now()
 );
+
+-- Unpublished changes that wait: of transactions in relay_blocked, and later changes of their keys.
+-- In a table of its own, so that reading what may go costs the same however many wait.
+CREATE TABLE IF NOT EXISTS everstate_store.outbox_parked (
+    id bigint PRIMARY KEY,
+    xid xid8 NOT NULL,
+    entity text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    bytes integer NOT NULL
+);
+CREATE INDEX IF NOT EXISTS outbox_parked_xid ON everstate_store.outbox_parked (xid);
+CREATE INDEX IF NOT EXISTS outbox_parked_key ON everstate_store.outbox_parked (entity, key, id);
+
+-- All that is not yet known to be in the log; what is being tried again is there twice.
+CREATE OR REPLACE VIEW everstate_store.outbox_unpublished AS
+    SELECT id, xid, entity, key FROM everstate_store.outbox_pending
+    UNION ALL SELECT id, xid, entity, key FROM everstate_store.outbox_parked;
 
 -- What a relay reads of the WAL. Without wal_level = logical it does nothing (and warns).
 DO $$

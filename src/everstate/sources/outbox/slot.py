@@ -18,7 +18,8 @@ _STATUS: Final = sql.SQL("""
 SELECT ours.slot, slots.slot_name IS NOT NULL, slots.database = current_database(),
     slots.wal_status, slots.active_pid,
     pg_wal_lsn_diff(pg_current_wal_lsn(), slots.restart_lsn)::bigint,
-    slots.safe_wal_size::bigint, (ours.spooled - '0/0'::pg_lsn)::bigint
+    slots.safe_wal_size::bigint, (ours.spooled - '0/0'::pg_lsn)::bigint,
+    ours.polls
 FROM everstate_store.relay_slot AS ours
 LEFT JOIN pg_replication_slots AS slots ON slots.slot_name = ours.slot
 WHERE ours.name = %s
@@ -47,6 +48,8 @@ class SlotStatus:
     safe_bytes: int | None = None
     """WAL that may still be written before it is lost; ``None``: no limit is set."""
     spooled: int = 0
+    polls: bool = False
+    """Its relay polls, because the log refused something of what it streamed."""
 
     @property
     def is_lost(self) -> bool:
@@ -59,11 +62,12 @@ def read_slot(connection: Connection, name: str = "main") -> SlotStatus:
     row = connection.execute(_STATUS, [name]).fetchone()
     if row is None:
         return SlotStatus("none")
-    slot, exists, is_ours, wal_status, active_pid, held, safe, spooled = row
+    slot, exists, is_ours, wal_status, active_pid, held, safe, spooled, polls = row
     if not exists:
         return SlotStatus("dropped", slot, spooled=spooled)
     state: State = wal_status or "reserved"
-    return SlotStatus(state if is_ours else "foreign", slot, active_pid, held or 0, safe, spooled)
+    state = state if is_ours else "foreign"
+    return SlotStatus(state, slot, active_pid, held or 0, safe, spooled, polls)
 
 
 def create_slot(connection: Connection, store_id: str, name: str = "main") -> bool:
@@ -89,7 +93,7 @@ def create_slot(connection: Connection, store_id: str, name: str = "main") -> bo
     connection.execute(
         "INSERT INTO everstate_store.relay_slot (name, slot) VALUES (%s, %s)"
         " ON CONFLICT (name) DO UPDATE SET slot = excluded.slot, created_at = now(),"
-        " spooled = '0/0'",
+        " spooled = '0/0', polls = false",
         [name, slot],
     )
     return True

@@ -55,7 +55,7 @@ _PUBLISHED: Final = sql.SQL("""
 SELECT given.id FROM unnest(%s::bigint[], %s::xid8[]) AS given (id, xid)
 WHERE pg_visible_in_snapshot(given.xid, pg_current_snapshot())
     AND NOT EXISTS (
-        SELECT FROM everstate_store.outbox_pending AS pending WHERE pending.id = given.id
+        SELECT FROM everstate_store.outbox_unpublished AS pending WHERE pending.id = given.id
     )
 """)
 
@@ -144,7 +144,7 @@ class StreamingRelay(Relay):
         # A commit is in the WAL before it is visible: first see all that came, then poll.
         is_seen = self._sees_what_passed(database)
         moved = super()._advance(database)
-        if not moved and not self._blocked and self._stream is not None and is_seen:
+        if not moved and not self._any_blocked and self._stream is not None and is_seen:
             self._watch(database)
         return moved
 
@@ -160,7 +160,7 @@ class StreamingRelay(Relay):
         if status.is_lost:
             self._lose(database, status)
             status = SlotStatus("none")
-        self._polls = status.state == "none"
+        self._polls = status.state == "none" or status.polls or self._any_blocked
         if status.state == "none":
             if time.monotonic() < self._slot_due:
                 return
@@ -212,9 +212,16 @@ class StreamingRelay(Relay):
 
     def _watch(self, database: Connection) -> None:
         """Stream from here on; all that may have been polled is looked up until then."""
+        self._note_polls(database, False)
         self._polls = False
         self._plan_sweep(database)
         self._check_until = self._sweep_at
+
+    def _note_polls(self, database: Connection, polls: bool) -> None:
+        database.execute(
+            "UPDATE everstate_store.relay_slot SET polls = %s WHERE name = %s AND polls <> %s",
+            [polls, self.name, polls],
+        )
 
     def _plan_sweep(self, database: Connection) -> None:
         """Remember what is committed now: once the stream is past it, none of it is pending."""
@@ -264,6 +271,8 @@ class StreamingRelay(Relay):
         except (Unsendable, RecordRefused) as refusal:
             LOGGER.warning("relay %s polls, because of: %s", self.name, refusal)
             self._read_to = before
+            # Before the slot is confirmed: what streams after a restart must not overtake it.
+            self._note_polls(database, True)
             self._spool(database, streamed)
             self._polls = True
             return 0

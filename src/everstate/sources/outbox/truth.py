@@ -34,7 +34,7 @@ SELECT entity.key, entity.version, entity.change_id::text, entity.state, pending
 FROM unnest(%s::text[]) AS wanted (key)
 JOIN {table} AS entity ON entity.key = wanted.key
 LEFT JOIN (
-    SELECT DISTINCT key FROM everstate_store.outbox_pending WHERE entity = %s
+    SELECT DISTINCT key FROM everstate_store.outbox_unpublished WHERE entity = %s
 ) AS pending ON pending.key = entity.key
 """)
 _STAGE: Final = sql.SQL("""

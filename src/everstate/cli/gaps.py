@@ -1,0 +1,128 @@
+"""`everstate gaps`: keys whose changes wait for a version that never came, and accepting that."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from typing import Annotated
+
+import typer
+
+from everstate.changes import Provenance
+from everstate.cli.console import (
+    AppOption,
+    JsonOption,
+    config_of,
+    err,
+    load_app,
+    out,
+    print_json,
+    table,
+)
+from everstate.errors import NoGap
+from everstate.local import connect
+from everstate.views.gaps import Gap
+
+gaps = typer.Typer(
+    no_args_is_help=True, help="List keys whose changes wait for a missing version; accept that."
+)
+
+_SHOWN_MAX = 5
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verbs."""
+    cli.add_typer(gaps, name="gaps")
+
+
+@gaps.command("list")
+def list_(
+    context: typer.Context,
+    entity: Annotated[str | None, typer.Argument(help="Entity type; none: all.")] = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List keys whose changes wait, which version is missing, and since when."""
+    from everstate.pipeline.gaps import list_gaps
+
+    config = connect(config_of(context))
+    if entity is not None:
+        load_app(app, config).entity_type(entity)
+    found = list_gaps(config, entity)
+    if json:
+        print_json(found)
+        return
+    if not found:
+        err.print("no changes wait")
+        return
+    rows = [
+        (
+            each.entity,
+            each.key,
+            each.expected_version,
+            _versions(each.held_versions),
+            f"{each.since:%Y-%m-%d %H:%M:%SZ}",
+            ", ".join(each.views),
+        )
+        for each in found
+    ]
+    table(("entity", "key", "missing version", "versions that wait", "since", "views"), rows)
+
+
+@gaps.command("accept")
+def accept(
+    context: typer.Context,
+    entity: Annotated[str, typer.Argument(help="Entity type.")],
+    key: Annotated[str, typer.Argument(help="Key of the entity.")],
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the changes' provenance.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Go on without the missing versions of a key: others are published in their place.
+
+    They carry the states on both sides of the gap, and your name, in log, archive and history.
+    When the missing change comes all the same, it is a conflict and goes to the dead letters.
+    """
+    from everstate.pipeline.gaps import accept_gap, list_gaps
+
+    config = connect(config_of(context))
+    entity_type = load_app(app, config).entity_type(entity)
+    if not yes and _is_terminal():
+        found = list_gaps(config, entity, key)
+        if not found:
+            raise NoGap(entity, key)
+        typer.confirm(_question(found[0]), abort=True)
+    by = Provenance(
+        api_version="cli", service_name="everstate", identifier=getpass.getuser(), reason=reason
+    )
+    accepted = accept_gap(config, entity_type, key, provenance=by)
+    if json:
+        print_json(accepted)
+        return
+    out.print(
+        f"published {entity} {key} version {_versions(accepted.published)} in place of what never "
+        f"came; version {_versions(accepted.gap.held_versions)} waits for that and follows",
+        highlight=False,
+    )
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _question(gap: Gap) -> str:
+    return (
+        f"Versions {_versions(tuple(gap.missing))} of {gap.entity} {gap.key} never came. Publish "
+        "changes in their place, for every reader of the log? (What the source still has is "
+        "better: see `everstate drift repair`.)"
+    )
+
+
+def _versions(versions: tuple[int, ...]) -> str:
+    """Versions as text; of many the first ones, and how many more."""
+    shown = ", ".join(str(version) for version in versions[:_SHOWN_MAX])
+    more = len(versions) - _SHOWN_MAX
+    return shown if more <= 0 else f"{shown} and {more:,} more"

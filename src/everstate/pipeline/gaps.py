@@ -1,0 +1,138 @@
+"""An operator accepts a version gap: the log gets changes in the place of those that never came.
+
+The keeper is not told anything. It reads the changes as it reads all others, and so do every other
+view group, the archive and each consumer of the log: they agree without a word between them, and
+law 2, the chain and the proof hold as before (decision 16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
+from everstate.changes.codec import decode_wire
+from everstate.config import Config
+from everstate.errors import GapTooWide, NoGap
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames, Topics
+from everstate.views import control
+from everstate.views.database import connect_views, views_errors
+from everstate.views.gaps import Gap, GapEdges, read_edges, read_gaps
+
+MISSING_MAX: Final = 10_000
+"""A wider gap is a wrong version number more likely than so many lost changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedGap:
+    """A gap, and the versions that were published in place of those that never came."""
+
+    gap: Gap
+    published: tuple[int, ...]
+
+
+def list_gaps(config: Config, entity: str | None = None, key: str | None = None) -> list[Gap]:
+    """Keys whose changes wait behind a missing version; raises Unavailable."""
+    schema = config.views.schema_name
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        control.install(connection, schema)
+        return read_gaps(connection, schema, entity, key)
+
+
+def accept_gap(
+    config: Config,
+    entity_type: EntityType,
+    key: str,
+    *,
+    provenance: Provenance,
+    now: datetime | None = None,
+) -> AcceptedGap:
+    """Publish changes in the place of the missing versions of a key, so that what waits goes on.
+
+    They lead from the state that the views have to the one that the first waiting change began
+    with; ``provenance`` says who accepts, and stays in log, archive and history. Their ids follow
+    from that change, so that accepting twice changes nothing. When a missing version comes all
+    the same, the first in the log counts, and the other is a conflict in `.dead` (C6).
+
+    Raises NoGap, GapTooWide, LogIdentityChanged, and Unavailable: then it may be done again.
+    """
+    schema, dsn, name = config.views.schema_name, config.views_dsn, entity_type.name
+    with views_errors(dsn), connect_views(dsn) as connection:
+        control.install(connection, schema)
+        found = read_gaps(connection, schema, name, key)
+        if not found:
+            raise NoGap(name, key)
+        gap = found[0]
+        if len(gap.missing) > MISSING_MAX:
+            raise GapTooWide(name, key, len(gap.missing), MISSING_MAX)
+        edges = read_edges(connection, schema, gap)
+        topic = TopicNames(config.log.prefix).changes(name, edges.generation)
+        with Topics(config) as topics:
+            log = topics.identity(topic)
+        control.check_topic_identity(connection, schema, topic, log.cluster_id, log.topic_id)
+    codec = ChangeCodec(entity_type, message_bytes_max=config.log.message_bytes_max)
+    moment = now or datetime.now(UTC)
+    records = [
+        OutRecord(topic, *codec.encode(change), partition=edges.partition)
+        for change in bridge(gap, edges, provenance, moment)
+    ]
+    with Producer(config) as producer:
+        producer.send_many(records)
+        producer.flush()
+    return AcceptedGap(gap, tuple(gap.missing))
+
+
+def bridge(
+    gap: Gap, edges: GapEdges, provenance: Provenance, now: datetime
+) -> Iterator[Change[bytes]]:
+    """Changes for the missing versions, chained to both sides (law 3).
+
+    All but the last keep the state that was there, so that nothing is made up. An entity that is
+    on neither side, and must have been there in between, gets the state of the change that waits.
+    """
+    after = decode_wire(edges.after)
+    target = _state(after.original_entity_state)
+    state = None if edges.before is None else edges.before.encode()
+    reason = provenance.reason or "gap accepted"
+    said = replace(
+        provenance,
+        reason=f"{reason}: versions {gap.missing[0]} to {gap.missing[-1]} never came",
+        causation_id=str(after.id),
+    )
+    between = state or target or _state(after.current_entity_state)
+    for version in gap.missing:
+        following = target if version == gap.missing[-1] else between
+        yield Change(
+            id=_id(after.id, version),
+            entity=gap.entity,
+            schema_version=after.schema_version,
+            key=gap.key,
+            version=version,
+            kind=_kind(state, following),
+            occurred_at=after.occurred_at,
+            recorded_at=now,
+            provenance=said,
+            current=following,
+            original=state,
+        )
+        state = following
+
+
+def _kind(before: bytes | None, after: bytes | None) -> Kind:
+    if after is None:
+        return Kind.DELETED
+    return Kind.CREATED if before is None else Kind.UPDATED
+
+
+def _state(raw: Any) -> bytes | None:
+    text = bytes(raw)
+    return None if text == b"null" else text
+
+
+def _id(change: UUID, version: int) -> UUID:
+    return uuid5(change, f"gap accepted, version {version}")
