@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from keep_cases import World, drain, orders_app
 from pyspark.sql import SparkSession
@@ -97,7 +97,9 @@ def test_c19_what_the_store_refused_is_not_expected_by_the_proof(world: World) -
     # jsonb's numbers end where numeric does; the parser does not look at unknown fields.
     unstorable = (bad.value or b"").replace(b'"country":"NL"', b'"country":"NL","x":1e200000')
     assert unstorable != bad.value
-    world.send(good, replace(bad, value=unstorable), later, world.put("o-2", "BE", "5.00"))
+    world.send(
+        good, msgspec.structs.replace(bad, value=unstorable), later, world.put("o-2", "BE", "5.00")
+    )
     assert drain(keeper) == (2, 0, 1, 1)
     assert [r.name for r in world.verify().values() if not r.holds] == []
     keeper.close()

@@ -473,8 +473,10 @@ def _going(changes: pa.Table, verdict: Verdict) -> pa.Table:
     going = changes.filter(pa.array(verdict.apply))
     if verdict.released:
         names = changes.column_names
-        released = [row.select(names).cast(changes.schema) for row in verdict.released]
-        going = pa.concat_tables([going, *released])
+        released = [row.select(names) for row in verdict.released]
+        # No cast: a side that a change has not (a struct that is null) holds nulls in columns that
+        # are never null in a side that it has, and Arrow refuses to cast those.
+        going = pa.concat_tables([going, *released], promote_options="permissive")
     order = np.argsort(going["version"].to_numpy(), kind="stable")
     return going.take(pa.array(order))
 
