@@ -26,6 +26,8 @@ import pytest
 
 _FENCE = re.compile(r"^```(\S*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXIT = re.compile(r"\s+# exit (\d+)$")
+_JAVA_SAID = re.compile(r"^Picked up JAVA_TOOL_OPTIONS.*\n", re.MULTILINE)
+"""What our own setting of the tests' JVMs makes them say."""
 _PATIENCE_S = 300.0
 _RUNNING_S = 420.0
 _PAUSE_S_MAX = 5.0
@@ -141,7 +143,7 @@ class Reader:
             timeout=_PATIENCE_S,
             check=False,
         )
-        return done.returncode, done.stdout.decode()
+        return done.returncode, _JAVA_SAID.sub("", done.stdout.decode())
 
     def _env(self) -> dict[str, str]:
         return {**os.environ, **self.env}
