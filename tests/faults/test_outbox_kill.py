@@ -130,6 +130,7 @@ def test_C10_killed_between_log_store_and_slot_it_neither_loses_nor_doubles(
     assert finish(config) == []
 
 
+@pytest.mark.timeout(300 + 30 * KILLS)
 def test_C10_killed_at_random_under_writers_that_roll_back_it_neither_loses_nor_doubles(
     config: Config,
 ) -> None:
