@@ -11,9 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
-from uuid import UUID, uuid5
 
-from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    EntityType,
+    Kind,
+    Provenance,
+    derived_change_id,
+)
 from everstate.changes.codec import decode_wire
 from everstate.config import Config
 from everstate.errors import GapTooWide, NoGap
@@ -108,7 +114,7 @@ def bridge(
     for version in gap.missing:
         following = target if version == gap.missing[-1] else between
         yield Change(
-            id=_id(after.id, version),
+            id=derived_change_id("gap accepted", str(after.id), version),
             entity=gap.entity,
             schema_version=after.schema_version,
             key=gap.key,
@@ -132,7 +138,3 @@ def _kind(before: bytes | None, after: bytes | None) -> Kind:
 def _state(raw: Any) -> bytes | None:
     text = bytes(raw)
     return None if text == b"null" else text
-
-
-def _id(change: UUID, version: int) -> UUID:
-    return uuid5(change, f"gap accepted, version {version}")

@@ -30,8 +30,8 @@ CREATE TABLE IF NOT EXISTS everstate_store.outbox (
     after text
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.5, autovacuum_analyze_scale_factor = 0.5);
 
--- What of the outbox is not yet known to be in the log, and may go. Narrow, because it is written, read and
--- deleted once for each change: deleting here costs a tenth of flagging the wide row.
+-- What of the outbox is not yet known to be in the log, and may go. Narrow, because it is
+-- written, read and deleted once for each change: a tenth of flagging the wide row.
 CREATE TABLE IF NOT EXISTS everstate_store.outbox_pending (
     id bigint PRIMARY KEY,
     xid xid8 NOT NULL,

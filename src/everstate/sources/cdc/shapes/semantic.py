@@ -11,8 +11,9 @@ import msgspec
 from everstate.sources.cdc.rows import Unreadable
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
-_MARKS: Final = (UNAVAILABLE.encode(), b"X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1Z")
 _UNAVAILABLE_BYTES: Final = "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
+# Some writers of JSON escape the equals sign.
+_MARKS: Final = (UNAVAILABLE.encode(), _UNAVAILABLE_BYTES.rstrip("=").encode())
 _SEMANTICS: Final = {
     "io.debezium.time.Date": "days",
     "io.debezium.time.Timestamp": "ms",
