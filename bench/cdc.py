@@ -72,7 +72,7 @@ def run(session: Session) -> list[Result]:
     session.config = servers.start()
     try:
         rates, bare = session.alternate(
-            lambda: _bare_rate(session, count), lambda: _rate(session, count), warm=False
+            lambda: _bare_rate(session, count), lambda: _rate(session, count), warm=0
         )
         delays = [_delays(session, seconds) for _ in range(session.repeat)]
     finally:

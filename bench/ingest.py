@@ -48,7 +48,7 @@ def run(session: Session) -> list[Result]:
         finally:
             session.drop(config)
 
-    values, beneath = session.alternate(floor, ours, warm=False)
+    values, beneath = session.alternate(floor, ours, warm=0)
     results = [
         result(
             "ingest",

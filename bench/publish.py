@@ -46,7 +46,7 @@ def run(session: Session) -> list[Result]:
             lambda: floors.produce_native(config, topic, native), ours
         )
         against_text, ready = session.alternate(
-            lambda: floors.produce_plain(config, topic, plain), ours, warm=False
+            lambda: floors.produce_plain(config, topic, plain), ours, warm=0
         )
         bytes_only = [floors.produce_encoded(config, topic, encoded) for _ in range(session.repeat)]
     finally:

@@ -98,15 +98,15 @@ class Session:
         floor: Callable[[], float],
         ours: Callable[[], float],
         *,
-        warm: bool = True,
+        warm: int = 1,
     ) -> tuple[list[float], list[float]]:
         """Run floor and ours by turns ``repeat`` times; returns (ours, floors).
 
-        ``warm``: one round of both is thrown away first.
+        ``warm`` rounds of both are thrown away first: Java takes two or three to compile itself.
         """
         values: list[float] = []
         floors: list[float] = []
-        for run in range(-1 if warm else 0, self.repeat):
+        for run in range(-warm, self.repeat):
             gc.collect()
             beneath = floor()
             gc.collect()
