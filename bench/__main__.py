@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(stderr=True)
     results: list[Result] = []
+    failed: list[str] = []
     whole = names == BENCHES and not chosen.quick
     json_path = chosen.json or (Path("bench/results.json") if whole else None)
     about = machine()
@@ -63,13 +64,20 @@ def main(argv: list[str] | None = None) -> int:
             try:
                 for name in names:
                     session.say(f"[bold]{name}[/bold]")
-                    results += importlib.import_module(f"bench.{name}").run(session)
+                    try:
+                        results += importlib.import_module(f"bench.{name}").run(session)
+                    except Exception:
+                        # An hour of other figures is not lost with one of them.
+                        failed.append(name)
+                        console.print_exception()
                     if json_path is not None:
                         write(results, json_path, about)
             finally:
                 session.close()
     print(table(results, about))
-    return 0 if all(row.holds for row in results) else 1
+    if failed:
+        print(f"Failed, see above: {', '.join(failed)}")
+    return 0 if not failed and all(row.holds for row in results) else 1
 
 
 def _forget_settings() -> None:

@@ -56,7 +56,10 @@ def aggregate(spark: SparkSession, archive: str) -> DataFrame:
         SELECT state.country, state.status, sum(weight) AS purchases,
                sum(weight * state.total) AS total
         FROM delta.`{archive}` LATERAL VIEW
-            inline(array(struct(-1, original), struct(1, current))) AS weight, state
+            inline(array(
+                named_struct('weight', -1, 'state', original),
+                named_struct('weight', 1, 'state', current)
+            )) AS weight, state
         WHERE state IS NOT NULL
         GROUP BY state.country, state.status
         HAVING sum(weight) <> 0

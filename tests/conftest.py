@@ -14,6 +14,7 @@ from psycopg import sql
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
+from java_settings import first_compiler_only
 from running_stack import RunningStack
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
     if _name not in _OURS:
         del os.environ[_name]
 
-# JVMs of tests live for a minute or two: the second compiler would take half of their time for
-# code that is about to go, and its tier changes nothing but speed.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+first_compiler_only()
 
 _MARKS = {
     "stack": ("kafka", "postgres"),

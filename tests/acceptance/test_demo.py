@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from java_settings import both_compilers
+
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
 
@@ -21,7 +23,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A folder in which the demonstration was played, and what it said."""
     folder = tmp_path_factory.mktemp("demo")
-    done = subprocess.run(DEMO, cwd=folder, capture_output=True, timeout=600, check=False)
+    done = subprocess.run(
+        DEMO, cwd=folder, env=both_compilers(), capture_output=True, timeout=600, check=False
+    )
     said = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, said
     yield folder, done.stdout.decode()

@@ -23,6 +23,7 @@ from archive_cases import Shop, change, open_shop
 from everstate.archive import ArchiveReader, table_path
 from everstate.errors import ArchiveFull, PipelineError
 from everstate.pipeline.audit import audit
+from java_settings import both_compilers
 
 HERE = Path(__file__).parent
 KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
@@ -49,7 +50,7 @@ class Child:
         settings.write_text(config.model_dump_json())
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "archive_child.py"), str(settings)],
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+            env={**both_compilers(), "PYTHONPATH": str(HERE.parent)},
             stdout=subprocess.PIPE,
             start_new_session=True,
             text=True,
