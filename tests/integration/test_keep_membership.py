@@ -83,6 +83,36 @@ def test_c15_what_was_left_out_and_comes_back_has_missed_nothing(world: World) -
     keeper.close()
 
 
+def other_views() -> App:
+    """One view of `orders_app` less, and new ones around the one that stays."""
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view("counted", sql="SELECT count(*) AS orders FROM ordr")
+    app.view("by_country", sql=orders_app().views["by_country"].sql)
+    app.view(PARTS[0], sql=PARTS[1])
+    return app
+
+
+def test_c14_what_waits_is_let_go_though_views_came_and_left_meanwhile(world: World) -> None:
+    keeper = world.keeper()
+    first, lost, third, fourth = (world.put("o-1", "NL", f"{n}.00", parts=n) for n in range(1, 5))
+    world.send(first, third)
+    assert drain(keeper) == (1, 0, 1, 0)
+    keeper.close()
+    world.app = other_views()
+    keeper = world.keeper()
+    world.send(lost, fourth)
+    drain(keeper)
+    keeper.step()
+    assert world.rows("SELECT orders, amount FROM by_country") == [(1, Decimal("4.00"))]
+    assert world.rows("SELECT parts, orders FROM parts") == [(4, 1)]
+    assert world.rows("SELECT count(*) FROM held") == [(0,)]
+    joined = "SELECT DISTINCT view_group FROM view WHERE status = 'live'"
+    assert world.rows(joined) == [("ordr",)]
+    assert differing(world) == []
+    keeper.close()
+
+
 def test_c15_a_keeper_that_dies_while_a_view_is_registered_leaves_nothing_half(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

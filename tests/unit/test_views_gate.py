@@ -73,13 +73,6 @@ def test_c14_changes_beyond_a_gap_wait_and_are_released_in_order() -> None:
     assert verdict.hold == [0, 1]
 
 
-def test_c14_a_held_change_of_another_plan_blocks_those_behind_it() -> None:
-    held = {"a": {3: HeldRow(STORY[2].change_id, None)}}
-    verdict = judge(keys(STORY[1], STORY[3]), gate(1), held, unknown)
-    assert verdict.apply.tolist() == [True, False]
-    assert verdict.hold == [1]
-
-
 def test_as_of_is_the_running_maximum_of_a_keys_times() -> None:
     late = history("a", [state_of("a")] * 3, [5, 2, 7])
     other = history("b", [state_of("b")] * 2, [1, 3])

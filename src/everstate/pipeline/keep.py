@@ -103,12 +103,7 @@ class Keeper:
         self._topics, self._offsets = Topics(config), Offsets(config)
         self._archived = ArchivedOffsets(config)
         self._views = {
-            name: tuple(
-                PlannedView(plan, number)
-                for number, plan in enumerate(
-                    plan for plan in project.views.values() if plan.entity == name
-                )
-            )
+            name: tuple(PlannedView(plan) for plan in project.views.values() if plan.entity == name)
             for name in project.entities
         }
         self._identities: dict[str, TopicIdentity] = {}

@@ -15,7 +15,7 @@ from everstate.errors import InvalidView
 from everstate.pipeline.parse import parsed_schema
 from everstate.pipeline.session import spark_errors
 from everstate.views.plan import LinearPlan, ViewPlan
-from everstate.views.stores.postgres.group import PlannedView
+from everstate.views.stores.postgres.group import PlannedView, planned_column
 
 _KEPT = (
     "partition",
@@ -34,7 +34,7 @@ _DEAD_ONLY = ("raw_key", "raw_headers")
 
 
 def planned(parsed: DataFrame, views: Sequence[PlannedView]) -> DataFrame:
-    """Parsed records with a struct per view and image: ``v<i>_o`` of the before, ``v<i>_c`` after.
+    """Parsed records with a struct per view and image, named by :func:`planned_column`.
 
     Null where the view has no part in that image. Key and headers as bytes travel only with
     unreadable records, which are rare.
@@ -50,9 +50,12 @@ def _selection(views: tuple[PlannedView, ...], _application: str) -> list[Column
     unreadable = F.col("reason").isNotNull()
     columns += [F.when(unreadable, F.col(name)).alias(name) for name in _DEAD_ONLY]
     for view in views:
+        name = view.plan.name
         if isinstance(view.plan, LinearPlan):
-            columns.append(F.expr(view.plan.columns("original")).alias(f"v{view.index}_o"))
-        columns.append(F.expr(view.plan.columns("current")).alias(f"v{view.index}_c"))
+            before = F.expr(view.plan.columns("original"))
+            columns.append(before.alias(planned_column(name, "original")))
+        after = F.expr(view.plan.columns("current"))
+        columns.append(after.alias(planned_column(name, "current")))
     return columns
 
 

@@ -20,7 +20,6 @@ from everstate.views.stores.postgres.group import (
     group_plan,
     main_group,
     own_group,
-    planned_fingerprint,
 )
 
 
@@ -130,7 +129,6 @@ def view_groups(
             kept,
             topic=topic,
             schema_name=schema_name,
-            fingerprint=planned_fingerprint(entity_type, views),
             alone=only,
             history=keeps_history and (only is not None or _in_main(stored, history)),
             epoch=stored.epochs[view_group],

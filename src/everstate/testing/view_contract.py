@@ -25,6 +25,7 @@ from everstate.changes import Change as EncodedChange
 from everstate.changes import ChangeCodec, EntityType, Kind, Provenance
 from everstate.views.definition import ViewDefinition
 from everstate.views.plan import ViewPlan, compile_view
+from everstate.views.stores.postgres.group import planned_column
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TELLER = Provenance(api_version="v1", service_name="desk", identifier="teller")
@@ -173,10 +174,10 @@ def planned(records: Iterable[tuple[int, Logged]]) -> pa.Table:
         ("recorded_at", moment),
         ("schema_version", pa.int32()),
     ]
-    for index, plan in enumerate(VIEWS):
+    for plan in VIEWS:
         if plan.kind == "linear":
-            schema.append((f"v{index}_o", _STRUCTS[plan.name]))
-        schema.append((f"v{index}_c", _STRUCTS[plan.name]))
+            schema.append((planned_column(plan.name, "original"), _STRUCTS[plan.name]))
+        schema.append((planned_column(plan.name, "current"), _STRUCTS[plan.name]))
     return pa.Table.from_pylist(rows, schema=pa.schema(schema))
 
 
@@ -213,9 +214,9 @@ def _planned_row(offset: int, record: Logged) -> dict[str, Any]:
         "recorded_at": change.recorded_at,
         "schema_version": 1,
     }
-    for index, plan in enumerate(VIEWS):
-        raw[f"v{index}_o"] = _image(plan.name, record.original)
-        raw[f"v{index}_c"] = _image(plan.name, record.current)
+    for plan in VIEWS:
+        raw[planned_column(plan.name, "original")] = _image(plan.name, record.original)
+        raw[planned_column(plan.name, "current")] = _image(plan.name, record.current)
     return raw
 
 

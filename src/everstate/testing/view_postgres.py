@@ -20,12 +20,11 @@ from everstate.views.stores.postgres.group import (
     PlannedView,
     group_plan,
     own_group,
-    planned_fingerprint,
 )
 from everstate.views.stores.postgres.session import close, session
 from everstate.views.stores.postgres.tables import install, install_entity
 
-PLANNED = tuple(PlannedView(plan, index) for index, plan in enumerate(VIEWS))
+PLANNED = tuple(PlannedView(plan) for plan in VIEWS)
 
 
 @dataclass
@@ -66,7 +65,6 @@ class KeptViews:
             kept,
             topic="orders",
             schema_name=self.schema_name,
-            fingerprint=planned_fingerprint(ORDER, PLANNED),
             alone=alone,
         )
         found = control.positions(self.connection, self.schema_name, group.view_group)

@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS {s}.topic_identity (
 CREATE TABLE IF NOT EXISTS {s}.held (
     view_group text NOT NULL, generation int NOT NULL, partition int NOT NULL,
     key text COLLATE "C" NOT NULL, version bigint NOT NULL, "offset" bigint NOT NULL,
-    change_id uuid NOT NULL, fingerprint text NOT NULL, row bytea NOT NULL,
+    change_id uuid NOT NULL, row bytea NOT NULL,
     held_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (view_group, generation, partition, key, version));
 CREATE TABLE IF NOT EXISTS {s}.dead (

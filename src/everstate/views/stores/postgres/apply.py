@@ -472,6 +472,8 @@ def _going(changes: pa.Table, verdict: Verdict) -> pa.Table:
         return changes
     going = changes.filter(pa.array(verdict.apply))
     if verdict.released:
+        # What waited may have columns of views that left since; none joins while a change waits, so
+        # that it has all of those that are kept here.
         names = changes.column_names
         released = [row.select(names) for row in verdict.released]
         # No cast: a side that a change has not (a struct that is null) holds nulls in columns that

@@ -37,10 +37,10 @@ class GateRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldRow:
-    """A change that waits: its id, and the planned row, or ``None`` when its plan is outdated."""
+    """A change that waits: its id, and its planned row."""
 
     change_id: str
-    row: pa.Table | None
+    row: pa.Table
 
 
 class Keys:
@@ -229,10 +229,11 @@ def _release(
         if version in here:
             row, change_id = here.pop(version)
             verdict.apply[row] = True
-        elif version in waiting and (stored := waiting[version].row) is not None:
-            verdict.released.append(stored)
+        elif version in waiting:
+            stored = waiting.pop(version)
+            verdict.released.append(stored.row)
             verdict.released_versions.append((name, version))
-            change_id = waiting.pop(version).change_id
+            change_id = stored.change_id
         else:
             return newest
         newest, seen[version] = version, change_id

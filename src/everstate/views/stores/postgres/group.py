@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
@@ -69,13 +68,9 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedView:
-    """A view of an entity type: its plan and the number that its planned columns carry.
-
-    ``index`` i stands for the columns `v<i>_o` and `v<i>_c`; ``version`` for the table `__v<N>`.
-    """
+    """A view of an entity type: its plan and the version of its table (`__v<N>`)."""
 
     plan: ViewPlan
-    index: int
     version: int = 1
 
 
@@ -85,7 +80,6 @@ class RowTable:
 
     view: str
     table: str
-    index: int
     columns: tuple[str, ...]
 
 
@@ -95,7 +89,6 @@ class LinearTable:
 
     view: str
     table: str
-    index: int
     groups: tuple[str, ...]
     sums: tuple[tuple[str, Literal["count", "sum"]], ...]
 
@@ -105,8 +98,8 @@ class GroupPlan:
     """Views that share one position row, one version gate and one transaction (C13).
 
     ``gate_table`` is `latest` itself when ``keeps_latest``, else the group's own copy.
-    ``fingerprint`` tells the planned columns of the changes; ``epoch`` is compared with the
-    position row's, so that a plan from before a quarantine changes nothing.
+    ``epoch`` is compared with the position row's, so that a plan from before a quarantine changes
+    nothing.
     """
 
     view_group: str
@@ -121,7 +114,6 @@ class GroupPlan:
     """Where ids of older versions are looked up: the entity type's history, if it is kept."""
     rows: tuple[RowTable, ...]
     linears: tuple[LinearTable, ...]
-    fingerprint: str
     epoch: int = 0
     held_max: int = 10_000
 
@@ -146,11 +138,13 @@ def physical(name: str, version: int = 1) -> str:
     return f"{name}__v{version}"
 
 
-def planned_fingerprint(entity_type: EntityType, views: Sequence[PlannedView]) -> str:
-    """What the planned columns of an entity type's changes mean; held rows carry it."""
-    parts = [entity_type.name, str(entity_type.schema_version)]
-    parts += [f"{view.index}:{view.plan.fingerprint}" for view in views]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+def planned_column(view: str, image: Literal["current", "original"]) -> str:
+    """Column of planned changes with what an image is to a view.
+
+    Named by the view, whose name means one definition for ever (`control.register_view`): changes
+    that wait keep their columns while views come and go around them.
+    """
+    return f"{view}__{image}"
 
 
 def group_plan(
@@ -159,7 +153,6 @@ def group_plan(
     *,
     topic: str,
     schema_name: str,
-    fingerprint: str,
     generation: int = 1,
     alone: str | None = None,
     history: bool = True,
@@ -168,8 +161,6 @@ def group_plan(
 ) -> GroupPlan:
     """Plan of the main group, or of the view ``alone``, from the views that it keeps.
 
-    ``fingerprint`` is that of all views of the entity type (:func:`planned_fingerprint`), also of
-    those which other groups keep: it tells what the numbers of the planned columns stand for.
     ``history`` tells whether the history is kept: here, or alone as `<entity>_history`.
     """
     entity = entity_type.name
@@ -182,10 +173,10 @@ def group_plan(
         if plan.kind == "linear":
             groups = tuple(column.name for column in plan.group)
             sums = tuple((a.name, a.kind) for a in plan.accumulators)
-            linears.append(LinearTable(plan.name, table, view.index, groups, sums))
+            linears.append(LinearTable(plan.name, table, groups, sums))
         else:
             columns = tuple(column.name for column in plan.row)
-            rows.append(RowTable(plan.name, table, view.index, columns))
+            rows.append(RowTable(plan.name, table, columns))
     return GroupPlan(
         view_group=main_group(entity) if alone is None else own_group(entity, alone),
         entity=entity,
@@ -198,7 +189,6 @@ def group_plan(
         ids_table=history_table,
         rows=tuple(rows),
         linears=tuple(linears),
-        fingerprint=fingerprint,
         epoch=epoch,
         held_max=held_max,
     )

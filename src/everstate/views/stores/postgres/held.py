@@ -25,17 +25,14 @@ def held_keys(session: Session, group: GroupPlan, partition: int) -> set[str]:
 def read_held(
     session: Session, group: GroupPlan, partition: int, keys: Iterable[str]
 ) -> dict[str, dict[int, HeldRow]]:
-    """Waiting changes of some keys; those planned for other columns come without their row."""
+    """Waiting changes of some keys."""
     query = sql.SQL(
-        "SELECT key, version, change_id::text, fingerprint, row FROM {} WHERE "
-        + _PLACE
-        + " AND key = ANY(%s)"
+        "SELECT key, version, change_id::text, row FROM {} WHERE " + _PLACE + " AND key = ANY(%s)"
     ).format(_table(group))
     found: dict[str, dict[int, HeldRow]] = {}
     place = (group.view_group, group.generation, partition, list(keys))
-    for key, version, change_id, fingerprint, row in session.connection.execute(query, place):
-        planned = unpacked(row) if fingerprint == group.fingerprint else None
-        found.setdefault(key, {})[version] = HeldRow(change_id, planned)
+    for key, version, change_id, row in session.connection.execute(query, place):
+        found.setdefault(key, {})[version] = HeldRow(change_id, unpacked(row))
     return found
 
 
@@ -65,13 +62,12 @@ def hold(
             change[name][0].as_py() for name in ("key", "version", "offset", "id")
         )
         place = (group.view_group, group.generation, partition)
-        values.append((*place, key, version, offset, change_id, group.fingerprint, packed(change)))
+        values.append((*place, key, version, offset, change_id, packed(change)))
     with session.connection.cursor() as cursor:
         cursor.executemany(
             sql.SQL(
                 "INSERT INTO {} (view_group, generation, partition, key, version, "
-                '"offset", change_id, fingerprint, row) '
-                "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+                '"offset", change_id, row) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)'
             ).format(table),
             values,
         )

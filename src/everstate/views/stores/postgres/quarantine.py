@@ -55,8 +55,7 @@ def quarantine(
             ("counters", "generation, partition, applied, duplicate, held, dead"),
             (
                 "held",
-                'generation, partition, key, version, "offset", change_id, fingerprint, row, '
-                "held_at",
+                'generation, partition, key, version, "offset", change_id, row, held_at',
             ),
         ):
             connection.execute(

@@ -25,6 +25,7 @@ from everstate.views.stores.postgres.group import (
     GroupPlan,
     LinearTable,
     RowTable,
+    planned_column,
 )
 from everstate.views.stores.postgres.images import Images, cut
 from everstate.views.stores.postgres.session import Session
@@ -233,7 +234,7 @@ def write_history(session: Session, group: GroupPlan, partition: int, batch: Bat
 def write_row_view(session: Session, group: GroupPlan, view: RowTable, batch: Batch) -> None:
     """Put the newest row of each key into a row view; a key without one leaves it."""
     changes, _ = batch.newest()
-    images = changes[f"v{view.index}_c"].combine_chunks()
+    images = changes[planned_column(view.view, "current")].combine_chunks()
     columns: dict[str, pa.Array] = {"key": changes["key"], "version": changes["version"]}
     columns.update(zip(view.columns, images.flatten(), strict=True))
     columns["present"] = images.is_valid()
@@ -304,7 +305,8 @@ def linear_deltas(view: LinearTable, changes: pa.Table) -> pa.Table:
     that nothing happens to are left out.
     """
     parts = [
-        _worth(view, changes[f"v{view.index}_{side}"], sign) for side, sign in (("o", -1), ("c", 1))
+        _worth(view, changes[planned_column(view.view, "original")], -1),
+        _worth(view, changes[planned_column(view.view, "current")], 1),
     ]
     rows = pa.concat_tables(parts).combine_chunks()
     names = [name for name, _ in view.sums]
