@@ -90,15 +90,15 @@ def test_a_held_change_survives_as_bytes() -> None:
 
 
 def test_c16_sums_that_do_not_fit_64_bits_are_exact() -> None:
-    table = LinearTable("v", "v__v1", 0, (), (("n", "count"), ("a0", "sum")))
+    table = LinearTable("v", "v__v1", (), (("n", "count"), ("a0", "sum")))
     images = pa.array([{"a0": 2**62}] * 6)
     nothing = pa.nulls(6, images.type)
-    deltas = linear_deltas(table, pa.table({"v0_o": nothing, "v0_c": images}))
+    deltas = linear_deltas(table, pa.table({"v__original": nothing, "v__current": images}))
     assert deltas.to_pylist() == [{"n": 6, "a0": 6 * 2**62}]
 
 
 def test_changes_that_cancel_out_write_nothing() -> None:
-    table = LinearTable("v", "v__v1", 0, ("g0",), (("n", "count"), ("a0", "sum")))
+    table = LinearTable("v", "v__v1", ("g0",), (("n", "count"), ("a0", "sum")))
     images = pa.array([{"g0": None, "a0": 5}, None, {"g0": "x", "a0": 1}])
-    deltas = linear_deltas(table, pa.table({"v0_o": images, "v0_c": images}))
+    deltas = linear_deltas(table, pa.table({"v__original": images, "v__current": images}))
     assert deltas.num_rows == 0
