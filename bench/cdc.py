@@ -125,8 +125,7 @@ def _backlog(config: Config, capturing: Capturing, topic: str, count: int) -> fl
             connection.execute(_INSERT, (first, last))
     began = time.perf_counter()
     capturing.resume()
-    _until(config, topic, count)
-    return (count - 1) / (time.perf_counter() - began)
+    return (count - 1) / (_until(config, topic, count) - began)
 
 
 _INSERT = (
@@ -140,15 +139,20 @@ def _write(config: Config, number: int) -> None:
         connection.execute(_INSERT, (number, number))
 
 
-def _until(config: Config, topic: str, count: int) -> None:
-    """Wait for that many records; markers of transactions are few, and then looked through."""
+def _until(config: Config, topic: str, count: int) -> float:
+    """Wait for that many records; the moment (perf_counter) in which they were all there.
+
+    Markers of transactions count in the ends, so that what is there is read through; that takes
+    seconds of its own, which are not the capture's.
+    """
     deadline = time.monotonic() + PATIENCE_S
     with Offsets(config) as offsets:
         while time.monotonic() < deadline:
+            asked = time.perf_counter()
             if sum(offsets.stable_ends([topic]).values()) >= count:
                 with Consumer(config) as consumer:
                     if sum(1 for _ in consumer.read_topic(topic)) >= count:
-                        return
+                        return asked
             time.sleep(_POLL_S)
     raise TimeoutError(f"{topic} has no {count:,} records after {PATIENCE_S:.0f} s")
 
