@@ -18,7 +18,7 @@ from bench.report import Reach, Result, result
 from bench.session import Session
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.log.consumer import Consumer
+from everstate.log.consumer import Follower
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.outbox import Installation, install_outbox, relay_of
@@ -205,12 +205,13 @@ def _bare(config: Config, stop: Event) -> None:
 
 def _read(config: Config, arrivals: dict[str, float], stop: Event) -> None:
     topic = TopicNames(config.log.prefix).changes(ACCOUNT.name)
-    with Consumer(config, client_id="bench-outbox", read_ahead=False) as consumer:
-        for record in consumer.tail([topic], from_end=False, idle_s=2.0):
-            now = time.time()
+    follower = Follower(config, {(topic, part): 0 for part in range(config.log.partitions)})
+    while not stop.is_set():
+        records = follower.poll(1_000, 0.1)
+        now = time.time()
+        for record in records:
             arrivals[(dict(record.headers)["ce_id"] or b"").decode()] = now
-            if stop.is_set():
-                return
+    follower.close()
 
 
 def _write(config: Config, seconds: int) -> tuple[dict[str, float], float]:

@@ -212,8 +212,9 @@ class Writer:
     seed: int = 7
     pause_s: float = 0.01
     transactions: int = 0
-    lost: int = 0
-    """Transactions that the database did not take, because it was away."""
+    """Those that the database acknowledged."""
+    unanswered: int = 0
+    """Those it did not: it went away before the commit, or between the commit and its answer."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _next: int = 1
@@ -247,7 +248,7 @@ class Writer:
                 self.source.run(*self._statements(chance))
                 self.transactions += 1
             except (psycopg.OperationalError, pymysql.OperationalError, pymysql.InterfaceError):
-                self.lost += 1
+                self.unanswered += 1
                 time.sleep(0.1)
             except BaseException as error:
                 self._failed = error

@@ -185,7 +185,8 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
         finally:
             role.end()
             capturing.remove(drop=True, topics=True)
-    assert len(wanted["customers"]) == writer.transactions > 200
+    assert writer.transactions > 200
+    assert 0 <= len(wanted["customers"]) - writer.transactions <= writer.unanswered
     for entity in ENTITIES:
         changes = changelog(config, entity)
         assert broken_laws(changes) == []

@@ -68,12 +68,14 @@ WITH entities AS (
         AND outbox.version > entities.logged AND outbox.version <= entities.newest
     WHERE outbox.entity = %(entity)s
     ORDER BY outbox.key, outbox.version, outbox.id DESC
+), counted AS (
+    SELECT key, count(*) AS versions FROM kept GROUP BY key
 ), judged AS (
-    SELECT entities.*,
-        (SELECT count(*) FROM kept WHERE kept.key = entities.key) = newest - logged AS whole,
+    SELECT entities.*, coalesce(counted.versions, 0) = newest - logged AS whole,
         top.key IS NOT NULL AS has_top,
         coalesce(top.before, entities.state, entities.logged_state) AS fill
-    FROM entities LEFT JOIN kept AS top
+    FROM entities LEFT JOIN counted USING (key)
+    LEFT JOIN kept AS top
         ON top.key = entities.key AND top.version = entities.newest
         AND top.change_id = entities.change_id
 ), steps AS (
