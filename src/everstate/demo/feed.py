@@ -33,12 +33,16 @@ class Feeder:
         """When the newest written change happened."""
         self.error: BaseException | None = None
 
-    def start(self) -> None:
-        """Make the store's tables and begin; goes on where an earlier run was ended."""
+    def prepare(self) -> None:
+        """Make the store's tables, and see how far an earlier run came."""
         with EntityStore(self._config, app.entity_type("flight")) as store:
             store.install()
         self.written = changes_written(self._config)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to write, when that has not begun yet."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """End after the transaction in hand."""

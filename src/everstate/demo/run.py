@@ -152,7 +152,7 @@ def _play(
     """Feed the store and watch until every change is in the views and in the archive."""
     feeder, watcher = Feeder(config, timetable), Watcher(config, "flight")
     course = Course(timetable.changes)
-    feeder.start()
+    feeder.prepare()
     display = Display(console, course)
     moved_at, moved = time.monotonic(), -1
     pids = [os.getpid(), *(stack.pid(name) for name in stack.names)]
@@ -162,6 +162,9 @@ def _play(
             course.add(sample)
             display.update()
             memory.sample(pids)
+            if sample.lag_seconds is not None:
+                # Spark is there, so the views can follow the store instead of catching up with it.
+                feeder.start()
             if feeder.error is not None:
                 raise feeder.error
             if min(sample.applied, sample.archived) >= timetable.changes:
