@@ -35,7 +35,7 @@ def run(session: Session) -> list[Result]:
         sizes.append(stored / count)
         return count / took
 
-    values, beneath = session.alternate(floor, ours, warm=2)
+    values, beneath = session.alternate(floor, ours, warm=4)
     rows = [
         result(
             "archive",

@@ -39,7 +39,7 @@ def run(session: Session) -> list[Result]:
         finally:
             session.drop(config)
 
-    values, beneath = session.alternate(floor, ours, warm=2)
+    values, beneath = session.alternate(floor, ours, warm=4)
     beside, bares = session.alternate(bare, ours, warm=0)
     with_history = [ours(app) for _ in range(session.repeat)]
     started = [_with_start_up(session, filled, count) for _ in range(session.repeat)]

@@ -102,7 +102,7 @@ class Session:
     ) -> tuple[list[float], list[float]]:
         """Run floor and ours by turns ``repeat`` times; returns (ours, floors).
 
-        ``warm`` rounds of both are thrown away first: Java takes two or three to compile itself.
+        ``warm`` rounds of both are thrown away first: Java takes two to four to compile itself.
         """
         values: list[float] = []
         floors: list[float] = []
