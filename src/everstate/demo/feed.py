@@ -27,6 +27,7 @@ class Feeder:
     def __init__(self, config: Config, timetable: Timetable) -> None:
         self._config, self._timetable = config, timetable
         self._stop = threading.Event()
+        self._followed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="demo-feeder", daemon=True)
         self.written = 0
         self.clock: datetime | None = None
@@ -40,13 +41,18 @@ class Feeder:
         self.written = changes_written(self._config)
 
     def start(self) -> None:
-        """Begin to write, when that has not begun yet."""
+        """Write the first transaction, and the others once `go_on` is called."""
         if self._thread.ident is None:
             self._thread.start()
+
+    def go_on(self) -> None:
+        """Write the rest: what was written first has arrived, and whoever keeps up is warm."""
+        self._followed.set()
 
     def stop(self) -> None:
         """End after the transaction in hand."""
         self._stop.set()
+        self._followed.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -67,6 +73,7 @@ class Feeder:
                     )
                     self.written += len(chunk)
                     self.clock = chunk[-1].occurred_at
+                    self._followed.wait()
                     if self._stop.is_set():
                         return
         except Exception as cause:

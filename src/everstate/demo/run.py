@@ -165,6 +165,8 @@ def _play(
             if sample.lag_seconds is not None:
                 # Spark is there, so the views can follow the store instead of catching up with it.
                 feeder.start()
+            if sample.applied:
+                feeder.go_on()
             if feeder.error is not None:
                 raise feeder.error
             if min(sample.applied, sample.archived) >= timetable.changes:
