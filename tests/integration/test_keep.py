@@ -227,6 +227,37 @@ def test_c8_a_topic_made_again_is_not_read(world: World) -> None:
     assert world.rows(BY_COUNTRY) == [("NL", 1, Decimal("5.00"))]
 
 
+def test_c19_the_rules_are_planned_only_where_a_record_needs_them(world: World) -> None:
+    keeper = world.keeper()
+
+    def has_rules() -> bool:
+        (unit,) = keeper._units()
+        plan = keeper._job(unit)._jdf.queryExecution().executedPlan().toString()
+        return "wrong_type:occurredAt" in plan
+
+    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
+    assert not has_rules()
+    assert drain(keeper) == (20, 0, 0, 0)
+    # Readable, but not plainly so: every other partition's changes are applied once all the same.
+    odd = world.put("o-1", "BE", "5.00")
+    upper = (odd.value or b"")[:7] + (odd.value or b"")[7:43].upper() + (odd.value or b"")[43:]
+    assert upper != odd.value
+    world.send(
+        OutRecord(world.topic, odd.key, upper, odd.headers),
+        *[world.put(f"x-{n}", "NL", "5.00") for n in range(20)],
+        OutRecord(world.topic, b"o-2", b"{not json", []),
+    )
+    assert not has_rules()
+    assert drain(keeper) == (21, 0, 0, 1)
+    world.send(world.put("o-3", "NL", "6.00"))
+    assert has_rules()
+    assert drain(keeper) == (1, 0, 0, 0)
+    assert world.rows(BY_COUNTRY) == [("BE", 1, Decimal("5.00")), ("NL", 39, Decimal("196.00"))]
+    assert world.rows("SELECT sum(applied), sum(dead) FROM counters") == [(42, 1)]
+    assert [r.name for r in world.verify().values() if not r.holds] == []
+    keeper.close()
+
+
 def test_c12_the_keepers_plan_moves_no_row_between_tasks(world: World) -> None:
     keeper = world.keeper()
     world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])

@@ -328,6 +328,22 @@ def test_each_record_is_readable_or_has_its_reason(parsed: list[Row], index: int
         assert [row[name] for name in typed] == [None] * len(typed)
 
 
+def test_without_the_rules_a_record_is_as_with_them_or_unjudged(
+    spark: SparkSession, parsed: list[Row]
+) -> None:
+    upper = GOOD.replace(MESSAGE["id"].encode(), MESSAGE["id"].upper().encode())
+    assert upper != GOOD
+    rows = [*((key, value) for _, key, value, _ in TABLE), (b"p1", upper)]
+    quick = parse(records(spark, rows), PARCEL, unjudged="unjudged").orderBy("offset").collect()
+    assert quick.pop().reason == "unjudged"  # readable, and only the rules can tell
+    assert len(quick) == len(parsed)
+    for mine, whole in zip(quick, parsed, strict=True):
+        assert mine.reason in (None, "unjudged")
+        assert mine.reason == "unjudged" or mine == whole
+    plain = parse(records(spark, [(b"p1", GOOD)]), PARCEL, unjudged="unjudged").collect()
+    assert plain == parse(records(spark, [(b"p1", GOOD)]), PARCEL).collect()
+
+
 def test_a_readable_record_has_every_typed_value(spark: SparkSession) -> None:
     row = parse(records(spark, [(b"p1", GOOD)]), PARCEL).select(
         "*", F.unix_micros("occurred_at").alias("occurred_us"), "current.seen"

@@ -32,7 +32,7 @@ from everstate.pipeline.plan import column_types, planned
 from everstate.pipeline.session import spark_errors
 from everstate.pipeline.source import fair_spans, read_ranges
 from everstate.pipeline.spans import ArchivedOffsets, Sources, divided
-from everstate.pipeline.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.task import OUTCOME_DDL, UNJUDGED, ApplyTask
 from everstate.pipeline.units import (
     Stored,
     Unit,
@@ -64,6 +64,8 @@ _RETRY_S_MIN: Final = 0.2
 # A task costs 0.1 s of a core before its first change: a small batch is read by few.
 _TASK_CHANGES: Final = 5_000
 _TASK_PARTITIONS: Final = 4
+# Where one record needed the rules, the next may: so many jobs are planned with them.
+_JUDGED_JOBS: Final = 100
 _ARCHIVE_SPARE_S: Final = 15.0
 _QUARANTINE_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 # Not longer: at each try the partitions that can go on do.
@@ -109,6 +111,8 @@ class Keeper:
         self._identities: dict[str, TopicIdentity] = {}
         self._retries: dict[str, _Retry] = {}
         self._stopped: set[str] = set()
+        self._judged_jobs: dict[str, int] = {}
+        """Entity types whose next jobs judge each record by the rules, and how many."""
         self._database: psycopg.Connection[Any] | None = None
 
     def close(self) -> None:
@@ -253,6 +257,22 @@ class Keeper:
         return outcomes
 
     def _run(self, units: Sequence[Unit]) -> list[Any]:
+        """Apply the units' ranges in one job; in one more where records must be judged."""
+        outcomes = self._collect(units)
+        left = {_place(outcome) for outcome in outcomes if outcome["unjudged"]}
+        if not left:
+            return outcomes
+        self._judged_jobs |= dict.fromkeys((entity for entity, _, _ in left), _JUDGED_JOBS)
+        view_groups = {view_group for _, view_group, _ in left}
+        again = self._collect([each for each in units if each.group.view_group in view_groups])
+        return [
+            *(outcome for outcome in outcomes if _place(outcome) not in left),
+            *(outcome for outcome in again if _place(outcome) in left),
+        ]
+
+    def _collect(self, units: Sequence[Unit]) -> list[Any]:
+        for entity in {unit.entity_type.name for unit in units}:
+            self._judged_jobs[entity] = max(0, self._judged_jobs.get(entity, 0) - 1)
         with spark_errors("keeping views"):
             return list(reduce(DataFrame.unionAll, map(self._job, units)).collect())
 
@@ -341,7 +361,9 @@ class Keeper:
                 math.ceil(len(spans) / _TASK_PARTITIONS),
                 math.ceil(sum(map(len, spans.values())) / _TASK_CHANGES),
             )
-            parts.append(parse(records.coalesce(tasks), unit.entity_type))
+            judged = self._judged_jobs.get(unit.entity_type.name, 0) > 0
+            records = records.coalesce(tasks)
+            parts.append(parse(records, unit.entity_type, unjudged=None if judged else UNJUDGED))
         if spans := unit.sources.archive:
             parts.append(read_archived(self._spark, self._config, unit.entity_type, spans))
         # An archive that was written before a field came has no column of it.
@@ -438,3 +460,7 @@ class Keeper:
                 if self._database is not None:
                     self._database.close()
                 raise
+
+
+def _place(outcome: Any) -> tuple[str, str, int]:
+    return outcome["entity"], outcome["view_group"], outcome["partition"]

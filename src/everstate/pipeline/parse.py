@@ -152,7 +152,7 @@ def parsed_schema(entity_type: EntityType) -> StructType:
     )
 
 
-def parse(records: DataFrame, entity_type: EntityType) -> DataFrame:
+def parse(records: DataFrame, entity_type: EntityType, *, unjudged: str | None = None) -> DataFrame:
     """Typed columns of each record of a changelog, or the reason why it has none.
 
     In: columns of :data:`everstate.pipeline.source.SOURCE_SCHEMA`. Out: one row a record, columns
@@ -161,15 +161,21 @@ def parse(records: DataFrame, entity_type: EntityType) -> DataFrame:
     ``key_mismatch``, ``wrong_type:<field>``, ``missing:<field>``, ``unexpected:<field>``,
     ``invalid:<field>``, and all typed columns are null. Never fails on a record. Cost: the JSON is
     parsed once, whatever is filtered or selected later.
+
+    With ``unjudged`` a record that is not plainly readable has that as its reason, readable or
+    not, and the caller parses it again without. The rules are most of the plan, and Spark spends a
+    fifth of a small batch on them, though nearly every batch has no record that they are for.
     """
     application = records.sparkSession.sparkContext.applicationId
-    for columns in _selections(entity_type, application):
+    for columns in _selections(entity_type, application, unjudged):
         records = records.select(*columns)
     return records
 
 
 @lru_cache(maxsize=64)
-def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column], ...]:
+def _selections(
+    entity_type: EntityType, _application: str, unjudged: str | None
+) -> tuple[list[Column], ...]:
     """The selections that make up `parse`, one after the other.
 
     Built once for each Spark application: they are some hundred calls into the JVM, which would
@@ -180,12 +186,22 @@ def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column
     text = F.when(F.spark_partition_id() >= 0, _with_end())
     read = F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
     times = [_moment("occurredAt").alias("occurred"), _moment("recordedAt").alias("recorded")]
+    every = F.col("*")
+    # Nearly every record is readable, and one plain condition says so. What that leaves over,
+    # or cannot tell, goes through the rules: it may be too strict, never too lenient.
+    plain = F.coalesce(_plainly_readable(entity_type), F.lit(False))
+    if unjudged is None:
+        judged = [[every, plain.alias("plain")], [every, _reason(entity_type).alias("reason")]]
+        # The first lower() of a JVM builds ICU's case tables, which takes a core ten seconds.
+        change_id = F.when(F.col("plain"), F.col("v.id")).otherwise(F.lower(F.col("v.id")))
+    else:
+        judged = [[every, F.when(~plain, unjudged).alias("reason")]]
+        change_id = F.col("v.id")
     typed: dict[str, Column] = {
         "key": F.col("v.key"),
         "recorded_at": F.col("recorded"),
         "version": F.col("v.version"),
-        # The first lower() of a JVM builds ICU's case tables, which takes a core ten seconds.
-        "id": F.when(F.col("plain"), F.col("v.id")).otherwise(F.lower(F.col("v.id"))),
+        "id": change_id,
         "kind": F.col("v.kind"),
         "occurred_at": F.col("occurred"),
         "current": F.col(f"v.{_CURRENT}"),
@@ -210,16 +226,7 @@ def _selections(entity_type: EntityType, _application: str) -> tuple[list[Column
             columns.append(F.when(readable, typed[name]).alias(name))
         else:
             columns.append(given.get(name, F.col(name)).alias(name))
-    every = F.col("*")
-    return (
-        [every, read],
-        [every, *times],
-        # Nearly every record is readable, and one plain condition says so. What that leaves over,
-        # or cannot tell, goes through the rules: it may be too strict, never too lenient.
-        [every, F.coalesce(_plainly_readable(entity_type), F.lit(False)).alias("plain")],
-        [every, _reason(entity_type).alias("reason")],
-        columns,
-    )
+    return ([every, read], [every, *times], *judged, columns)
 
 
 def _with_end() -> Column:

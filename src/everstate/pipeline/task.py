@@ -28,12 +28,15 @@ _OUTCOME: Final = pa.schema(
         "failed_view": _TEXT,
         "failure": _TEXT,
         "moved": pa.bool_(),
+        "unjudged": pa.bool_(),
     }
 )
 OUTCOME_DDL: Final = (
     "entity string, view_group string, partition int, applied long, duplicate long, held long, "
-    "dead long, failed_view string, failure string, moved boolean"
+    "dead long, failed_view string, failure string, moved boolean, unjudged boolean"
 )
+UNJUDGED: Final = "unjudged"
+"""Reason of a record that the rules of :func:`everstate.pipeline.parse.parse` have not seen."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class ApplyTask:
         """One line of outcome per partition.
 
         ``failed_view`` and ``failure``: a view that cannot take a change. ``failure`` alone: the
-        group cannot go on. ``moved``: another attempt was here, this one did nothing.
+        group cannot go on. ``moved``: another attempt was here, this one did nothing. ``unjudged``:
+        there are records that are not plainly readable, and nothing was done.
         """
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
@@ -70,11 +74,14 @@ class ApplyTask:
         group = self.group
         outcome: dict[str, str | int | None] = {
             "moved": False,
+            "unjudged": False,
             "entity": group.entity,
             "view_group": group.view_group,
             "partition": partition,
             **dict.fromkeys(("applied", "duplicate", "held", "dead"), 0),
         }
+        if pc.any(pc.equal(changes["reason"], UNJUDGED)).as_py():
+            return {**outcome, "unjudged": True}
         try:
             done = apply_range(self.dsn, group, partition, self.spans[partition], changes)
         except PositionMoved:
