@@ -173,7 +173,7 @@ def test_settled_seconds_are_deleted_and_a_late_announcement_is_still_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unpublished_module, "_GRACE_S", 0)
-    monkeypatch.setattr(unpublished_module, "_RELOOK_S", 0)
+    monkeypatch.setattr(unpublished_module, "_RELOOK", 0)
     store.put(Order(order_id="o-1"), provenance=CLERK)
     drain(publisher)
     deadline = time.monotonic() + 10

@@ -21,8 +21,8 @@ _AHEAD_S: Final = 2
 _HOT_S: Final = 2
 _GRACE_S: Final = 30
 """Longer than Cassandra keeps a late insert alive: older buckets get no more of them."""
-_RELOOK_S: Final = 1.0
-_RELOOK_OLD_S: Final = 10.0
+_RELOOK: Final = 0.5
+_RELOOK_S_MAX: Final = 10.0
 _DISCOVER_EVERY_S: Final = 20.0
 
 
@@ -92,10 +92,14 @@ class Unpublished:
         known.settled.add(announcement.attempt)
 
     def _is_due(self, bucket: int, known: _Bucket, now: float) -> bool:
-        """New buckets are looked at every time, those of the last half minute once a second."""
+        """New buckets are looked at every time, others after half of their age.
+
+        So each announcement is read some ten times, whatever comes later. One that its writer
+        made late (it was halted in between) is found that much later at most.
+        """
         age_s = now - (bucket + 1) * BUCKET_S
         waited_s = now - known.looked_at
-        return age_s < _HOT_S or waited_s >= (_RELOOK_S if age_s < 2 * _GRACE_S else _RELOOK_OLD_S)
+        return age_s < _HOT_S or waited_s >= min(_RELOOK * age_s, _RELOOK_S_MAX)
 
     def _forget(self, bucket: int, known: _Bucket) -> None:
         """Delete a bucket whose announcements are all settled.
