@@ -60,16 +60,21 @@ def stack_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     )
 
 
+def _started(servers: Stack, name: str) -> Config:
+    """Addresses of the servers; where they do not start, the test is skipped, but not in CI."""
+    try:
+        return servers.start()
+    except LocalStackError as cause:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{name} does not start here: {cause}")
+
+
 @pytest.fixture(scope="session")
 def stack(stack_config: Config) -> Iterator[RunningStack]:
     """Kafka and PostgreSQL for the whole run; in CI their absence is a failure."""
     servers = Stack(stack_config)
-    try:
-        config = servers.start()
-    except LocalStackError as cause:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"the local stack does not start here: {cause}")
+    config = _started(servers, "the local stack")
     try:
         yield RunningStack(config, servers, stack_config)
     finally:
@@ -78,10 +83,13 @@ def stack(stack_config: Config) -> Iterator[RunningStack]:
 
 @pytest.fixture(scope="session")
 def cassandra(stack: RunningStack) -> Iterator[RunningStack]:
-    """Cassandra beside the stack, started when the first test wants it."""
+    """Cassandra beside the stack, started when the first test wants it.
+
+    It needs Java 17, which a machine may not have; in CI its absence is a failure.
+    """
     section = stack.config.cassandra.model_copy(update={"local": True})
     servers = Stack(stack.config.model_copy(update={"cassandra": section}))
-    config = servers.start()
+    config = _started(servers, "cassandra")
     try:
         yield RunningStack(config, servers, stack.given)
     finally:
@@ -135,12 +143,7 @@ def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:
     """The run's stack and one more server, which is stopped at the end."""
     # The settings that the run began with: addresses that are filled in would be ours to keep.
     servers = Stack(stack.given, also=(name,))
-    try:
-        config = servers.start()
-    except LocalStackError as cause:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"{name} does not start here: {cause}")
+    config = _started(servers, name)
     try:
         yield RunningStack(config, servers, stack.given)
     finally:
