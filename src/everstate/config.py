@@ -274,7 +274,7 @@ class CaptureConfig(Section):
     spell it; ``{source}`` is the source's name: ``${file:/etc/secrets/{source}:password}``."""
     retention_hours: float = Field(default=168, gt=0)
     """How long raw topics keep what a capture wrote."""
-    bulk_records: int = Field(default=50_000, ge=0)
+    bulk_records: int = Field(default=500_000, ge=0)
     """A backlog of more raw records than this is parsed by Spark, in parallel."""
     heartbeat_s: float = Field(default=5, gt=0)
     """How often an idle database is written to, so that its log is let go and delay is seen."""
