@@ -258,6 +258,8 @@ class Keeper:
 
     def _run(self, units: Sequence[Unit]) -> list[Any]:
         """Apply the units' ranges in one job; in one more where records must be judged."""
+        for entity in {unit.entity_type.name for unit in units}:
+            self._judged_jobs[entity] = max(0, self._judged_jobs.get(entity, 0) - 1)
         outcomes = self._collect(units)
         left = {_place(outcome) for outcome in outcomes if outcome["unjudged"]}
         if not left:
@@ -271,8 +273,6 @@ class Keeper:
         ]
 
     def _collect(self, units: Sequence[Unit]) -> list[Any]:
-        for entity in {unit.entity_type.name for unit in units}:
-            self._judged_jobs[entity] = max(0, self._judged_jobs.get(entity, 0) - 1)
         with spark_errors("keeping views"):
             return list(reduce(DataFrame.unionAll, map(self._job, units)).collect())
 
