@@ -30,6 +30,7 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import Cleaning
+from everstate.sources.cdc.restarting import Restarter, keep_running
 from everstate.sources.cdc.snapshots import snapshot
 
 ENTITY_OF = {"customers": "customer", "orders": "order", "notes": "note"}
@@ -83,10 +84,11 @@ def config(connect: Any, topic_prefix: str) -> Config:
 
 
 class CleanRole:
-    """The clean role in a thread, which can be ended and begun again as a process is."""
+    """The clean role in threads, which can be ended and begun again as a process is."""
 
     def __init__(self, config: Config, capturing: Capturing) -> None:
         self._config, self._capturing = config, capturing
+        self._restarters = [Restarter(capturing.capture.name, lambda: capturing)]
         self._failed: list[BaseException] = []
         self._begin()
 
@@ -95,7 +97,11 @@ class CleanRole:
         cleaning = Cleaning(self._config, self._capturing.capture, ENTITIES)
         self._cleaner = Cleaner(self._config, cleaning, bulk_records=10**9)
         self._thread = threading.Thread(target=self._run, name="clean")
+        self._watching = threading.Thread(
+            target=keep_running, args=(self._restarters, self._stop), name="restart-captures"
+        )
         self._thread.start()
+        self._watching.start()
 
     def _run(self) -> None:
         try:
@@ -108,6 +114,7 @@ class CleanRole:
     def end(self) -> None:
         self._stop.set()
         self._thread.join()
+        self._watching.join()
         if self._failed:
             raise self._failed[0]
 

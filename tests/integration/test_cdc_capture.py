@@ -6,6 +6,7 @@ import dataclasses
 import json
 import urllib.request
 from collections.abc import Iterator
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.capturing import CaptureStatus, Capturing
 from everstate.sources.cdc.notifications import Notification
+from everstate.sources.cdc.rest import Connect
+from everstate.sources.cdc.restarting import Restarter
 from everstate.sources.cdc.snapshots import signal_keys, snapshot
 
 KINDS = ("postgresql", "mariadb")
@@ -170,3 +173,46 @@ def test_a_connector_that_fails_says_why(config: Config, source: Source) -> None
     with pytest.raises(CaptureFailed, match=r"snapshot\.mode"):
         capturing.add()
     capturing.remove(drop=True, topics=True)
+
+
+def limit_records(config: Config, topic: str, size: int) -> None:
+    """Let the broker refuse records of a topic that are longer."""
+    with Topics(config) as topics:
+        topics.set_config(topic, {"max.message.bytes": str(size)})
+
+
+def test_a_connector_that_failed_is_started_again_and_reads_what_it_missed(
+    config: Config, source: Source, capturing: Capturing
+) -> None:
+    topic = capturing.add().topics[f"{source.schema}.notes"]
+    restarter = Restarter("shop", lambda: capturing)
+    source.run("INSERT INTO notes (id, title) VALUES (1, 'a')")
+    assert settled(config, source) == without_nulls(table_rows(source))
+    limit_records(config, topic, 1_000)
+    source.run(("INSERT INTO notes (id, title, body) VALUES (2, 'b', %s)", (token_hex(20_000),)))
+    assert eventually(lambda: capturing.failure() is not None, 60), capturing.status()
+    assert capturing.status().state == "RUNNING", "as Connect tells of a task that reads nothing"
+    limit_records(config, topic, 1_000_000)
+    assert restarter.step()
+    source.run("INSERT INTO notes (id, title) VALUES (3, 'c')")
+    assert settled(config, source) == without_nulls(table_rows(source))
+    assert capturing.failure() is None
+    assert not restarter.step()
+
+
+def test_a_connector_is_not_started_again_behind_a_hole(config: Config, database: str) -> None:
+    source = PostgresSource(database)
+    make_tables(source)
+    capturing = Capturing(config, capture_of(source), local=True)
+    capturing.add()
+    try:
+        source.run("INSERT INTO notes (id, title) VALUES (1, 'a')")
+        assert eventually(lambda: bool(capturing.status().position), 30)
+        assert config.capture.connect_url is not None
+        Connect(config.capture.connect_url).stop(capturing.names.connector)
+        assert eventually(lambda: capturing.status().connected is False, 30)
+        source.run(f"SELECT pg_drop_replication_slot('{capturing.names.identifier}')")
+        with pytest.raises(CaptureFailed, match="there is no slot"):
+            capturing.restart_failed()
+    finally:
+        capturing.remove(drop=True, topics=True)

@@ -91,9 +91,16 @@ def run_commands(config: Config, app: App, stop: threading.Event) -> None:
 
 
 def run_clean(config: Config, app: App, stop: threading.Event) -> None:
-    """Turn what captures wrote into changes."""
+    """Turn what captures wrote into changes, and restart their connectors when they fail."""
+    from everstate.local import connect
     from everstate.pipeline.clean import run_cleaners
+    from everstate.sources.cdc.restarting import keep_running, restarters_of
 
+    restarters = restarters_of(app.captures, lambda: connect(config))
+    watching = threading.Thread(
+        target=keep_running, args=(restarters, stop), name="restart-captures", daemon=True
+    )
+    watching.start()
     run_cleaners(config, app.cleanings(config), stop)
 
 

@@ -98,10 +98,13 @@ class Capturing:
     @property
     def _connect(self) -> Connect:
         """Connect's REST interface; raises InvalidConfig while there is no address."""
-        url = self.capture.connect_url or self._config.capture.connect_url
-        if url is None:
+        if self._url is None:
             raise InvalidConfig("capture.connect_url", None, f"an address; {_OWN_CLUSTER}")
-        return Connect(url)
+        return Connect(self._url)
+
+    @property
+    def _url(self) -> str | None:
+        return self.capture.connect_url or self._config.capture.connect_url
 
     def add(self, *, snapshot: bool = True, wait_s: float = 60.0) -> Added:
         """Make topics, publication and our tables, and the connector; wait until it reads.
@@ -169,6 +172,37 @@ class Capturing:
         self._wait_for("RUNNING", wait_s)
         if _states(self._connect.status(self.names.connector))[1] == "FAILED":
             self._connect.restart(self.names.connector)
+
+    def failure(self) -> str | None:
+        """Why the connector or its task has failed; one request to Connect.
+
+        ``None``: neither has, or it is paused, or nobody has added it yet. Raises Unavailable.
+        """
+        if self._url is None:
+            return None
+        try:
+            state, task, reason = _states(self._connect.status(self.names.connector))
+        except NoSuchConnector:
+            return None
+        has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
+        return (self._safe(reason) or "no reason is told") if has_failed else None
+
+    def restart_failed(self) -> None:
+        """Start what failed again; it goes on at the stored position.
+
+        Raises Unavailable while the database does not answer, and CaptureFailed when it has no
+        more what follows the position: a connector would begin behind the hole and say nothing.
+        """
+        connector = self.names.connector
+        with self.database() as database:
+            standing = database.standing(self._connect.offset(connector))
+        if standing.is_lost:
+            raise CaptureFailed(
+                f"capture {self.capture.name}: {standing.note}.",
+                advice=f"`everstate cdc remove {self.capture.name} --drop`, then `cdc add`, "
+                "reads all rows again.",
+            )
+        self._connect.restart(connector)
 
     def remove(self, *, drop: bool = False, topics: bool = False) -> list[Step]:
         """Delete the connector; with ``drop`` its position, slot, publication and our tables too.

@@ -45,6 +45,8 @@ class Standing:
     note: str | None = None
     idle: bool = False
     """Nothing of the captured tables is in the log after the connector's place, for sure."""
+    is_lost: bool = False
+    """The database has no more what follows the connector's place; ``note`` says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class MariaDatabase:
         named = [name for name, _size in sizes]
         if file not in named:
             note = f"the server has removed {file}, which the connector needs"
-            return Standing(bool(dumps), None, None, note)
+            return Standing(bool(dumps), None, None, note, is_lost=True)
         after = sizes[named.index(file) :]
         behind = max(0, sum(size for _name, size in after) - int(position))
         return Standing(bool(dumps), behind, None, idle=self._is_idle(after, int(position)))

@@ -128,10 +128,12 @@ class PostgresDatabase:
                 self._names.identifier,
             )
         if row is None:
-            return Standing(False, None, None, f"there is no slot {self._names.identifier}")
+            # Without a place a first snapshot is to come, and its slot with it.
+            missing = f"there is no slot {self._names.identifier}"
+            return Standing(False, None, None, missing, is_lost=bool(offset))
         lost = row["wal_status"] == "lost"
         note = f"the slot is lost ({row['reason'] or 'its log was removed'})" if lost else None
-        return Standing(bool(row["active"]), row["behind"], row["held"], note)
+        return Standing(bool(row["active"]), row["behind"], row["held"], note, is_lost=lost)
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
         """Put a signal into our table."""

@@ -1,0 +1,130 @@
+"""When a capture's connector that has failed is started again, and when it is left as it is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from prometheus_client import REGISTRY
+
+from everstate.config import load
+from everstate.errors import CaptureFailed, EverstateError, Unavailable
+from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.declaration import Capture, Table
+from everstate.sources.cdc.restarting import (
+    AGAIN_S_MAX,
+    LOOK_S,
+    STEADY_S,
+    Restarter,
+    restarters_of,
+)
+
+
+class Connector:
+    """A connector with its database, as far as they are asked."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.refusal: EverstateError | None = None
+        self.restarts = 0
+        self.stays_failed = False
+
+    def failure(self) -> str | None:
+        return self.reason
+
+    def restart_failed(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.restarts += 1
+        if not self.stays_failed:
+            self.reason = None
+
+
+class Rig:
+    """A restarter without its thread, a connector, and a clock."""
+
+    def __init__(self, name: str = "shop") -> None:
+        self.now_s = 1000.0
+        self.connector = Connector()
+        self.restarter = Restarter(name, lambda: self.connector, clock=lambda: self.now_s)
+
+    def look(self, seconds: float = LOOK_S) -> bool:
+        self.now_s += seconds
+        return self.restarter.step()
+
+
+def test_a_connector_that_failed_is_restarted_with_the_next_look_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig("shop_counted")
+    assert not rig.look()
+    rig.connector.reason = "FATAL: terminating connection due to administrator command"
+    with caplog.at_level(logging.WARNING):
+        assert rig.look()
+    assert "administrator command" in caplog.text
+    assert not rig.look()
+    assert rig.connector.restarts == 1
+    counted = {"capture": "shop_counted"}
+    assert REGISTRY.get_sample_value("everstate_capture_restarts_total", counted) == 1
+
+
+def test_what_goes_on_failing_is_restarted_after_a_growing_time() -> None:
+    rig = Rig()
+    rig.connector.reason, rig.connector.stays_failed = "wrong", True
+    assert rig.look()
+    waits = []
+    for _ in range(8):
+        began = rig.now_s
+        while not rig.look():
+            pass
+        waits.append(rig.now_s - began)
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600]
+
+
+def test_what_ran_for_a_while_is_restarted_at_once() -> None:
+    rig = Rig()
+    rig.connector.reason = "passes"
+    assert rig.look()
+    rig.connector.reason = "passes"
+    assert not rig.look(), "it failed again within 10 s"
+    assert rig.look()
+    assert not rig.look(20 + STEADY_S)
+    rig.connector.reason = "passes"
+    assert rig.look()
+    assert rig.connector.restarts == 3
+
+
+def test_a_database_that_is_away_is_asked_at_each_look_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.connector.reason, rig.connector.refusal = "gone", Unavailable("the database is away.")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            assert not rig.look()
+    assert caplog.text.count("the database is away.") == 1
+    rig.connector.refusal = None
+    assert rig.look(), "an outage does not make the wait grow"
+
+
+def test_a_position_that_is_lost_is_told_and_never_restarted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.connector.reason, rig.connector.refusal = "lost", CaptureFailed("the slot is lost.")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            assert not rig.look(AGAIN_S_MAX)
+    assert caplog.text.count("the slot is lost.") == 1
+    assert rig.connector.restarts == 0
+
+
+def test_a_connector_of_somebody_else_is_not_ours_to_restart_and_none_is_no_failure() -> None:
+    table = {"public.item": Table(entity="item")}
+    ours = Capture(name="ours", kind="postgresql", tables=table, dsn="postgresql://u:p@h/d")
+    theirs = Capture(name="theirs", kind="postgresql", tables=table)
+    config = load()
+    restarters = restarters_of({"ours": ours, "theirs": theirs}, lambda: config)
+    assert len(restarters) == 1
+    assert not restarters[0].step(), "no Connect runs yet: nobody has added the capture"
+    assert Capturing(config, ours, local=False).failure() is None
