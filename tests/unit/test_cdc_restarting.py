@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 
 import pytest
 from prometheus_client import REGISTRY
+from pydantic import BaseModel
 
-from everstate.config import load
+from everstate.app import App
+from everstate.cli.roles import run_clean
+from everstate.config import Config, load
 from everstate.errors import CaptureFailed, EverstateError, Unavailable
+from everstate.sources.cdc import restarting
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.declaration import Capture, Table
 from everstate.sources.cdc.restarting import (
@@ -18,6 +24,10 @@ from everstate.sources.cdc.restarting import (
     Restarter,
     restarters_of,
 )
+
+
+class Item(BaseModel):
+    id: int
 
 
 class Connector:
@@ -128,3 +138,36 @@ def test_a_connector_of_somebody_else_is_not_ours_to_restart_and_none_is_no_fail
     assert len(restarters) == 1
     assert not restarters[0].step(), "no Connect runs yet: nobody has added the capture"
     assert Capturing(config, ours, local=False).failure() is None
+
+
+def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App("shop")
+    app.entity("item", key="id", source="capture")(Item)
+    app.capture(
+        "shop",
+        kind="postgresql",
+        dsn="postgresql://u:p@h/d",
+        tables={"public.item": Table(entity="item")},
+    )
+    connector = Connector()
+    connector.reason = "passes"
+    monkeypatch.setattr(restarting, "LOOK_S", 0.0)
+    monkeypatch.setattr(restarting, "Capturing", lambda *_, **__: connector)
+    monkeypatch.setattr(app, "cleanings", lambda config: [])
+    stop = threading.Event()
+
+    def clean(config: Config, captures: object, stop: threading.Event) -> None:
+        for _ in range(500):
+            if connector.restarts:
+                break
+            time.sleep(0.01)
+        stop.set()
+
+    monkeypatch.setattr("everstate.pipeline.clean.run_cleaners", clean)
+    addresses = {"EVERSTATE_LOG_BOOTSTRAP_SERVERS": "127.0.0.1:1", "EVERSTATE_STORE_DSN": "p"}
+    for name, value in addresses.items():
+        monkeypatch.setenv(name, value)
+    run_clean(load(), app, stop)
+    assert connector.restarts == 1
