@@ -167,11 +167,11 @@ class Capturing:
         self._wait_for("PAUSED", wait_s)
 
     def resume(self, wait_s: float = 60.0) -> None:
-        """Go on reading where it was paused; failed tasks are started again."""
+        """Go on reading where it was paused; see :meth:`restart_failed` for what had failed."""
         self._known(self._connect.resume)
         self._wait_for("RUNNING", wait_s)
-        if _states(self._connect.status(self.names.connector))[1] == "FAILED":
-            self._connect.restart(self.names.connector)
+        if self.failure() is not None:
+            self.restart_failed()
 
     def failure(self) -> str | None:
         """Why the connector or its task has failed; one request to Connect.
