@@ -263,9 +263,11 @@ def test_a_transaction_goes_on_when_its_end_and_all_its_rows_are_there() -> None
     assert (gate.is_ready("1", 5.0), gate.needed_from(topic)) == (False, 40)
     gate.row("1", 2, 6.0)
     assert (gate.is_ready("1", 6.0), gate.count("1")) == (True, 3)
-    gate.settle(6.0, {"1"})
-    assert gate.needed_from(topic) == 40
-    gate.settle(6.0, set())
+    gate.gone("1")
+    gate.settle(6.0)
+    assert gate.needed_from(topic) == 40, "one of its rows has not gone on"
+    gate.gone("1")
+    gate.settle(6.0)
     assert (gate.needed_from(topic), gate.count("1")) == (None, 3)
     gate.row("1", 1, 7.0)
     assert gate.is_ready("1", 7.0), "its rows are read again"
@@ -275,7 +277,8 @@ def test_a_transaction_whose_end_does_not_come_goes_without_its_block() -> None:
     gate = TransactionGate(10.0)
     gate.row("1", 1, 0.0)
     assert (gate.is_ready("1", 11.0), gate.count("1")) == (True, None)
-    gate.settle(11.0, set())
+    gate.gone("1")
+    gate.settle(11.0)
     assert gate.overdue == 1
 
 

@@ -110,7 +110,7 @@ def encode_wire(wire: WireChange, extra: Mapping[str, Any] | None = None) -> byt
     """JSON bytes of an envelope; ``extra`` fields follow the known ones."""
     value = _encode(wire)
     if extra:
-        value = value[:-1] + b"," + _encode(dict(extra))[1:]
+        value = value[:-1] + b"," + _encode(_plain(extra))[1:]
     return value
 
 
@@ -217,7 +217,7 @@ class ChangeCodec:
             b"null" if current is None else self._json(current),
             b',"originalEntityState":',
             b"null" if original is None else self._json(original),
-            b"}" if not change.extra else b",%b" % _encode(dict(change.extra))[1:],
+            b"}" if not change.extra else b",%b" % _encode(_plain(change.extra))[1:],
         )
         value = b"".join(parts)
         if len(value) > self.message_bytes_max:
@@ -275,6 +275,10 @@ class ChangeCodec:
             raise InvalidChange(name, change.key, "entity", f"it is of {change.entity!r}")
         check_shape(change)
         return change
+
+
+def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return extra if isinstance(extra, dict) else dict(extra)
 
 
 def check_shape(change: Change[Any]) -> None:

@@ -82,6 +82,12 @@ class EntityType:
         )
 
     @cached_property
+    def _validator(self) -> Callable[[Any], BaseModel]:
+        # What model_validate calls, after looking at options that are not used here.
+        validate: Callable[[Any], BaseModel] = self.model.__pydantic_validator__.validate_python
+        return validate
+
+    @cached_property
     def _to_json(self) -> Callable[..., bytes]:
         to_json = self.model.__pydantic_serializer__.to_json
         if any(info.serialization_alias or info.alias for info in self.model.model_fields.values()):
@@ -104,7 +110,7 @@ class EntityType:
         if isinstance(state, self.model):
             return state
         try:
-            return self.model.model_validate(state)
+            return self._validator(state)
         except ValidationError as cause:
             raise self._invalid(cause, state) from cause
 

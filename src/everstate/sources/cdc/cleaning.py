@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -128,6 +130,7 @@ class Cleaning:
             listed.append(MESSAGES)
         self.topics: dict[str, str] = {names.raw(self.name, part): part for part in listed}
         """Raw topic → its name's last part, which :attr:`reader` wants."""
+        self._has_ends = TRANSACTIONS in listed
         self._prefixes = {t.provenance.message_prefix for t in capture.tables.values()}
         self._held_topic = names.capture(self.name, HELD)
         self._publisher = OncePublisher(config, f"clean-{self.name}")
@@ -245,16 +248,8 @@ class Cleaning:
             self.open()
             return None
         for place, count in taken.items():
-            for _ in range(count):
-                self._queues[place].rows.popleft()
-        needed = {
-            row.transaction
-            for queue in self._queues.values()
-            for _, held in queue.rows
-            for row in held
-            if row.transaction is not None
-        }
-        self._gate.settle(now_s, needed)
+            self._forget(self._queues[place], count)
+        self._gate.settle(now_s)
         at = self._note_positions()
         if not records and not batch.held_changed and not batch.refused and at == self._published:
             return None
@@ -290,25 +285,39 @@ class Cleaning:
             index = row.index if isinstance(row, CleanRow) else None
             self._gate.row(row.transaction, index, now_s)
 
-    def _is_gated(self, row: CleanRow | RefusedRow, now_s: float) -> bool:
-        if row.transaction is None or TRANSACTIONS not in self.topics.values():
-            return False
-        return not self._gate.is_ready(row.transaction, now_s)
+    def _forget(self, queue: _Queue, count: int) -> None:
+        """Give up so many records of a partition, which go on."""
+        for _ in range(count):
+            _, rows = queue.rows.popleft()
+            if self._capture.transactions:
+                for row in rows:
+                    if row.transaction is not None:
+                        self._gate.gone(row.transaction)
+
+    def _are_ready(self, rows: Sequence[CleanRow | RefusedRow], now_s: float) -> bool:
+        return all(
+            row.transaction is None or self._gate.is_ready(row.transaction, now_s) for row in rows
+        )
 
     def _ready(self, now_s: float) -> dict[Place, int]:
         """How many records of each partition may go on."""
         taken: dict[Place, int] = {}
         left = _BATCH_ROWS_MAX
         too_many = self.waiting >= self._config.pipeline.batch_changes_max
+        is_gated = self._has_ends and not too_many
         filled = {place: queue for place, queue in self._queues.items() if queue.rows}
         for number, (place, queue) in enumerate(filled.items()):
             # A fair part for each, so that none runs ahead of the others in the source's log.
             share, count = left // (len(filled) - number), 0
+            ready = None
             for _, rows in queue.rows:
                 if share <= 0:
                     break
-                if not too_many and any(self._is_gated(row, now_s) for row in rows):
-                    break
+                # Rows of one transaction are neighbours, and mostly asked for once.
+                if is_gated and (rows[0].transaction != ready or len(rows) > 1):
+                    if not self._are_ready(rows, now_s):
+                        break
+                    ready = rows[0].transaction
                 count += 1
                 share -= len(rows)
                 left -= len(rows)
@@ -475,16 +484,13 @@ def _in_source_order(queues: Mapping[Place, _Queue], taken: Mapping[Place, int])
     found: list[tuple[Any, RawPlace, CleanRow | RefusedRow]] = []
     for (topic, partition), count in taken.items():
         queue = queues[topic, partition]
-        for offset, row in _first(queue, count):
-            if isinstance(row, CleanRow) and row.order:
-                queue.order = max(queue.order, row.order)
-            found.append((queue.order, RawPlace(topic, partition, offset), row))
-    found.sort(key=lambda one: one[0])
+        order = queue.order
+        for offset, rows in islice(queue.rows, count):
+            place = RawPlace(topic, partition, offset)
+            for row in rows:
+                if isinstance(row, CleanRow) and row.order > order:
+                    order = row.order
+                found.append((order, place, row))
+        queue.order = order
+    found.sort(key=itemgetter(0))
     return [(place, row) for _, place, row in found]
-
-
-def _first(queue: _Queue, count: int) -> Iterator[tuple[int, CleanRow | RefusedRow]]:
-    for index in range(count):
-        offset, rows = queue.rows[index]
-        for row in rows:
-            yield offset, row

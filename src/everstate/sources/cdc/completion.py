@@ -7,7 +7,7 @@ row back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -28,7 +28,7 @@ WAITS_PARENT: Final = "waits for its parent"
 WAITS_CODE: Final = "waits for the name of a code"
 
 
-class Known(NamedTuple):
+class Known(msgspec.Struct, frozen=True, gc=False):
     """Our newest state of an entity, as `.state` has it."""
 
     version: int
@@ -39,7 +39,7 @@ class Known(NamedTuple):
     """Source place of its newest change; empty when the source did not tell."""
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One change to be made of a row."""
 
     kind: Kind
@@ -49,19 +49,19 @@ class Step(NamedTuple):
     """Whether it makes known what was there before the capture, not what was just created."""
 
 
-class Completed(NamedTuple):
+class Completed(msgspec.Struct, frozen=True, gc=False):
     """The changes of a row, in order."""
 
     steps: tuple[Step, ...]
 
 
-class Skipped(NamedTuple):
+class Skipped(msgspec.Struct, frozen=True, gc=False):
     """The row changes nothing, and why."""
 
     reason: str
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """The row has to wait, and for what."""
 
     reason: str
@@ -155,7 +155,7 @@ def _completed(
 ) -> bytes | Held:
     """The whole state after, from the fields the row knows and the state before."""
     assert row.known is not None
-    fields: dict[str, Any] = row.known
+    fields: Mapping[str, Any] = row.known
     if not row.covers:
         base = _base(row, known, lookup, mapping.entity_type.name, is_unsure)
         if base is None and row.moved_from is not None:
@@ -164,16 +164,17 @@ def _completed(
             return Held(PRIOR_UNKNOWN)
         fields = {**_decode(base), **fields}
     if row.codes:
-        fields = dict(fields)
+        named = dict(fields)
         for field, code in row.codes.items():
             translation = mapping.translation(field)
             name = lookup(translation.entity, str(code))
             if name is not None and not name.is_deleted:
-                fields[field] = _decode(name.image).get(translation.field)
+                named[field] = _decode(name.image).get(translation.field)
             elif translation.missing == "wait" and not is_overdue:
                 return Held(WAITS_CODE, translation.entity, str(code))
             else:
-                fields[field] = _without_name(translation, code)
+                named[field] = _without_name(translation, code)
+        fields = named
     return mapping.encode(fields, row.key)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -30,8 +31,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT: Final = {"postgresql": "pg"}
 API_VERSION: Final = "cdc"
 FIRST_SEEN: Final = "first seen by the capture"
+_NOTHING: Final[Mapping[str, str]] = {}
 _decode = msgspec.json.decode
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder().encode
 
 
 class Unsendable(Exception):
@@ -42,6 +44,19 @@ class Unsendable(Exception):
         super().__init__(reason)
 
 
+class _Way(NamedTuple):
+    """What the changes of one table have in common."""
+
+    table: Table
+    codec: ChangeCodec
+    schema_version: int
+    changes: str
+    state: str
+    """Topics of its entity type."""
+    source: str
+    """What the ids of its changes are derived from begins with this."""
+
+
 class CaptureComposer:
     """Makes the records of one capture's entity types; counts how much provenance was told."""
 
@@ -49,17 +64,29 @@ class CaptureComposer:
         self, config: Config, capture: Capture, entities: Mapping[str, EntityType]
     ) -> None:
         self._capture = capture
+        self._short = _SHORT.get(capture.kind, capture.kind)
         self._names = TopicNames(config.log.prefix)
         self._entities = entities
         self._codecs = {
             name: ChangeCodec(entities[name], message_bytes_max=config.log.message_bytes_max)
             for name in capture.entities
         }
-        self._topics = {
-            name: (self._names.changes(name), self._names.state(name)) for name in capture.entities
-        }
+        self._ways = {name: self._way(name, table) for name, table in capture.tables.items()}
+        self._last: Provenance | None = None
+        """Provenance of the last change whose source told none: its neighbours have the same."""
         self.told, self.composed = 0, 0
         """Changes whose service, identifier or actor the source told, of how many."""
+
+    def _way(self, name: str, table: Table) -> _Way:
+        entity = table.entity
+        return _Way(
+            table,
+            self._codecs[entity],
+            self._entities[entity].schema_version,
+            self._names.changes(entity),
+            self._names.state(entity),
+            f"{self._capture.name}/{name}/",
+        )
 
     def compose(
         self,
@@ -76,19 +103,24 @@ class CaptureComposer:
         recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
         records: list[OutRecord] = []
         newest: dict[tuple[str, str], OutRecord] = {}
+        # Rows of one transaction are neighbours: what is told of it is asked for once.
+        asked, count, told = None, None, _NOTHING
         for one in changes:
-            topic, state_topic = self._topics[one.entity]
+            way = self._ways[one.row.table]
             transaction = one.row.transaction
-            count = None if transaction is None else block(transaction)
-            told = {} if transaction is None else notes(transaction)
+            if transaction != asked:
+                count = None if transaction is None else block(transaction)
+                told = _NOTHING if transaction is None else notes(transaction)
+                asked = transaction
             try:
-                change = self._change(one, recorded_at, count, told)
-                key, value, headers = self._codecs[one.entity].encode(change)
+                change = self._change(one, way, recorded_at, count, told)
+                key, value, headers = way.codec.encode(change)
             except (InvalidChange, ValueError, TypeError, KeyError) as cause:
                 raise Unsendable(one, str(cause)) from cause
-            records.append(OutRecord(topic, key, value, headers))
-            newest[one.entity, one.key] = OutRecord(state_topic, key, value, headers)
-            records += self._others(one, change, headers)
+            records.append(OutRecord(way.changes, key, value, headers))
+            newest[one.entity, one.key] = OutRecord(way.state, key, value, headers)
+            if way.table.partials or way.table.events is not None:
+                records += self._others(way.table, change, headers)
         records.extend(newest.values())
         return records
 
@@ -106,23 +138,28 @@ class CaptureComposer:
         return OutRecord(topic, key, value, headers)
 
     def _change(
-        self, one: Versioned, recorded_at: datetime, count: int | None, notes: Mapping[str, str]
+        self,
+        one: Versioned,
+        way: _Way,
+        recorded_at: datetime,
+        count: int | None,
+        notes: Mapping[str, str],
     ) -> Change[bytes]:
-        row, step = one.row, one.step
-        table = self._capture.tables[row.table]
-        occurred_at = recorded_at
-        if row.time_us is not None:
-            occurred_at = _EPOCH + timedelta(microseconds=row.time_us)
+        row, step, table = one.row, one.step, way.table
+        occurred_at = recorded_at if row.time_us is None else _time(row.time_us)
         if table.occurred_at is not None and step.current is not None:
             occurred_at = _world_time(step.current, table.occurred_at, occurred_at)
         block = None
         if row.transaction is not None and row.index is not None and count is not None:
-            name = f"{_SHORT.get(self._capture.kind, self._capture.kind)}:{row.transaction}"
+            name = f"{self._short}:{row.transaction}"
             block = SourceTransaction(id=name, index=row.index, count=max(count, row.index))
+        event = None
+        if table.event is not None:
+            event = _event(table, step.original, step.current)
         return Change(
-            id=self._id(one),
+            id=_id(way, one),
             entity=one.entity,
-            schema_version=self._entities[one.entity].schema_version,
+            schema_version=way.schema_version,
             key=one.key,
             version=one.version,
             kind=step.kind,
@@ -131,7 +168,7 @@ class CaptureComposer:
             provenance=self._provenance(one, notes),
             current=step.current,
             original=step.original,
-            event=_event(table, step.original, step.current),
+            event=event,
             transaction=block,
             extra={
                 "source": {
@@ -142,43 +179,41 @@ class CaptureComposer:
             },
         )
 
-    def _id(self, one: Versioned) -> Any:
-        row = one.row
-        source = f"{self._capture.name}/{row.table}/{one.key}"
-        if row.position:
-            scheme, place = next(iter(row.position.items()))
-            at = f"{scheme} {_encode(place).decode()} {row.op}"
-        else:
-            at = f"{one.place.topic} {one.place.partition} {one.place.offset}"
-        return derived_change_id(source, at, one.part)
-
     def _provenance(self, one: Versioned, notes: Mapping[str, str]) -> Provenance:
         row = one.row
-        found = {**row.provenance, **notes}
         self.composed += 1
-        if found or row.user:
-            self.told += 1
         if row.user is not None:
             identifier = row.user
         elif row.transaction is not None:
-            kind = self._capture.kind
-            identifier = f"{_SHORT.get(kind, kind)}:{row.transaction}"
+            identifier = f"{self._short}:{row.transaction}"
         else:
             identifier = "snapshot" if row.is_snapshot else self._capture.kind
-        reason = found.get("reason") or (FIRST_SEEN if one.step.is_baseline else None)
+        reason = FIRST_SEEN if one.step.is_baseline else None
+        if not row.provenance and not notes:
+            self.told += row.user is not None
+            last = self._last
+            if last is None or last.identifier != identifier or last.reason != reason:
+                last = self._last = Provenance(
+                    api_version=API_VERSION,
+                    service_name=self._capture.name,
+                    identifier=identifier,
+                    reason=reason,
+                )
+            return last
+        self.told += 1
+        found = {**row.provenance, **notes}
         return _provenance(
             found.get("api_version", API_VERSION),
             found.get("service_name", self._capture.name),
             found.get("identifier", identifier),
             found.get("actor"),
-            reason,
+            found.get("reason") or reason,
             found.get("correlation_id"),
             found.get("causation_id"),
         )
 
-    def _others(self, one: Versioned, change: Change[bytes], headers: Any) -> list[OutRecord]:
+    def _others(self, table: Table, change: Change[bytes], headers: Any) -> list[OutRecord]:
         """The changed fields only, and the domain event by itself, where they are declared."""
-        table = self._capture.tables[one.row.table]
         found = []
         if table.partials:
             found.append(self._partial(change, headers))
@@ -255,9 +290,24 @@ def _provenance(
     )
 
 
+@lru_cache(maxsize=1024)
+def _time(us: int) -> datetime:
+    """Commit time, which the rows of a transaction share."""
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def _id(way: _Way, one: Versioned) -> UUID:
+    row = one.row
+    if row.position:
+        scheme, place = next(iter(row.position.items()))
+        at = f"{scheme} {_encode(place).decode()} {row.op}"
+    else:
+        at = f"{one.place.topic} {one.place.partition} {one.place.offset}"
+    return derived_change_id(way.source + one.key, at, one.part)
+
+
 def _event(table: Table, before: bytes | None, after: bytes | None) -> DomainEvent | None:
-    if table.event is None:
-        return None
+    assert table.event is not None
     try:
         return table.event(
             None if before is None else _decode(before), None if after is None else _decode(after)

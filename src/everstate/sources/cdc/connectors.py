@@ -84,6 +84,8 @@ def connector_settings(
         "decimal.handling.mode": "string",
         "binary.handling.mode": "base64",
         "poll.interval.ms": "50",
+        # Four headers on each record that say which connector it is of, for other tools.
+        "extended.headers.enabled": "false",
         "retriable.restart.connector.wait.ms": "1000",
         **_conversion(),
         **_sizes(config),

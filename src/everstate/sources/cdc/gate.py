@@ -17,6 +17,8 @@ class _Transaction:
     expected: int | None = None
     seen: set[int] = field(default_factory=set)
     rows: int = 0
+    waiting: int = 0
+    """Its rows that have not gone on."""
     notes: dict[str, str] = field(default_factory=dict)
     told_at: list[tuple[Place, int]] = field(default_factory=list)
     """Records of the transaction and message topics that are needed until it is done."""
@@ -45,10 +47,15 @@ class TransactionGate:
     def row(self, name: str, index: int | None, now_s: float) -> None:
         """A row of a transaction is there."""
         transaction = self._of(name, now_s)
+        transaction.waiting += 1
         if index is None:
             transaction.rows += 1
         else:
             transaction.seen.add(index)
+
+    def gone(self, name: str) -> None:
+        """A row of a transaction has gone on."""
+        self._open[name].waiting -= 1
 
     def end(
         self, name: str, count: int, expected: int | None, place: Place, offset: int, now_s: float
@@ -89,10 +96,10 @@ class TransactionGate:
         transaction = self._open.get(name)
         return {} if transaction is None else transaction.notes
 
-    def settle(self, now_s: float, still_needed: set[str]) -> None:
+    def settle(self, now_s: float) -> None:
         """Forget transactions whose rows have all gone on, and ends whose rows never came."""
         for name, transaction in list(self._open.items()):
-            if name in still_needed:
+            if transaction.waiting:
                 continue
             late = now_s - transaction.since_s > self._wait_s
             if not transaction.is_whole and not late:

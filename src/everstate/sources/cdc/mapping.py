@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
@@ -16,6 +16,7 @@ from everstate.sources.cdc.declaration import Capture, Table, Translation
 from everstate.sources.cdc.rows import SourceRow, Unreadable
 
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
+_NO_CODES: Final[dict[str, Any]] = {}
 _USERS: Final = ("user_name", "user", "username")
 _PROVENANCE: Final = (
     "service_name",
@@ -41,7 +42,7 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     columns: dict[str, Any]
     """Key columns as the source has them: how a snapshot of the row is asked for."""
     state: bytes | None = None
-    known: dict[str, Any] | None = None
+    known: Mapping[str, Any] | None = None
     covers: bool = False
     """Whether ``known`` lacks nothing: only codes have to be looked up."""
     codes: dict[str, Any] = {}
@@ -78,6 +79,19 @@ class _Column:
         self.field, self.convert = field, convert
         self.names, self.translation = names, translation
 
+    @property
+    def is_as_given(self) -> bool:
+        """Whether a value of it stays what it is."""
+        return self.convert is None and self.names is None and self.translation is None
+
+
+class _Shape(NamedTuple):
+    """What becomes of the columns of an image, found out once for all that have these columns."""
+
+    columns: tuple[_Column | None, ...]
+    is_plain: bool
+    """Whether the image already is what its fields are: no name and no value is another one."""
+
 
 class TableMapping:
     """Maps the rows of one table to its entity type."""
@@ -94,9 +108,13 @@ class TableMapping:
         self._types = {column.lower(): kind for column, kind in table.types.items()}
         self._codes = {column.lower(): by for column, by in table.translations.items()}
         self._columns: dict[tuple[str, str | None], _Column | None] = {}
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
         self._keys: dict[str, Callable[[Any], Any]] = {}
         audit = table.provenance
-        self._audit = {field: column.lower() for field, column in audit.columns.items()}
+        self._audit = {
+            field: column.lower() for field, column in audit.columns.items() if field in _PROVENANCE
+        }
+        self._source = {f: name for f, name in audit.source.items() if f in _PROVENANCE}
         self._whole_before = table.before == "whole" or (
             table.before == "auto" and capture.kind != "postgresql"
         )
@@ -105,7 +123,7 @@ class TableMapping:
     def key_if_told(self, row: SourceRow) -> tuple[str | None, dict[str, Any]]:
         """Entity key and key columns of a row that could not be mapped, where they are told."""
         try:
-            columns = self._key_columns(row, row.after if row.after is not None else row.before)
+            columns = self._key_columns(row)
             return self.key_of(columns), columns
         except Unreadable:
             return None, {}
@@ -126,15 +144,14 @@ class TableMapping:
         """
         if row.op == "t":
             return self._row(row, "", {})
-        image = row.after if row.after is not None else row.before
-        columns = self._key_columns(row, image)
+        columns = self._key_columns(row)
         key = self.key_of(columns)
         clean = self._row(row, key, columns)
         if row.moved_from is not None:
             clean.moved_from = self.key_of(row.moved_from)
             if clean.moved_from == key:
                 clean.moved_from = None
-        clean.provenance, clean.user = self._provenance(row, image)
+        clean.provenance, clean.user = self._provenance(row)
         if row.before and self._whole_before:
             clean.before = self._whole(row.before, row.types)
         if row.op == "d":
@@ -142,16 +159,15 @@ class TableMapping:
         if row.after is None:
             raise Unreadable("it does not say what the row is now")
         fields, codes = self._mapped(row.after, row.types)
-        missing = self._needed - fields.keys()
-        if row.is_whole or not missing:
+        if self.table.parents:
             clean.parents = self._parents(fields)
+        if row.is_whole or self._needed <= fields.keys():
             if codes:
                 clean.known, clean.codes, clean.covers = fields, codes, True
             else:
                 clean.state = self.encode(fields, key)
         else:
             clean.known, clean.codes = fields, codes
-            clean.parents = self._parents(fields)
         return clean
 
     def encode(self, fields: Mapping[str, Any], key: str) -> bytes:
@@ -180,10 +196,7 @@ class TableMapping:
         """Entity key of the values of the key columns."""
         fields = {}
         for name, value in columns.items():
-            try:
-                column = self._columns[name, None]
-            except KeyError:
-                column = self._column(name, None)
+            column = self._column(name, None)
             if column is None:
                 continue
             fields[column.field] = self._checked(column, value)
@@ -221,14 +234,14 @@ class TableMapping:
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as cause:
             raise Unreadable(f"computed field {field}: {type(cause).__name__} {cause}") from cause
 
-    def _row(self, row: SourceRow, key: str, columns: Mapping[str, Any]) -> CleanRow:
+    def _row(self, row: SourceRow, key: str, columns: dict[str, Any]) -> CleanRow:
         transaction = row.transaction
         epoch = self.capture.epoch
         return CleanRow(
             table=self.name,
             op=row.op,
             key=key,
-            columns=dict(columns),
+            columns=columns,
             position={scheme: [epoch, *place] for scheme, place in row.position.items()},
             order=(epoch, *row.order) if row.order else (),
             transaction=None if transaction is None else transaction.id,
@@ -237,47 +250,55 @@ class TableMapping:
             is_snapshot=row.is_snapshot,
         )
 
-    def _key_columns(self, row: SourceRow, image: Mapping[str, Any] | None) -> dict[str, Any]:
-        names = self.table.key_columns or tuple(row.key or ())
+    def _key_columns(self, row: SourceRow) -> dict[str, Any]:
+        names = self.table.key_columns or row.key
         if not names:
             raise Unreadable("the message has no key, and no key_columns are declared")
-        sides = [side for side in (row.after, row.key, row.before) if side]
-        if row.op == "d":
-            sides = [side for side in (row.key, row.before) if side]
+        after = None if row.op == "d" else row.after
         found = {}
         for name in names:
-            value = next((told for side in sides if (told := side.get(name)) is not None), None)
+            value = None if after is None else after.get(name)
             if value is None:
-                lower = name.lower()
-                values = [v for s in sides for n, v in s.items() if n.lower() == lower]
-                value = values[0] if values else None
-            if value is None:
-                raise Unreadable(f"key column {name} is missing or null")
+                value = _told(name, [side for side in (after, row.key, row.before) if side])
             found[name] = value
         return found
 
     def _mapped(
         self, image: Mapping[str, Any], types: Mapping[str, str]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """Fields and codes of an image's columns."""
+        if types:
+            shape = self._shape(image, types)
+        else:
+            names = tuple(image)
+            found = self._shapes.get(names)
+            if found is None:
+                found = self._shapes[names] = self._shape(image, types)
+            shape = found
+        if shape.is_plain:
+            return image, _NO_CODES
         fields: dict[str, Any] = {}
         codes: dict[str, Any] = {}
-        columns, get = self._columns, types.get
-        for name, value in image.items():
-            told = get(name) if types else None
-            try:
-                column = columns[name, told]
-            except KeyError:
-                column = self._column(name, told)
+        for column, value in zip(shape.columns, image.values(), strict=True):
             if column is None:
                 continue
-            if column.convert is not None and value is not None:
-                value = self._converted(column, value)
-            if column.names is not None and value is not None:
-                value = self._named_by(column, value)
-            if column.translation is not None and value is not None:
-                codes[column.field] = str(value)
+            if value is not None:
+                if column.convert is not None:
+                    value = self._converted(column, value)
+                if column.names is not None and value is not None:
+                    value = self._named_by(column, value)
+                if column.translation is not None and value is not None:
+                    codes[column.field] = str(value)
             fields[column.field] = value
         return fields, codes
+
+    def _shape(self, image: Mapping[str, Any], types: Mapping[str, str]) -> _Shape:
+        columns = tuple(self._column(name, types.get(name)) for name in image)
+        is_plain = all(
+            column is not None and column.field == name and column.is_as_given
+            for name, column in zip(image, columns, strict=True)
+        )
+        return _Shape(columns, is_plain)
 
     def _converted(self, column: _Column, value: Any) -> Any:
         assert column.convert is not None
@@ -293,7 +314,9 @@ class TableMapping:
         return column.names[value]
 
     def _column(self, name: str, told: str | None) -> _Column | None:
-        """What becomes of a column, found out once."""
+        """What becomes of a column, found out once; ``told``: its conversion, by the message."""
+        if (name, told) in self._columns:
+            return self._columns[name, told]
         lower = name.lower()
         field = self._named.get(lower) or self._field(name)
         found = None
@@ -344,23 +367,31 @@ class TableMapping:
             if fields.get(field) is not None
         ]
 
-    def _provenance(
-        self, row: SourceRow, image: Mapping[str, Any] | None
-    ) -> tuple[dict[str, str], str | None]:
+    def _provenance(self, row: SourceRow) -> tuple[dict[str, str], str | None]:
         source, found = row.source, {}
-        for field, name in self.table.provenance.source.items():
+        for field, name in self._source.items():
             if source.get(name) not in (None, ""):
                 found[field] = str(source[name])
+        image = row.after if row.after is not None else row.before
         if self._audit and image is not None:
             lower = {column.lower(): value for column, value in image.items()}
             for field, column in self._audit.items():
                 if lower.get(column) not in (None, ""):
                     found[field] = str(lower[column])
-        user = None
         for name in _USERS:
             if source.get(name):
-                user = str(source[name])
-                break
-        if found:
-            found = {field: text for field, text in found.items() if field in _PROVENANCE}
-        return found, user
+                return found, str(source[name])
+        return found, None
+
+
+def _told(name: str, sides: list[Mapping[str, Any]]) -> Any:
+    """Value of a key column of the first side that has it, in any case of its letters."""
+    for side in sides:
+        if side.get(name) is not None:
+            return side[name]
+    lower = name.lower()
+    for side in sides:
+        for other, value in side.items():
+            if other.lower() == lower and value is not None:
+                return value
+    raise Unreadable(f"key column {name} is missing or null")

@@ -64,6 +64,7 @@ class NotedProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, g
 
 
 Parsed = CleanRow | RefusedRow | EndedTransaction | NotedProvenance
+_NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Parsed]).decode
 
@@ -127,7 +128,7 @@ class RawReader:
         if name == TRANSACTIONS or name == MESSAGES:
             return self._about(name, key, value)
         table = self._tables[name]
-        message = Message(table, key, value, dict(headers))
+        message = Message(table, key, value, dict(headers) if headers else _NO_HEADERS)
         try:
             rows = READERS[self.capture.form](message)
         except Unreadable as cause:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ class Unreadable(Exception):
     """A message that no source row can be made of; its text is the reason."""
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One record of a raw topic, as far as a shape needs it."""
 
     table: str

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from everstate.changes import Kind
 from everstate.errors import HeldOverflow
 from everstate.sources.cdc.completion import (
@@ -42,7 +44,7 @@ class RawPlace(NamedTuple):
     offset: int
 
 
-class Versioned(NamedTuple):
+class Versioned(msgspec.Struct, frozen=True, gc=False):
     """One change of a row, with its version."""
 
     row: CleanRow
@@ -55,7 +57,7 @@ class Versioned(NamedTuple):
     place: RawPlace
 
 
-class Refused(NamedTuple):
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """A record that no change is made of, and why."""
 
     entity: str | None
@@ -127,12 +129,15 @@ class Versioner:
 
     def _load(self, rows: list[tuple[RawPlace, CleanRow | RefusedRow]]) -> None:
         keys: dict[str, set[str]] = defaultdict(set)
+        parents: dict[str, set[str]] = defaultdict(set)
         for _, row in rows:
             if isinstance(row, CleanRow):
-                keys[self._entity(row)].add(row.key)
+                keys[row.table].add(row.key)
                 for entity, key in row.parents:
-                    keys[entity].add(key)
-        for entity, wanted in keys.items():
+                    parents[entity].add(key)
+        for table, wanted in keys.items():
+            self._state.load(self._capture.tables[table].entity, wanted)
+        for entity, wanted in parents.items():
             self._state.load(entity, wanted)
 
     def _take(self, batch: Batch, row: CleanRow, place: RawPlace, now_s: float) -> None:
@@ -165,7 +170,7 @@ class Versioner:
         """Complete one row and take its changes over; ``None``: it was refused."""
         entity = self._entity(row)
         known = self._state.get(entity, row.key)
-        if (place, row.key) in self._excluded:
+        if self._excluded and (place, row.key) in self._excluded:
             batch.refused.append(Refused(entity, self._excluded[place, row.key], place))
             return None
         try:
@@ -184,28 +189,29 @@ class Versioner:
         if isinstance(outcome, Skipped):
             batch.skipped[outcome.reason] += 1
         elif isinstance(outcome, Completed):
-            self._apply(batch, row, known, outcome, place)
+            self._apply(batch, entity, row, known, outcome, place)
         return outcome
 
     def _apply(
         self,
         batch: Batch,
+        entity: str,
         row: CleanRow,
         known: Known | None,
         outcome: Completed,
         place: RawPlace,
     ) -> None:
-        entity = self._entity(row)
-        version = 0 if known is None else known.version
+        key, version = row.key, 0 if known is None else known.version
         position = row.position or ({} if known is None else known.position)
         for index, step in enumerate(outcome.steps):
             version += 1
-            batch.changes.append(Versioned(row, entity, row.key, version, step, index, place))
-            image = step.original if step.kind is Kind.DELETED else step.current
-            assert image is not None
-            newer = Known(version, image, step.kind is Kind.DELETED, position)
-            self._state.put(entity, row.key, newer)
-        batch.touched.add((entity, row.key))
+            batch.changes.append(Versioned(row, entity, key, version, step, index, place))
+        step = outcome.steps[-1]
+        is_deleted = step.kind is Kind.DELETED
+        image = step.original if is_deleted else step.current
+        assert image is not None
+        self._state.put(entity, key, Known(version, image, is_deleted, position))
+        batch.touched.add((entity, key))
 
     def _hold(self, batch: Batch, entity: Entity, held: HeldEntity, why: Held) -> None:
         held.reason = why.reason
@@ -273,6 +279,8 @@ class Versioner:
 
     def _wake(self, batch: Batch, entity: Entity, now_s: float) -> None:
         """Try those again that waited for an entity which has just got a newer state."""
+        if not self._waiting:
+            return
         for waiting in sorted(self._waiting.pop(entity, ())):
             held = self._held.get(waiting)
             if held is not None:

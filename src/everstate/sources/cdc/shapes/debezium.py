@@ -28,19 +28,55 @@ from everstate.sources.cdc.shapes.semantic import (
 
 _OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
 _OLD_KEY: Final = "__debezium.oldkey"
-_PAYLOAD: Final = b'"payload"'
 _CELL: Final = {"value", "deletion_ts", "set"}
-_decode = msgspec.json.decode
+_NO_TYPES: Final[Mapping[str, str]] = {}
+_decode = msgspec.json.Decoder().decode
 
 
-class _Envelope(msgspec.Struct):
-    """Both forms at once: with ``payload`` under ``schema``, or flat."""
+class _Event(msgspec.Struct, rename="camel", gc=False):
+    """What is read of a change event; the rest of the message is passed over, not parsed."""
+
+    op: str | None = None
+    before: Any = None
+    after: Any = None
+    source: dict[str, Any] | None = None
+    transaction: Any = None
+    update_description: Any = None
+    message: Any = None
+    ts_us: Any = msgspec.field(default=None, name="ts_us")
+    ts_ns: Any = msgspec.field(default=None, name="ts_ns")
+    ts_ms: Any = msgspec.field(default=None, name="ts_ms")
+
+    @property
+    def times(self) -> dict[str, Any]:
+        """When the connector wrote it."""
+        return {"ts_us": self.ts_us, "ts_ns": self.ts_ns, "ts_ms": self.ts_ms}
+
+
+class _Ended(msgspec.Struct, gc=False):
+    """What is read of a record of the transaction topic."""
+
+    status: str | None = None
+    id: Any = None
+    event_count: Any = None
+    data_collections: Any = None
+
+
+class _Envelope(_Event, gc=False):
+    """Both forms of an event at once: flat, or with ``payload`` under ``schema``."""
 
     schema: msgspec.Raw = msgspec.Raw(b"null")
-    payload: dict[str, Any] | None = None
+    payload: _Event | None = None
+
+
+class _EndEnvelope(_Ended, gc=False):
+    """Both forms of a transaction's record at once."""
+
+    payload: _Ended | None = None
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_end = msgspec.json.Decoder(_EndEnvelope).decode
 
 
 def read_rows(message: Message) -> list[SourceRow]:
@@ -50,46 +86,51 @@ def read_rows(message: Message) -> list[SourceRow]:
     """
     if message.value is None:
         return []
-    payload, types = _payload(message.value)
-    code = payload.get("op")
-    if code is None:
+    event, types = _event(message.value)
+    if event.op is None:
         raise Unreadable("no change event: it has no field op (is it flattened by a transform?)")
-    op = _OPS.get(code)
+    op = _OPS.get(event.op)
     if op is None:
-        raise Unreadable(f"op {code!r} is none of {', '.join(_OPS)}")
-    source = payload.get("source") or {}
+        raise Unreadable(f"op {event.op!r} is none of {', '.join(_OPS)}")
+    source = event.source or {}
     connector = str(source.get("connector") or "")
-    transaction = _transaction(connector, payload.get("transaction"), source)
-    order = None if transaction is None else transaction.order
-    position, sort_key = place_of(connector, source, order)
-    before: Mapping[str, Any] | None = _image(payload.get("before"), "before")
-    after: Mapping[str, Any] | None = _image(payload.get("after"), "after")
+    transaction = None
+    if event.transaction is not None:
+        transaction = _transaction(connector, event.transaction, source)
+    position, sort_key = place_of(
+        connector, source, None if transaction is None else transaction.order
+    )
+    before, after = event.before, event.after
+    if before is not None:
+        before = _image(before, "before")
+    if after is not None:
+        after = _image(after, "after")
     is_whole = op != "d" and after is not None
     if connector == "cassandra":
-        before, after, is_whole = _cells(op, payload.get("after"))
+        before, after, is_whole = _cells(op, event.after)
     elif connector == "mongodb":
-        after, is_whole = _mongodb(payload, after)
+        after, is_whole = _mongodb(event, after)
     if may_lack_values(message.value):
         told = without_unavailable(after)
         is_whole = is_whole and told is not None and len(told) == len(after or ())
         before, after = without_unavailable(before), told
-    snapshot = str(source.get("snapshot") or "false").lower()
-    if op not in ("t", "m") and before is None and after is None and message.key is None:
+    if before is None and after is None and message.key is None and op not in ("t", "m"):
         raise Unreadable("it has neither key nor image before or after")
+    headers = message.headers
     return [
         SourceRow(
-            table=_table(message.table, source),
+            table=message.table or _table(source),
             op=op,
             key=_key(message.key, connector),
             before=before,
             after=after,
             is_whole=is_whole,
-            moved_from=_key(message.headers.get(_OLD_KEY), connector),
+            moved_from=_key(headers.get(_OLD_KEY), connector) if headers else None,
             position=position,
             order=sort_key,
             transaction=transaction,
-            time_us=time_us(source) or time_us(payload),
-            is_snapshot=op == "r" or snapshot not in ("false", "none"),
+            time_us=time_us(source) or time_us(event.times),
+            is_snapshot=op == "r" or _is_snapshot(source),
             source=source,
             types=types,
         )
@@ -100,29 +141,32 @@ def read_transaction(message: Message) -> TransactionEnd | None:
     """End of a transaction, of a record of the transaction topic; ``None`` for its beginning."""
     if message.value is None:
         return None
-    payload, _ = _payload(message.value)
-    if payload.get("status") != "END":
+    try:
+        end: _Ended = _decode_end(message.value)
+    except msgspec.DecodeError as cause:
+        raise Unreadable(f"not JSON of a transaction: {cause}") from cause
+    if isinstance(end, _EndEnvelope) and end.payload is not None:
+        end = end.payload
+    if end.status != "END":
         return None
     try:
-        listed = payload.get("data_collections")
-        counts = None
+        listed, counts = end.data_collections, None
         if isinstance(listed, list):
             counts = {str(one["data_collection"]): int(one["event_count"]) for one in listed}
-        found = TransactionEnd(
-            id=str(payload["id"]), count=int(payload["event_count"]), counts=counts
-        )
+        if end.id is None:
+            raise KeyError("id")
+        return TransactionEnd(id=str(end.id), count=int(end.event_count), counts=counts)
     except (KeyError, TypeError, ValueError) as cause:
         raise Unreadable(f"the end of a transaction lacks {cause}") from cause
-    return found
 
 
 def read_message(message: Message) -> TransactionMessage | None:
     """Logical message of a transaction; ``None`` when it has none."""
     if message.value is None:
         return None
-    payload, _ = _payload(message.value)
-    body, source = payload.get("message"), payload.get("source") or {}
-    if payload.get("op") != "m" or not isinstance(body, dict) or source.get("txId") is None:
+    event, _ = _event(message.value)
+    body, source = event.message, event.source or {}
+    if event.op != "m" or not isinstance(body, dict) or source.get("txId") is None:
         return None
     try:
         content = base64.b64decode(body.get("content") or "", validate=True)
@@ -143,18 +187,15 @@ def transaction_key(text: str) -> str:
     return head if head.isdigit() and tail.isdigit() else text
 
 
-def _payload(value: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _event(value: bytes) -> tuple[_Event, Mapping[str, str]]:
+    """The event of a message, and the conversions that its schema tells."""
     try:
-        if _PAYLOAD in value:
-            envelope = _decode_envelope(value)
-            if envelope.payload is not None:
-                return envelope.payload, conversions(bytes(envelope.schema))
-        payload = _decode(value)
+        message = _decode_envelope(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"not JSON of a change event: {cause}") from cause
-    if not isinstance(payload, dict):
-        raise Unreadable("not a JSON object")
-    return payload, {}
+    if message.payload is not None:
+        return message.payload, conversions(bytes(message.schema))
+    return message, _NO_TYPES
 
 
 def _key(key: bytes | None, connector: str) -> Mapping[str, Any] | None:
@@ -173,15 +214,13 @@ def _key(key: bytes | None, connector: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) and found else None
 
 
-def _image(image: Any, side: str) -> dict[str, Any] | None:
-    if image is None:
-        return None
+def _image(image: Any, side: str) -> dict[str, Any]:
+    if isinstance(image, dict):
+        return image
     if isinstance(image, str):
         found = document(image)
         if isinstance(found, dict):
             return found
-    if isinstance(image, dict):
-        return image
     raise Unreadable(f"{side} is no row: {str(image)[:60]!r}")
 
 
@@ -204,12 +243,12 @@ def _cells(op: Op, after: Any) -> tuple[dict[str, Any] | None, dict[str, Any] | 
 
 
 def _mongodb(
-    payload: Mapping[str, Any], after: Mapping[str, Any] | None
+    event: _Event, after: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any] | None, bool]:
     """The document after: whole when given, else what the update says it changed."""
-    if after is not None or payload.get("op") == "d":
+    if after is not None or event.op == "d":
         return after, after is not None
-    update = payload.get("updateDescription")
+    update = event.update_description
     if not isinstance(update, dict):
         return None, False
     changed = _image(update.get("updatedFields") or "{}", "updatedFields") or {}
@@ -219,8 +258,12 @@ def _mongodb(
     return {**dict.fromkeys(removed), **changed}, False
 
 
-def _table(declared: str, source: Mapping[str, Any]) -> str:
-    return declared or str(source.get("table") or source.get("collection") or "")
+def _table(source: Mapping[str, Any]) -> str:
+    return str(source.get("table") or source.get("collection") or "")
+
+
+def _is_snapshot(source: Mapping[str, Any]) -> bool:
+    return str(source.get("snapshot") or "false").lower() not in ("false", "none")
 
 
 def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTransaction | None:
@@ -236,7 +279,7 @@ def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTr
 
 def time_us(block: Mapping[str, Any]) -> int | None:
     """Microseconds since 1970 of a block's finest time; ``None``: it has none that is a number."""
-    for name, per_us in (("ts_us", 1), ("ts_ns", -1_000), ("ts_ms", 1_000), ("ts_sec", 1_000_000)):
+    for name, per_us in _TIMES:
         value = block.get(name)
         if isinstance(value, str) and value.isdigit():
             value = int(value)
@@ -247,4 +290,5 @@ def time_us(block: Mapping[str, Any]) -> int | None:
     return None
 
 
+_TIMES: Final = (("ts_us", 1), ("ts_ns", -1_000), ("ts_ms", 1_000), ("ts_sec", 1_000_000))
 _TIME_US_MAX: Final = 253_402_300_800 * 1_000_000
