@@ -45,6 +45,7 @@ _BARE = {
     "poll.interval.ms": "500",
     "provide.transaction.metadata": "false",
     "heartbeat.interval.ms": "0",
+    "extended.headers.enabled": "true",
     "transforms": "",
     "predicates": "",
 }

@@ -91,11 +91,28 @@ class Producer:
 
     def send_many(self, records: Iterable[OutRecord]) -> int:
         """Queue records in their order; says how many."""
-        count = 0
-        send = self.send_raw
-        for count, one in enumerate(records, 1):  # noqa: B007
+        if self._failures:
+            raise self._fail()
+        count, produce = 0, self._produce
+        for count, one in enumerate(records, 1):
             partition = -1 if one.partition is None else one.partition
-            send(one.topic, one.key, one.value, one.headers, partition, one.timestamp_ms or 0)
+            headers: Any = one.headers
+            if headers.__class__ is not list:
+                headers = list(headers)
+            try:
+                produce(
+                    one.topic,
+                    one.value,
+                    one.key,
+                    partition=partition,
+                    timestamp=one.timestamp_ms or 0,
+                    headers=headers,
+                )
+            except (BufferError, KafkaException):
+                # It was not queued: waited for, or told, as of any one record.
+                self.send(one)
+            if count % _POLL_EVERY == 0:
+                self._serve(self._client.poll, 0)
         return count
 
     def send_raw(

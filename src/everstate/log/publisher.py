@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -97,8 +97,12 @@ class OncePublisher:
         note: bytes = b"",
         *,
         timeout_s: float = 120.0,
+        meanwhile: Callable[[], object] | None = None,
     ) -> bool:
         """Publish a batch whole; ``False``: the log had it already and nothing was sent.
+
+        ``meanwhile`` is run once, when everything is on its way and before the commit waits for
+        it: work that is as well done then. If it raises, nothing of the batch is visible.
 
         ``batch`` grows with each call; the newest one may be repeated with the same ``note``,
         which should therefore tell one batch from another (first and last row id, say). A broker
@@ -113,7 +117,8 @@ class OncePublisher:
         held = records if isinstance(records, Sequence) else list(records)
         known = self._progress
         try:
-            while not self._attempt(batch, held, note, deadline):
+            while not self._attempt(batch, held, note, deadline, meanwhile):
+                meanwhile = None
                 time.sleep(_PAUSE_S)
                 self.open(max(1.0, deadline - time.monotonic()))
                 if self._is_published(batch, note):
@@ -128,7 +133,12 @@ class OncePublisher:
         return True
 
     def _attempt(
-        self, batch: int, records: Sequence[OutRecord], note: bytes, deadline: float
+        self,
+        batch: int,
+        records: Sequence[OutRecord],
+        note: bytes,
+        deadline: float,
+        meanwhile: Callable[[], object] | None,
     ) -> bool:
         """One transaction; ``False``: it failed, or nobody knows: ask the log, then try again."""
         producer = self._producer
@@ -138,6 +148,8 @@ class OncePublisher:
             producer.send_many(records)
             header = [(_BATCH_HEADER, str(batch).encode())]
             producer.send_raw(self._topic, self._name.encode(), note, header)
+            if meanwhile is not None:
+                meanwhile()
             producer.commit(max(1.0, deadline - time.monotonic()))
         except (DeliveryFailed, Unavailable) as error:
             is_aborted = isinstance(error, DeliveryFailed) and self._withdraw(producer)

@@ -108,8 +108,8 @@ class Cleaned(Protocol):
     ) -> None:
         """Take over what was read of one partition."""
 
-    def step(self) -> Any:
-        """Publish what is ready; ``None``: nothing was."""
+    def step(self, meanwhile: Callable[[], object] | None = None) -> Any:
+        """Publish what is ready; ``None``: nothing was. ``meanwhile`` runs before committing."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,7 @@ class Cleaner:
         self._follower: Follower | None = None
         self._is_open = False
         self._check_at = 0.0
+        self._has_read_ahead = False
         self.bulk_jobs = 0
         """How many Spark jobs have run."""
 
@@ -211,9 +212,10 @@ class Cleaner:
                 self._is_open = True
                 self._check_at = 0.0
             with collector_paused():
-                if cleaned.waiting < self._config.pipeline.batch_changes_max:
-                    self._read(wait_s)
-                return cleaned.step()
+                if self._has_room():
+                    self._read(0.0 if self._has_read_ahead else wait_s)
+                self._has_read_ahead = False
+                return cleaned.step(self._read_ahead)
         except BaseException:
             self._drop()
             raise
@@ -238,10 +240,18 @@ class Cleaner:
         return batches
 
     def _drop(self) -> None:
-        self._is_open = False
+        self._is_open = self._has_read_ahead = False
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+
+    def _has_room(self) -> bool:
+        return self._cleaned.waiting < self._config.pipeline.batch_changes_max
+
+    def _read_ahead(self) -> None:
+        """Read and parse what has come, while the broker commits what was read before."""
+        if self._follower is not None and self._has_room():
+            self._has_read_ahead = self._read_little(self._follower, 0.0)
 
     def _read(self, wait_s: float) -> None:
         spans = self._backlog()
@@ -280,7 +290,8 @@ class Cleaner:
             ranges.setdefault(topic, {})[partition] = span
         return ranges
 
-    def _read_little(self, follower: Follower, wait_s: float) -> None:
+    def _read_little(self, follower: Follower, wait_s: float) -> bool:
+        """Read some records, here and now; whether there were any."""
         cleaned, read = self._cleaned, self._cleaned.reader.read
         found: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
         for record in follower.poll(_POLL_RECORDS, wait_s):
@@ -295,6 +306,7 @@ class Cleaner:
             found.setdefault(place, []).append((record.offset, parsed))
         for (topic, partition), rows in found.items():
             cleaned.add(topic, partition, rows, rows[-1][0] + 1)
+        return bool(found)
 
     def _read_bulk(self, ranges: Mapping[str, Mapping[int, Any]]) -> None:
         cleaned = self._cleaned

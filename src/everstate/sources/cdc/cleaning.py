@@ -224,9 +224,10 @@ class Cleaning:
                 queue.rows.append((offset, rows))
         queue.read_to = max(queue.read_to, end)
 
-    def step(self) -> CleanedBatch | None:
+    def step(self, meanwhile: Callable[[], object] | None = None) -> CleanedBatch | None:
         """Publish what is ready, as one batch; ``None``: there is nothing.
 
+        ``meanwhile`` is run once while the batch is on its way to the broker; it may :meth:`add`.
         Raises HeldOverflow, Unavailable and other errors of the log: `open` again, then go on.
         """
         started = time.perf_counter()
@@ -254,7 +255,7 @@ class Cleaning:
         if not records and not batch.held_changed and not batch.refused and at == self._published:
             return None
         records += self._held_records(batch) + self._dead_letters(batch.refused)
-        self._publish(records, at)
+        self._publish(records, at, meanwhile)
         held = {}
         for entity in batch.held_changed:
             waiting = self._held.get(entity)
@@ -326,12 +327,17 @@ class Cleaning:
         return taken
 
     def _publish(
-        self, records: Sequence[OutRecord], at: dict[str, dict[int, int]] | None = None
+        self,
+        records: Sequence[OutRecord],
+        at: dict[str, dict[int, int]] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         at = self._note_positions() if at is None else at
         note = msgspec.json.encode(_Note(at, self._identities))
         self._is_behind = True
-        self._publisher.publish(self._batch + 1, records, note, timeout_s=_PUBLISH_S)
+        self._publisher.publish(
+            self._batch + 1, records, note, timeout_s=_PUBLISH_S, meanwhile=meanwhile
+        )
         self._batch += 1
         self._published = at
 

@@ -221,6 +221,8 @@ class TableMapping:
             value = column.convert(value)
         if field not in self._fields:
             return value
+        if value.__class__ is self._fields[field]:
+            return value  # validation would give it back as it is
         if field not in self._keys:
             self._keys[field] = TypeAdapter(self._fields[field]).validate_python
         try:

@@ -263,7 +263,8 @@ def _table(source: Mapping[str, Any]) -> str:
 
 
 def _is_snapshot(source: Mapping[str, Any]) -> bool:
-    return str(source.get("snapshot") or "false").lower() not in ("false", "none")
+    told = source.get("snapshot")
+    return told != "false" and str(told or "false").lower() not in ("false", "none")
 
 
 def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTransaction | None:

@@ -21,8 +21,10 @@ def place_of(connector: str, source: Source, order_in_transaction: int | None) -
 
     A connector that is not known is read as the fields it has say.
     """
-    ways = [_BY_CONNECTOR[connector]] if connector in _BY_CONNECTOR else list(_BY_FIELDS)
-    for way in ways:
+    own = _BY_CONNECTOR.get(connector)
+    if own is not None:
+        return own(source, order_in_transaction or 0) or ({}, ())
+    for way in _BY_FIELDS:
         place = way(source, order_in_transaction or 0)
         if place is not None:
             return place
@@ -31,7 +33,10 @@ def place_of(connector: str, source: Source, order_in_transaction: int | None) -
 
 def _postgresql(source: Source, order: int) -> Place | None:
     lsn = source.get("lsn")
-    return None if lsn is None else ({"lsn": (int(lsn), order)}, (int(lsn), order))
+    if lsn is None:
+        return None
+    place = (int(lsn), order)
+    return {"lsn": place}, place
 
 
 def _binlog(source: Source, order: int) -> Place | None:
