@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from capture_cases import eventually
 from clean_cases import ITEM, UNAVAILABLE, Database, broken_laws, capture_of
 from everstate.changes import Change, ChangeCodec
 from everstate.config import Config
 from everstate.errors import Fenced, LocalStateError, Unavailable
 from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
@@ -86,6 +88,11 @@ class Rig:
         return [codec.decode(r.value) for r in self.records(self.names.changes("item")) if r.value]
 
     def records(self, topic: str) -> list[Any]:
+        # A commit is decided before its markers are in every partition.
+        with Offsets(self.config) as offsets:
+            assert eventually(
+                lambda: offsets.stable_ends([topic]) == offsets.high_watermarks([topic]), 10
+            )
         with Consumer(self.config) as consumer:
             return list(consumer.read_topic(topic))
 

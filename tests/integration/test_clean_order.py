@@ -12,10 +12,12 @@ import pytest
 from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
+from capture_cases import eventually
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
@@ -127,6 +129,11 @@ class Rig:
         return [codec.decode(r.value) for r in self.records(self.names.changes(entity))]
 
     def records(self, topic: str) -> list[Any]:
+        # A commit is decided before its markers are in every partition.
+        with Offsets(self.config) as offsets:
+            assert eventually(
+                lambda: offsets.stable_ends([topic]) == offsets.high_watermarks([topic]), 10
+            )
         with Consumer(self.config) as consumer:
             return list(consumer.read_topic(topic))
 
