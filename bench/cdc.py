@@ -73,8 +73,9 @@ def run(session: Session) -> list[Result]:
     session.config = servers.start()
     try:
         rates, bare = session.alternate(
-            lambda: _bare_rate(session, count), lambda: _rate(session, count), warm=0
+            lambda: _bare_rate(session, count), lambda: _rate(session, count)
         )
+        copies = [_copy_rate(session, count) for _ in range(session.repeat)]
         delays = [_delays(session, seconds) for _ in range(session.repeat)]
     finally:
         servers.stop(("connect",))
@@ -87,6 +88,14 @@ def run(session: Session) -> list[Result]:
             floors=bare,
             floor_is="Debezium with its defaults → raw topic",
             reach=Reach(ratio_min=0.8),
+        ),
+        result(
+            "cdc",
+            "the same",
+            "rows/s",
+            rates,
+            floors=copies,
+            floor_is="our capture → raw topic, copied bare to .changes and .state",
         ),
         result(
             "cdc",
@@ -113,6 +122,24 @@ def _rate(session: Session, count: int) -> float:
     with _captured(session, {}) as (config, capturing), _clean(config):
         topic = TopicNames(config.log.prefix).changes(ENTITY)
         return _backlog(config, capturing, topic, count)
+
+
+def _copy_rate(session: Session, count: int) -> float:
+    """Rows a second when nothing is cleaned: the same capture, and its records copied."""
+    with _captured(session, {}) as (config, capturing):
+        names = TopicNames(config.log.prefix)
+        raw, ends = names.raw(CAPTURED, TABLE), names.raw(CAPTURED, "transaction")
+        with Topics(config) as topics:
+            topics.ensure_raw([raw], partitions=config.log.partitions, settings={})
+            topics.ensure_raw([ends], partitions=1, settings={})
+        changes, state = names.changes(ENTITY), names.state(ENTITY)
+        argv = [sys.executable, "-m", "bench.copying"]
+        process = subprocess.Popen([*argv, config.bootstrap_servers, raw, changes, state])
+        try:
+            return _backlog(config, capturing, changes, count)
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 def _backlog(config: Config, capturing: Capturing, topic: str, count: int) -> float:
