@@ -228,6 +228,8 @@ def test_dms_has_data_and_metadata() -> None:
         ("debezium", b"{", "not JSON"),
         ("debezium", {"id": 1}, "no field op"),
         ("debezium", {"op": "x"}, "'x' is none of"),
+        ("debezium", {"op": ["c"]}, "Expected `str"),
+        ("debezium", {"op": "c", "after": {"id": 1}, "source": "shop"}, "Expected `object"),
         ("debezium", {"op": "c", "after": 5}, "after is no row"),
         ("debezium", {"op": "d", "source": SOURCE}, "neither key nor image"),
         ("maxwell", {"type": "table-create"}, "'table-create' is none of"),

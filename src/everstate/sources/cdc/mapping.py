@@ -16,6 +16,8 @@ from everstate.sources.cdc.declaration import Capture, Table, Translation
 from everstate.sources.cdc.rows import SourceRow, Unreadable
 
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
+_SHAPES_MAX: Final = 1_000
+"""Sources that give changed columns only give them in many combinations."""
 _NO_CODES: Final[dict[str, Any]] = {}
 _USERS: Final = ("user_name", "user", "username")
 _PROVENANCE: Final = (
@@ -275,6 +277,8 @@ class TableMapping:
             names = tuple(image)
             found = self._shapes.get(names)
             if found is None:
+                if len(self._shapes) >= _SHAPES_MAX:
+                    self._shapes.clear()
                 found = self._shapes[names] = self._shape(image, types)
             shape = found
         if shape.is_plain:

@@ -64,6 +64,11 @@ class NotedProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, g
 
 
 Parsed = CleanRow | RefusedRow | EndedTransaction | NotedProvenance
+_MISSHAPEN: Final = (
+    *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError),
+    msgspec.MsgspecError,
+)
+"""What code meets in a message that is another one than its form says."""
 _NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Parsed]).decode
@@ -131,9 +136,11 @@ class RawReader:
         message = Message(table, key, value, dict(headers) if headers else _NO_HEADERS)
         try:
             rows = READERS[self.capture.form](message)
+            return [self._mapped(table, row) for row in rows]
         except Unreadable as cause:
             return [RefusedRow(table=table, reason=str(cause))]
-        return [self._mapped(table, row) for row in rows]
+        except _MISSHAPEN as cause:
+            return [RefusedRow(table=table, reason=self._misshapen(cause))]
 
     def _mapped(self, table: str, row: SourceRow) -> Parsed:
         mapping = self.mapping(table)
@@ -169,7 +176,13 @@ class RawReader:
             fields = _provenance_fields(note.content)
         except Unreadable as cause:
             return [RefusedRow(table=name, reason=str(cause))]
+        except _MISSHAPEN as cause:
+            return [RefusedRow(table=name, reason=self._misshapen(cause))]
         return [NotedProvenance(transaction=note.transaction, prefix=note.prefix, fields=fields)]
+
+    def _misshapen(self, cause: Exception) -> str:
+        form = self.capture.form
+        return f"it is not as {form} writes it: {type(cause).__name__}: {cause}"
 
     def _ended(self, message: Message) -> list[Parsed]:
         end = debezium.read_transaction(message)
