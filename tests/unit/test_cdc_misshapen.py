@@ -113,3 +113,11 @@ def test_what_is_misshapen_says_so() -> None:
     (row,) = reader("maxwell").read("item", None, body)
     assert isinstance(row, RefusedRow)
     assert row.reason.startswith("it is not as maxwell writes it: TypeError")
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+def test_what_is_nested_too_deep_is_refused(form: Form) -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    body = json.dumps({**SAMPLES[form], "after": 0, "data": 0}).encode()
+    (row,) = reader(form).read("item", b'{"id":1}', body.replace(b": 0", b": " + deep))
+    assert isinstance(row, RefusedRow)

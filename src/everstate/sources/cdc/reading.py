@@ -65,7 +65,7 @@ class NotedProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, g
 
 Parsed = CleanRow | RefusedRow | EndedTransaction | NotedProvenance
 _MISSHAPEN: Final = (
-    *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError),
+    *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError),
     msgspec.MsgspecError,
 )
 """What code meets in a message that is another one than its form says."""
