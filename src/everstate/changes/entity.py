@@ -163,7 +163,7 @@ class EntityType:
     def _check_numbers(self, entity: BaseModel) -> None:
         fields = entity.__dict__
         for name in self._number_fields:
-            value = fields[name]
+            value = fields.get(name)
             if value is not None and not _storable(value):
                 raise InvalidChange(
                     self.name,

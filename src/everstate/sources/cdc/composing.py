@@ -72,8 +72,6 @@ class CaptureComposer:
             for name in capture.entities
         }
         self._ways = {name: self._way(name, table) for name, table in capture.tables.items()}
-        self._last: Provenance | None = None
-        """Provenance of the last change whose source told none: its neighbours have the same."""
         self.told, self.composed = 0, 0
         """Changes whose service, identifier or actor the source told, of how many."""
 
@@ -191,15 +189,8 @@ class CaptureComposer:
         reason = FIRST_SEEN if one.step.is_baseline else None
         if not row.provenance and not notes:
             self.told += row.user is not None
-            last = self._last
-            if last is None or last.identifier != identifier or last.reason != reason:
-                last = self._last = Provenance(
-                    api_version=API_VERSION,
-                    service_name=self._capture.name,
-                    identifier=identifier,
-                    reason=reason,
-                )
-            return last
+            name = self._capture.name
+            return _provenance(API_VERSION, name, identifier, None, reason, None, None)
         self.told += 1
         found = {**row.provenance, **notes}
         return _provenance(

@@ -110,7 +110,7 @@ class TableMapping:
         self._types = {column.lower(): kind for column, kind in table.types.items()}
         self._codes = {column.lower(): by for column, by in table.translations.items()}
         self._columns: dict[tuple[str, str | None], _Column | None] = {}
-        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._shapes: dict[tuple[tuple[Any, ...], ...], _Shape] = {}
         self._keys: dict[str, Callable[[Any], Any]] = {}
         audit = table.provenance
         self._audit = {
@@ -271,16 +271,12 @@ class TableMapping:
         self, image: Mapping[str, Any], types: Mapping[str, str]
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Fields and codes of an image's columns."""
-        if types:
-            shape = self._shape(image, types)
-        else:
-            names = tuple(image)
-            found = self._shapes.get(names)
-            if found is None:
-                if len(self._shapes) >= _SHAPES_MAX:
-                    self._shapes.clear()
-                found = self._shapes[names] = self._shape(image, types)
-            shape = found
+        named = (tuple(image), tuple(types.items()))
+        shape = self._shapes.get(named)
+        if shape is None:
+            if len(self._shapes) >= _SHAPES_MAX:
+                self._shapes.clear()
+            shape = self._shapes[named] = self._shape(image, types)
         if shape.is_plain:
             return image, _NO_CODES
         fields: dict[str, Any] = {}
