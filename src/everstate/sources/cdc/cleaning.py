@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import islice
-from operator import itemgetter
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from prometheus_client import Counter as Metric
@@ -30,22 +28,13 @@ from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
 from everstate.sources.cdc.asking import Asker
+from everstate.sources.cdc.backlog import SINGLE, Backlog, SourceRows
 from everstate.sources.cdc.composing import CaptureComposer, Unsendable
 from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.gate import TransactionGate
+from everstate.sources.cdc.gate import Place
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.local_state import LocalState
-from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.reading import (
-    MESSAGES,
-    TRANSACTIONS,
-    EndedTransaction,
-    NotedProvenance,
-    Parsed,
-    ParsedCodec,
-    RawReader,
-    RefusedRow,
-)
+from everstate.sources.cdc.reading import MESSAGES, TRANSACTIONS, Parsed, ParsedCodec, RawReader
 from everstate.sources.cdc.restoring import refill, restore
 from everstate.sources.cdc.versioning import Batch, RawPlace, Refused, Versioner
 
@@ -57,13 +46,9 @@ COVERAGE = Gauge(
     "everstate_clean_provenance_percent", "Changes whose writer the source told", ["capture"]
 )
 
-_BATCH_ROWS_MAX: Final = 20_000
 _PUBLISH_S: Final = 60.0
 _REMEMBER_EVERY_S: Final = 5.0
 _HOUR_MS: Final = 3_600_000
-Place = tuple[str, int]
-SourceRows = list[tuple[RawPlace, CleanRow | RefusedRow]]
-"""Rows in the order in which they are taken, each with its place in the raw topics."""
 
 
 class _Note(msgspec.Struct):
@@ -87,16 +72,6 @@ class CleanedBatch:
     refused: int
     skipped: Mapping[str, int]
     seconds: float
-
-
-@dataclass(slots=True)
-class _Queue:
-    """What was read of one partition and is not yet published."""
-
-    read_to: int
-    rows: deque[tuple[int, list[CleanRow | RefusedRow]]] = field(default_factory=deque)
-    order: tuple[int, ...] = ()
-    """Greatest place in the source's log so far: rows without one of their own follow it."""
 
 
 class Cleaning:
@@ -130,20 +105,17 @@ class Cleaning:
             listed.append(MESSAGES)
         self.topics: dict[str, str] = {names.raw(self.name, part): part for part in listed}
         """Raw topic → its name's last part, which :attr:`reader` wants."""
-        self._has_ends = TRANSACTIONS in listed
-        self._prefixes = {t.provenance.message_prefix for t in capture.tables.values()}
         self._held_topic = names.capture(self.name, HELD)
         self._publisher = OncePublisher(config, f"clean-{self.name}")
         self._composer = CaptureComposer(config, capture, self.reader.entities)
         path = config.project.data_dir / "clean" / f"{config.log.prefix}.{self.name}.sqlite"
         self._path = path
         self._state: LocalState | None = None
-        self._queues: dict[Place, _Queue] = {}
+        self._backlog = Backlog(capture, self.topics, {})
         self._held: dict[tuple[str, str], HeldEntity] = {}
         self._excluded: dict[tuple[RawPlace, str], str] = {}
         self._identities: dict[str, str] = {}
         self._published: dict[str, dict[int, int]] = {}
-        self._gate = TransactionGate(capture.transaction_wait_s)
         self._batch = 0
         self._remember_at = 0.0
         self._is_behind = True
@@ -181,7 +153,6 @@ class Cleaning:
                 self._publish(records)
         self._is_behind = False
         self._held = {(e, k): HeldEntity.decode(value) for e, k, value in state.held()}
-        self._gate = TransactionGate(self._capture.transaction_wait_s)
         if self._asker is not None:
             self._asker.renew(self._held)
             self._asker.begin()
@@ -190,12 +161,12 @@ class Cleaning:
 
     def read_to(self) -> dict[Place, int]:
         """Next offset to be read of each partition of the raw topics."""
-        return {place: queue.read_to for place, queue in self._queues.items()}
+        return self._backlog.read_to()
 
     @property
     def waiting(self) -> int:
         """Records that were read and are not published, those of open transactions included."""
-        return sum(len(queue.rows) for queue in self._queues.values())
+        return self._backlog.waiting
 
     def add(
         self, topic: str, partition: int, records: Iterable[tuple[int, list[Parsed]]], end: int
@@ -204,25 +175,7 @@ class Cleaning:
 
         ``end`` is the next offset to be read. Records that were taken over before are passed over.
         """
-        now_s = self._clock()
-        place = (topic, partition)
-        queue = self._queues[place]
-        for offset, parsed in records:
-            if offset < queue.read_to:
-                continue
-            rows: list[CleanRow | RefusedRow] = []
-            for one in parsed:
-                if isinstance(one, EndedTransaction):
-                    self._gate.end(one.id, one.count, one.expected, place, offset, now_s)
-                elif isinstance(one, NotedProvenance):
-                    if one.prefix in self._prefixes:
-                        self._gate.note(one.transaction, one.fields, place, offset, now_s)
-                else:
-                    rows.append(one)
-                    self._gather(one, now_s)
-            if rows:
-                queue.rows.append((offset, rows))
-        queue.read_to = max(queue.read_to, end)
+        self._backlog.add((topic, partition), records, end, self._clock())
 
     def step(self, meanwhile: Callable[[], object] | None = None) -> CleanedBatch | None:
         """Publish what is ready, as one batch; ``None``: there is nothing.
@@ -237,8 +190,9 @@ class Cleaning:
         if now_s >= self._remember_at:
             self._remember(state)
             self._remember_at = now_s + _REMEMBER_EVERY_S
-        taken = self._ready(now_s)
-        rows = _in_source_order(self._queues, taken)
+        is_full = self.waiting >= self._config.pipeline.batch_changes_max
+        taken = self._backlog.ready(now_s, is_full=is_full)
+        rows = self._backlog.in_source_order(taken)
         batch = self._versioned(rows, state, now_s)
         try:
             records = self._composed(batch, now_s)
@@ -248,9 +202,7 @@ class Cleaning:
             self._excluded[one.place, one.row.key] = refusal.reason
             self.open()
             return None
-        for place, count in taken.items():
-            self._forget(self._queues[place], count)
-        self._gate.settle(now_s)
+        self._backlog.forget(taken, now_s)
         at = self._note_positions()
         if not records and not batch.held_changed and not batch.refused and at == self._published:
             return None
@@ -279,52 +231,8 @@ class Cleaning:
 
     def _composed(self, batch: Batch, now_s: float) -> list[OutRecord]:
         """Records of a batch's changes and newest states; raises Unsendable."""
-        return self._composer.compose(batch.changes, now_s, self._gate.count, self._gate.notes)
-
-    def _gather(self, row: CleanRow | RefusedRow, now_s: float) -> None:
-        if row.transaction is not None and self._capture.transactions:
-            index = row.index if isinstance(row, CleanRow) else None
-            self._gate.row(row.transaction, index, now_s)
-
-    def _forget(self, queue: _Queue, count: int) -> None:
-        """Give up so many records of a partition, which go on."""
-        for _ in range(count):
-            _, rows = queue.rows.popleft()
-            if self._capture.transactions:
-                for row in rows:
-                    if row.transaction is not None:
-                        self._gate.gone(row.transaction)
-
-    def _are_ready(self, rows: Sequence[CleanRow | RefusedRow], now_s: float) -> bool:
-        return all(
-            row.transaction is None or self._gate.is_ready(row.transaction, now_s) for row in rows
-        )
-
-    def _ready(self, now_s: float) -> dict[Place, int]:
-        """How many records of each partition may go on."""
-        taken: dict[Place, int] = {}
-        left = _BATCH_ROWS_MAX
-        too_many = self.waiting >= self._config.pipeline.batch_changes_max
-        is_gated = self._has_ends and not too_many
-        filled = {place: queue for place, queue in self._queues.items() if queue.rows}
-        for number, (place, queue) in enumerate(filled.items()):
-            # A fair part for each, so that none runs ahead of the others in the source's log.
-            share, count = left // (len(filled) - number), 0
-            ready = None
-            for _, rows in queue.rows:
-                if share <= 0:
-                    break
-                # Rows of one transaction are neighbours, and mostly asked for once.
-                if is_gated and (rows[0].transaction != ready or len(rows) > 1):
-                    if not self._are_ready(rows, now_s):
-                        break
-                    ready = rows[0].transaction
-                count += 1
-                share -= len(rows)
-                left -= len(rows)
-            if count:
-                taken[place] = count
-        return taken
+        gate = self._backlog.gate
+        return self._composer.compose(batch.changes, now_s, gate.count, gate.notes)
 
     def _publish(
         self,
@@ -344,13 +252,8 @@ class Cleaning:
     def _note_positions(self) -> dict[str, dict[int, int]]:
         """For each partition the first offset that is still needed."""
         at: dict[str, dict[int, int]] = {}
-        for (topic, partition), queue in self._queues.items():
-            part = self.topics[topic]
-            first = queue.rows[0][0] if queue.rows else queue.read_to
-            if part in _SINGLE:
-                needed = self._gate.needed_from((topic, partition))
-                first = first if needed is None else min(first, needed)
-            at.setdefault(part, {})[partition] = first
+        for (topic, partition), first in self._backlog.needed_from().items():
+            at.setdefault(self.topics[topic], {})[partition] = first
         return at
 
     def _held_records(self, batch: Batch) -> list[OutRecord]:
@@ -395,12 +298,13 @@ class Cleaning:
                 "%.0f s",
                 *(self.name, batch.overdue, self._capture.parent_wait_s),
             )
-        if self._gate.overdue:
+        gate = self._backlog.gate
+        if gate.overdue:
             LOGGER.warning(
                 "capture %s: %d transactions went on without their end, after %.0f s",
-                *(self.name, self._gate.overdue, self._capture.transaction_wait_s),
+                *(self.name, gate.overdue, self._capture.transaction_wait_s),
             )
-            self._gate.overdue = 0
+            gate.overdue = 0
         return CleanedBatch(rows, len(batch.changes), held, len(batch.refused), told, seconds)
 
     @property
@@ -426,10 +330,10 @@ class Cleaning:
             part: f"{found[topic].cluster_id}/{found[topic].topic_id}"
             for topic, part in self.topics.items()
         }
-        self._queues = {}
         self._published = note.at
         with Offsets(self._config) as offsets:
             starts = offsets.beginnings(self.topics)
+        begins: dict[Place, int] = {}
         for (topic, partition), start in sorted(starts.items()):
             part = self.topics[topic]
             at = note.at.get(part, {}).get(partition)
@@ -438,7 +342,8 @@ class Cleaning:
                 at = None
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
-            self._queues[topic, partition] = _Queue(start if at is None else at)
+            begins[topic, partition] = start if at is None else at
+        self._backlog = Backlog(self._capture, self.topics, begins)
 
     def _lost(self, topic: str, partition: int, at: int, start: int) -> int:
         """What to do about raw records that are gone before they were cleaned."""
@@ -460,8 +365,8 @@ class Cleaning:
         topics.ensure(self._capture.entities)
         size = {"max.message.bytes": str(raw_bytes_max(config))}
         kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
-        tables = [topic for topic, part in self.topics.items() if part not in _SINGLE]
-        single = [topic for topic, part in self.topics.items() if part in _SINGLE]
+        tables = [topic for topic, part in self.topics.items() if part not in SINGLE]
+        single = [topic for topic, part in self.topics.items() if part in SINGLE]
         topics.ensure_raw(tables, partitions=config.log.partitions, settings=kept)
         topics.ensure_raw(single, partitions=1, settings=kept)
         partials = {t.entity for t in self._capture.tables.values() if t.partials}
@@ -476,27 +381,3 @@ class Cleaning:
         topics.ensure_raw(
             [self._held_topic], partitions=1, settings={"cleanup.policy": "compact", **size}
         )
-
-
-_SINGLE: Final = (TRANSACTIONS, MESSAGES)
-
-
-def _in_source_order(queues: Mapping[Place, _Queue], taken: Mapping[Place, int]) -> SourceRows:
-    """Rows of several partitions in the order of the source's log.
-
-    The order within a partition stays: what comes behind a later place is a re-read, or has no
-    place of its own, and must not overtake its neighbours.
-    """
-    found: list[tuple[Any, RawPlace, CleanRow | RefusedRow]] = []
-    for (topic, partition), count in taken.items():
-        queue = queues[topic, partition]
-        order = queue.order
-        for offset, rows in islice(queue.rows, count):
-            place = RawPlace(topic, partition, offset)
-            for row in rows:
-                if isinstance(row, CleanRow) and row.order > order:
-                    order = row.order
-                found.append((order, place, row))
-        queue.order = order
-    found.sort(key=itemgetter(0))
-    return [(place, row) for _, place, row in found]

@@ -9,7 +9,8 @@ from everstate.changes import EntityType
 from everstate.changes.codec import headers_of
 from everstate.config import Config
 from everstate.log.record import OutRecord
-from everstate.sources.cdc.cleaning import Cleaning, SourceRows
+from everstate.sources.cdc.backlog import SourceRows
+from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.outbox_reading import RoutedReader, routed
