@@ -151,7 +151,7 @@ def rig(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Rig]
     cleaning._clock = lambda: rig.now_s
     cleaner.step(0.01)
     yield rig
-    cleaner.close()
+    rig.cleaner.close()
     with Topics(config) as topics:
         topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
 
@@ -207,6 +207,49 @@ def test_a_transaction_without_end_goes_on_after_a_while_without_a_block(rig: Ri
     rig.clean()
     (change,) = rig.changes("customer")
     assert change.transaction is None
+
+
+def test_a_backlog_of_transactions_keeps_blocks_and_provenance_over_restarts(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.cleaning._BATCH_ROWS_MAX", 100)
+    monkeypatch.setattr("everstate.sources.cdc.backlog._AHEAD_MAX", 150)
+    transactions, lines = 300, 4
+    told, rows = [], []
+    for tx in range(1, transactions + 1):
+        customer = {"id": tx, "name": f"c{tx}"}
+        rows.append(rig.row("customers", tx, 1, customer))
+        order = {"id": tx, "customer_id": tx, "status": "open"}
+        rows.append(rig.row("orders", tx, 2, order))
+        for number in range(lines):
+            line = {"id": tx * lines + number, "order_id": tx, "amount": number}
+            rows.append(rig.row("lines", tx, 3 + number, line))
+        told.append(rig.message(tx, serviceName=f"s{tx}"))
+        told.append(rig.end(tx, customers=1, orders=1, lines=lines))
+    rig.send(*rows, *told)
+    cleaned: Any = rig.cleaner._cleaned
+    for _ in range(3):
+        rig.now_s += 100.0
+        batches = sum(rig.cleaner.step(0.02) is not None for _ in range(8))
+        assert batches >= 3, "killed in the middle"
+        assert cleaned.waiting
+        rig.cleaner.close()
+        (cleaning,) = rig.app.cleanings(rig.config)
+        cleaning._clock = lambda: rig.now_s
+        rig.cleaner, cleaned = Cleaner(rig.config, cleaning), cleaning
+    rig.cleaner.catch_up(60.0)
+    assert cleaned.waiting == 0
+    found = [change for entity in ("customer", "orders", "line") for change in rig.changes(entity)]
+    assert len(found) == len({change.id for change in found}) == transactions * (2 + lines)
+    blocks: dict[str, list[int]] = {}
+    for change in found:
+        block = change.transaction
+        assert block is not None
+        assert block.count == 2 + lines
+        blocks.setdefault(block.id, []).append(block.index)
+        assert change.provenance.service_name == f"s{block.id.partition(':')[2]}"
+    assert len(blocks) == transactions
+    assert {tuple(sorted(indexes)) for indexes in blocks.values()} == {(1, 2, 3, 4, 5, 6)}
 
 
 def paid_order(rig: Rig) -> None:

@@ -19,7 +19,7 @@ from everstate.changes import EntityType
 from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
 from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
 from everstate.sources.cdc.declaration import Capture, ProvenanceFrom, Table, Translation
-from everstate.sources.cdc.gate import TransactionGate
+from everstate.sources.cdc.gate import ReadUntil, TransactionGate
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.mapping import CleanRow
@@ -258,27 +258,27 @@ def test_a_transaction_goes_on_when_its_end_and_all_its_rows_are_there() -> None
     gate = TransactionGate(10.0)
     topic = ("t", 0)
     gate.row("1", 1, 0.0)
-    assert not gate.is_ready("1", 5.0)
+    assert not gate.is_ready("1", ReadUntil(5.0, 5.0))
     gate.end("1", 3, 2, topic, 40, 5.0)
-    assert (gate.is_ready("1", 5.0), gate.needed_from(topic)) == (False, 40)
+    assert (gate.is_ready("1", ReadUntil(5.0, 5.0)), gate.needed_from(topic)) == (False, 40)
     gate.row("1", 2, 6.0)
-    assert (gate.is_ready("1", 6.0), gate.count("1")) == (True, 3)
+    assert (gate.is_ready("1", ReadUntil(6.0, 6.0)), gate.count("1")) == (True, 3)
     gate.gone("1")
-    gate.settle(6.0)
+    gate.settle(ReadUntil(6.0, 6.0))
     assert gate.needed_from(topic) == 40, "one of its rows has not gone on"
     gate.gone("1")
-    gate.settle(6.0)
+    gate.settle(ReadUntil(6.0, 6.0))
     assert (gate.needed_from(topic), gate.count("1")) == (None, 3)
     gate.row("1", 1, 7.0)
-    assert gate.is_ready("1", 7.0), "its rows are read again"
+    assert gate.is_ready("1", ReadUntil(7.0, 7.0)), "its rows are read again"
 
 
 def test_a_transaction_whose_end_does_not_come_goes_without_its_block() -> None:
     gate = TransactionGate(10.0)
     gate.row("1", 1, 0.0)
-    assert (gate.is_ready("1", 11.0), gate.count("1")) == (True, None)
+    assert (gate.is_ready("1", ReadUntil(11.0, 11.0)), gate.count("1")) == (True, None)
     gate.gone("1")
-    gate.settle(11.0)
+    gate.settle(ReadUntil(11.0, 11.0))
     assert gate.overdue == 1
 
 

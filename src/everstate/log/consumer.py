@@ -157,16 +157,29 @@ class Follower:
     ) -> None:
         self._doing = f"following the log as {client_id}"
         settings = consumer_settings(config, client_id)
-        # A poll is to bring what there is, not to wait for more of it.
-        settings |= {"fetch.wait.max.ms": 10, "enable.partition.eof": False}
+        # How often the broker is asked while there is nothing; what comes, it tells at once.
+        settings |= {"fetch.wait.max.ms": 100}
+        self._ends: dict[tuple[str, int], int] = {}
         self._client = confluent_kafka.Consumer(settings)
         self._client.assign(
             [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
         )
+        self._assigned, self._paused = frozenset(starts), frozenset[tuple[str, int]]()
 
     def close(self) -> None:
         """Give up the connection."""
         self._client.close()
+
+    def only(self, places: Iterable[tuple[str, int]]) -> None:
+        """Follow these partitions only, until another call; of the others nothing is lost.
+
+        What was fetched of the others is thrown away: not for every poll.
+        """
+        paused = self._assigned - frozenset(places)
+        with translated(self._doing):
+            self._client.pause([TopicPartition(*place) for place in paused - self._paused])
+            self._client.resume([TopicPartition(*place) for place in self._paused - paused])
+        self._paused = paused
 
     def poll(self, records_max: int, wait_s: float) -> list[Record]:
         """Records that are there, at most so many; waits up to ``wait_s`` for the first one.
@@ -181,11 +194,22 @@ class Follower:
             error = message.error()
             if error is None:
                 found.append(as_record(message))
+            elif error.code() == END_OF_PARTITION:
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                assert topic is not None
+                assert partition is not None
+                assert offset is not None
+                self._ends[topic, partition] = offset
             elif error.code() in OFFSET_GONE:
                 raise DataLoss(f"{self._doing}: the log no longer holds it ({error.str()}).")
             elif not is_transport(error):
                 raise translate(error, self._doing)
         return found
+
+    def ends(self) -> dict[tuple[str, int], int]:
+        """Ends that were come to since the last call: next offsets, behind markers too."""
+        ends, self._ends = self._ends, {}
+        return ends
 
 
 def as_record(message: Message) -> Record:

@@ -44,7 +44,7 @@ _COLUMNS: Final = (
     "unix_millis(timestamp) AS at_ms",
 )
 _POLL_RECORDS: Final = 5_000
-_BULK_CHECK_S: Final = 1.0
+_CHECK_S: Final = 0.5
 _RETRY_S: Final = 0.5
 _JOIN_S: Final = 60.0
 _RETRY_S_MAX: Final = 10.0
@@ -81,6 +81,10 @@ class Cleaned(Protocol):
 
     name: str
     topics: dict[str, str]
+    told_in: frozenset[str]
+    """Those that tell of transactions, and have no rows."""
+    asks_for_ends: bool
+    """Whether it has to know where the topics end before what waits goes on."""
 
     @property
     def reader(self) -> Reader:
@@ -93,6 +97,12 @@ class Cleaned(Protocol):
     @property
     def waiting(self) -> int:
         """Records that were added and are not published."""
+
+    def wanted(self) -> frozenset[tuple[str, int]]:
+        """Partitions to be read next; none: so much waits that it has to go on first."""
+
+    def ends_at(self, ends: Mapping[tuple[str, int], int]) -> None:
+        """Take over where the topics end now."""
 
     def open(self) -> None:
         """Take over, and find the position."""
@@ -172,7 +182,10 @@ class Cleaner:
         self._session = session or (lambda: spark_session(config, app_name="everstate clean"))
         self._bulk = config.capture.bulk_records if bulk_records is None else bulk_records
         self._offsets = Offsets(config)
-        self._follower: Follower | None = None
+        told_in = cleaned.told_in
+        self._groups = [one for one in (frozenset(cleaned.topics) - told_in, told_in) if one]
+        self._followers: dict[frozenset[str], Follower] = {}
+        """One for each group of topics, as one group may have to wait for the other."""
         self._is_open = False
         self._check_at = 0.0
         self._has_read_ahead = False
@@ -212,9 +225,10 @@ class Cleaner:
                 self._is_open = True
                 self._check_at = 0.0
             with collector_paused():
-                if self._has_room():
-                    self._read(0.0 if self._has_read_ahead else wait_s)
+                self._read(0.0 if self._has_read_ahead else wait_s)
                 self._has_read_ahead = False
+                if cleaned.asks_for_ends and cleaned.waiting:
+                    cleaned.ends_at(self._offsets.stable_ends(cleaned.topics))
                 return cleaned.step(self._read_ahead)
         except BaseException:
             self._drop()
@@ -241,48 +255,45 @@ class Cleaner:
 
     def _drop(self) -> None:
         self._is_open = self._has_read_ahead = False
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        self._unfollow()
 
-    def _has_room(self) -> bool:
-        return self._cleaned.waiting < self._config.pipeline.batch_changes_max
+    def _unfollow(self) -> None:
+        for follower in self._followers.values():
+            follower.close()
+        self._followers = {}
 
     def _read_ahead(self) -> None:
         """Read and parse what has come, while the broker commits what was read before."""
-        if self._follower is not None and self._has_room():
-            self._has_read_ahead = self._read_little(self._follower, 0.0)
+        if self._followers:
+            self._has_read_ahead = self._read_little(0.0)
 
     def _read(self, wait_s: float) -> None:
-        spans = self._backlog()
-        if spans is not None:
-            self._read_bulk(spans)
-            return
-        if self._follower is None:
-            self._follower = Follower(
-                self._config,
-                self._cleaned.read_to(),
-                client_id=f"everstate-clean-{self._cleaned.name}",
-            )
-        self._read_little(self._follower, wait_s)
+        now = time.monotonic()
+        if now >= self._check_at or not self._cleaned.wanted():
+            self._check_at = now + _CHECK_S
+            spans = self._backlog()
+            if spans is not None:
+                self._check_at = 0.0
+                self._read_bulk(spans)
+                return
+        self._read_little(wait_s)
 
     def _backlog(self) -> dict[str, dict[int, Any]] | None:
         """Ranges to read by Spark, when there is more than is quickly read here."""
-        now = time.monotonic()
-        if now < self._check_at:
+        cleaned = self._cleaned
+        ends = self._offsets.stable_ends(cleaned.topics)
+        cleaned.ends_at(ends)
+        read_to, wanted = cleaned.read_to(), cleaned.wanted()
+        listed = sorted(wanted)
+        if sum(ends[place] - read_to[place] for place in listed) <= self._bulk:
             return None
-        self._check_at = now + _BULK_CHECK_S
-        read_to = self._cleaned.read_to()
-        ends = self._offsets.stable_ends(self._cleaned.topics)
-        if sum(end - read_to[place] for place, end in ends.items()) <= self._bulk:
-            return None
-        self._check_at = 0.0
-        limit = max(1, self._config.pipeline.batch_changes_max - self._cleaned.waiting)
-        listed = sorted(ends)
+        room = self._config.pipeline.batch_changes_max
+        if any(topic not in cleaned.told_in for topic, _ in wanted):
+            room = max(1, room - cleaned.waiting)
         spans = fair_spans(
             {n: read_to[place] for n, place in enumerate(listed)},
             {n: ends[place] for n, place in enumerate(listed)},
-            limit,
+            room,
         )
         ranges: dict[str, dict[int, Any]] = {}
         for number, span in spans.items():
@@ -290,8 +301,31 @@ class Cleaner:
             ranges.setdefault(topic, {})[partition] = span
         return ranges
 
-    def _read_little(self, follower: Follower, wait_s: float) -> bool:
-        """Read some records, here and now; whether there were any."""
+    def _read_little(self, wait_s: float) -> bool:
+        """Read some records, here and now; whether there were any.
+
+        Rows first, and then their ends, which are waited for when rows do.
+        """
+        wanted = self._cleaned.wanted()
+        groups = [group for group in self._groups if any(topic in group for topic, _ in wanted)]
+        found = False
+        for number, group in enumerate(groups):
+            is_patient = number == (len(groups) - 1 if self._cleaned.waiting else 0)
+            patience_s = wait_s if is_patient and not found else 0.0
+            follower = self._follower(group)
+            follower.only(place for place in wanted if place[0] in group)
+            found |= self._follow(follower, patience_s)
+        return found
+
+    def _follower(self, group: frozenset[str]) -> Follower:
+        """Reader of some of the topics, from where they were read to."""
+        if group not in self._followers:
+            starts = {p: at for p, at in self._cleaned.read_to().items() if p[0] in group}
+            client_id = f"everstate-clean-{self._cleaned.name}"
+            self._followers[group] = Follower(self._config, starts, client_id=client_id)
+        return self._followers[group]
+
+    def _follow(self, follower: Follower, wait_s: float) -> bool:
         cleaned, read = self._cleaned, self._cleaned.reader.read
         found: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
         for record in follower.poll(_POLL_RECORDS, wait_s):
@@ -306,6 +340,8 @@ class Cleaner:
             found.setdefault(place, []).append((record.offset, parsed))
         for (topic, partition), rows in found.items():
             cleaned.add(topic, partition, rows, rows[-1][0] + 1)
+        for (topic, partition), end in follower.ends().items():
+            cleaned.add(topic, partition, (), end)
         return bool(found)
 
     def _read_bulk(self, ranges: Mapping[str, Mapping[int, Any]]) -> None:
@@ -329,9 +365,7 @@ class Cleaner:
                 # A task gives its partition in order; tasks come back in any.
                 rows = sorted(by_place.get((topic, partition), []), key=lambda row: row[0])
                 cleaned.add(topic, partition, rows, span.end)
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        self._unfollow()
 
 
 def run_cleaners(config: Config, captures: Sequence[Cleaned], stop: threading.Event) -> None:

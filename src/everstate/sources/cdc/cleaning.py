@@ -31,7 +31,7 @@ from everstate.sources.cdc.asking import Asker
 from everstate.sources.cdc.backlog import SINGLE, Backlog, SourceRows
 from everstate.sources.cdc.composing import CaptureComposer, Unsendable
 from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.gate import Place
+from everstate.sources.cdc.gate import Place, Told
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.reading import MESSAGES, TRANSACTIONS, Parsed, ParsedCodec, RawReader
@@ -46,16 +46,21 @@ COVERAGE = Gauge(
     "everstate_clean_provenance_percent", "Changes whose writer the source told", ["capture"]
 )
 
+_BATCH_ROWS_MAX: Final = 20_000
 _PUBLISH_S: Final = 60.0
 _REMEMBER_EVERY_S: Final = 5.0
 _HOUR_MS: Final = 3_600_000
 
 
 class _Note(msgspec.Struct):
-    """What the publisher's progress says: raw positions, and which topics they are of."""
+    """What the publisher's progress says: raw positions, and which topics they are of.
+
+    And of transactions that are partly published what the source told of them.
+    """
 
     at: dict[str, dict[int, int]]
     topics: dict[str, str]
+    begun: dict[str, Told] = {}
 
 
 _decode_note = msgspec.json.Decoder(_Note).decode
@@ -105,6 +110,9 @@ class Cleaning:
             listed.append(MESSAGES)
         self.topics: dict[str, str] = {names.raw(self.name, part): part for part in listed}
         """Raw topic → its name's last part, which :attr:`reader` wants."""
+        self.told_in = frozenset(topic for topic, part in self.topics.items() if part in SINGLE)
+        """Raw topics that tell of transactions, and have no rows."""
+        self.asks_for_ends = MESSAGES in listed
         self._held_topic = names.capture(self.name, HELD)
         self._publisher = OncePublisher(config, f"clean-{self.name}")
         self._composer = CaptureComposer(config, capture, self.reader.entities)
@@ -168,6 +176,14 @@ class Cleaning:
         """Records that were read and are not published, those of open transactions included."""
         return self._backlog.waiting
 
+    def ends_at(self, ends: Mapping[Place, int]) -> None:
+        """Take over where the raw topics end now: what is told by then, and what is missing."""
+        self._backlog.ends_at(ends, self._clock())
+
+    def wanted(self) -> frozenset[Place]:
+        """Partitions to be read next; none: so much waits that it has to go on first."""
+        return self._backlog.wanted(self._config.pipeline.batch_changes_max)
+
     def add(
         self, topic: str, partition: int, records: Iterable[tuple[int, list[Parsed]]], end: int
     ) -> None:
@@ -190,8 +206,7 @@ class Cleaning:
         if now_s >= self._remember_at:
             self._remember(state)
             self._remember_at = now_s + _REMEMBER_EVERY_S
-        is_full = self.waiting >= self._config.pipeline.batch_changes_max
-        taken = self._backlog.ready(now_s, is_full=is_full)
+        taken = self._backlog.ready(_BATCH_ROWS_MAX, is_full=not self.wanted())
         rows = self._backlog.in_source_order(taken)
         batch = self._versioned(rows, state, now_s)
         try:
@@ -202,10 +217,11 @@ class Cleaning:
             self._excluded[one.place, one.row.key] = refusal.reason
             self.open()
             return None
-        self._backlog.forget(taken, now_s)
+        self._backlog.forget(taken)
         at = self._note_positions()
         if not records and not batch.held_changed and not batch.refused and at == self._published:
             return None
+        self._keep_told(batch)
         records += self._held_records(batch) + self._dead_letters(batch.refused)
         self._publish(records, at, meanwhile)
         held = {}
@@ -241,7 +257,7 @@ class Cleaning:
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         at = self._note_positions() if at is None else at
-        note = msgspec.json.encode(_Note(at, self._identities))
+        note = msgspec.json.encode(_Note(at, self._identities, self._backlog.begun()))
         self._is_behind = True
         self._publisher.publish(
             self._batch + 1, records, note, timeout_s=_PUBLISH_S, meanwhile=meanwhile
@@ -255,6 +271,15 @@ class Cleaning:
         for (topic, partition), first in self._backlog.needed_from().items():
             at.setdefault(self.topics[topic], {})[partition] = first
         return at
+
+    def _keep_told(self, batch: Batch) -> None:
+        """Note with held rows what their transaction told; it is forgotten before they go on."""
+        gate = self._backlog.gate
+        for entity in batch.held_changed & self._held.keys():
+            for row in self._held[entity].rows:
+                if row.transaction is not None and row.count is None:
+                    row.count = gate.count(row.transaction)
+                    row.provenance = {**row.provenance, **gate.notes(row.transaction)}
 
     def _held_records(self, batch: Batch) -> list[OutRecord]:
         records = []
@@ -301,7 +326,7 @@ class Cleaning:
         gate = self._backlog.gate
         if gate.overdue:
             LOGGER.warning(
-                "capture %s: %d transactions went on without their end, after %.0f s",
+                "capture %s: %d transactions went on before all of them was there, after %.0f s",
                 *(self.name, gate.overdue, self._capture.transaction_wait_s),
             )
             gate.overdue = 0
@@ -343,7 +368,7 @@ class Cleaning:
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
             begins[topic, partition] = start if at is None else at
-        self._backlog = Backlog(self._capture, self.topics, begins)
+        self._backlog = Backlog(self._capture, self.topics, begins, note.begun)
 
     def _lost(self, topic: str, partition: int, at: int, start: int) -> int:
         """What to do about raw records that are gone before they were cleaned."""
@@ -365,10 +390,9 @@ class Cleaning:
         topics.ensure(self._capture.entities)
         size = {"max.message.bytes": str(raw_bytes_max(config))}
         kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
-        tables = [topic for topic, part in self.topics.items() if part not in SINGLE]
-        single = [topic for topic, part in self.topics.items() if part in SINGLE]
+        tables = sorted(self.topics.keys() - self.told_in)
         topics.ensure_raw(tables, partitions=config.log.partitions, settings=kept)
-        topics.ensure_raw(single, partitions=1, settings=kept)
+        topics.ensure_raw(sorted(self.told_in), partitions=1, settings=kept)
         partials = {t.entity for t in self._capture.tables.values() if t.partials}
         topics.ensure_raw(
             [topics.names.partials(entity) for entity in sorted(partials)],

@@ -111,7 +111,8 @@ class CaptureComposer:
                 told = _NOTHING if transaction is None else notes(transaction)
                 asked = transaction
             try:
-                change = self._change(one, way, recorded_at, count, told)
+                rows = count if one.row.count is None else one.row.count
+                change = self._change(one, way, recorded_at, rows, told)
                 key, value, headers = way.codec.encode(change)
             except (InvalidChange, ValueError, TypeError, KeyError) as cause:
                 raise Unsendable(one, str(cause)) from cause

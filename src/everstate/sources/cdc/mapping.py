@@ -64,6 +64,8 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     """Entity type and key of each parent that the row names."""
     at: tuple[str, int, int] | None = None
     """Topic, partition and offset of its record, once it has been held."""
+    count: int | None = None
+    """Rows of its transaction, once it has been held."""
 
 
 class _Column:
