@@ -173,7 +173,7 @@ class Follower:
     def only(self, places: Iterable[tuple[str, int]]) -> None:
         """Follow these partitions only, until another call; of the others nothing is lost.
 
-        What was fetched of the others is thrown away: not for every poll.
+        What was fetched of the others is thrown away: the same again is free, a change is not.
         """
         paused = self._assigned - frozenset(places)
         with translated(self._doing):
