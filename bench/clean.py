@@ -130,7 +130,7 @@ def capture() -> App:
 
 def cleaned(config: Config, count: int, session: Callable[[], Any] | None = None) -> float:
     """Changes a second from the first read to the last commit."""
-    (cleaning,) = capture().cleanings(config)
+    cleaning = capture().cleaning(config, "shop")
     bulk = 0 if session is not None else 10**9
     cleaner = Cleaner(config, cleaning, session=session, bulk_records=bulk)
     try:
@@ -183,7 +183,7 @@ def latencies_ms(config: Config, messages: Sequence[tuple[bytes, bytes]]) -> lis
     raw = names.raw("shop", "items")
     sent: dict[int, float] = {}
     stop = threading.Event()
-    (cleaning,) = capture().cleanings(config)
+    cleaning = capture().cleaning(config, "shop")
     cleaner = Cleaner(config, cleaning, bulk_records=10**9)
     cleaning.open()
     thread = threading.Thread(target=cleaner.run, args=(stop,), daemon=True)

@@ -71,10 +71,10 @@ def run(session: Session) -> list[Result]:
 def _measure(session: Session, side: _Side, count: int) -> list[Result]:
     side.put(range(count), "a")
     side.publish()
-    rng, entity = random.Random(7), ORDER.name
+    rng = random.Random(7)
 
     def check(*, repair: bool) -> DriftReport:
-        return check_drift(session.spark, side.config, entity, side.truth, repair=repair)
+        return check_drift(session.spark, side.config, ORDER, side.truth, repair=repair)
 
     check(repair=False)  # The first job of a session compiles what the next ones use.
     found: dict[str, list[float]] = {"no drift: compared": []}

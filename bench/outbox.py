@@ -194,7 +194,7 @@ def _relay(config: Config, stop: Event) -> None:
 def _bare(config: Config, stop: Event) -> None:
     """The floor: what the WAL brings is produced, without transactions, states or marks."""
     topic = TopicNames(config.log.prefix).changes(ACCOUNT.name)
-    stream, assembler = ReplicationStream(config.store_dsn, "floor"), Assembler()
+    stream, assembler = ReplicationStream(config.store_dsn, "floor"), Assembler(100_000, 2**30)
     assert stream.start(_FLOOR_SLOT, PUBLICATION)
     with Producer(config) as producer:
         while not stop.is_set():

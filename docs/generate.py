@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import importlib
 import inspect
 import json
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import everstate
 from everstate import config, errors
 from everstate.cli import cli
 
@@ -31,6 +34,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "config.md": _config_page(),
         REFERENCE / "errors.md": _errors_page(),
         REFERENCE / "cli.md": _cli_page(),
+        REFERENCE / "metrics.md": _metrics_page(),
     }
 
 
@@ -171,6 +175,31 @@ def _attribute_notes(source: str) -> dict[tuple[str, str], str]:
                 text = " ".join(str(below.value.value).split()).replace("``", "`")
                 notes[node.name, field.target.id] = text
     return notes
+
+
+def _metrics_page() -> str:
+    lines = [
+        f"# Metrics\n\n{_WRITTEN}",
+        "Each role serves its figures at `/metrics`, for Prometheus: on this machine only, on a",
+        "free port that `everstate status` shows, or from `[metrics] port` on. Figures of the",
+        "process (memory, processor time, files) come with them; a counter ends in `_total`.\n",
+        "| metric | type | labels | what | module |\n|---|---|---|---|---|",
+    ]
+    source = Path(everstate.__file__).parent
+    rows = []
+    for path in sorted(source.rglob("*.py")):
+        if "from prometheus_client import" not in path.read_text("utf-8"):
+            continue
+        place = path.relative_to(source.parent).with_suffix("")
+        module = importlib.import_module(".".join(place.parts))
+        for metric in vars(module).values():
+            if isinstance(metric, MetricWrapperBase):
+                told = vars(metric)
+                labels = ", ".join(f"`{name}`" for name in told["_labelnames"])
+                what, kind = told["_documentation"], type(metric).__name__.lower()
+                room = ".".join(place.parts[1:])
+                rows.append(f"| `{told['_name']}` | {kind} | {labels} | {what} | `{room}` |")
+    return "\n".join([*lines, *sorted(rows), ""])
 
 
 def _first_line(thing: type) -> str:

@@ -22,8 +22,9 @@ from everstate.errors import Unavailable
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.sources.cdc.declaration import Capture, Kind, Table
+from everstate.sources.cdc.placeholders import OWN_SETTING, placeholder_of
 
-UNAVAILABLE = "__debezium_unavailable_value"
+UNAVAILABLE = placeholder_of(OWN_SETTING).text
 TABLES = ("customers", "orders", "notes")
 LONG = 9_000
 """Characters that PostgreSQL keeps outside the row, when they do not compress."""

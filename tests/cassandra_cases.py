@@ -10,7 +10,7 @@ from everstate.sources.crud.stores.cassandra import CassandraStore, Database
 from everstate.sources.crud.stores.cassandra.schema import table_of
 from everstate.testing.store_contract import ORDER
 
-OWN_TABLES = ("unpublished", "published", "answered")
+OWN_TABLES = ("unpublished", "published", "answered", "published_to")
 
 
 class Committed(NamedTuple):

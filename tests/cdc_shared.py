@@ -71,7 +71,7 @@ def outcomes(group: str, form: Form, listed: list[Any]) -> list[Told]:
     state = LocalState(Path(":memory:"))
     held: dict[Any, Any] = {}
     for number, message in enumerate(listed):
-        parsed = reader.read("rows", None, json.dumps(message).encode())
+        parsed = reader.read("rows", None, json.dumps(_of_any_table(message)).encode())
         place = RawPlace("rows", 0, number)
         rows = [(place, r) for r in parsed if isinstance(r, CleanRow | RefusedRow)]
         before = sum(len(one.rows) for one in held.values())
@@ -92,12 +92,20 @@ def _told(group: str, number: int, batch: Any, held: dict[Any, Any], before: int
     return Told(group, number, "no change", ", ".join(batch.skipped) or "nothing to read")
 
 
+def _of_any_table(message: Any) -> Any:
+    """The message without its table's name: those of a group are taken as rows of one table."""
+    if not isinstance(message, dict):
+        return message
+    return {name: value for name, value in message.items() if name != "table"}
+
+
 def columns_of(form: Form, listed: list[Any]) -> set[str]:
     """All columns that any message of a group names."""
     columns: set[str] = set()
     for message in listed:
         try:
-            rows = READERS[form](Message("rows", None, json.dumps(message).encode(), {}))
+            value = json.dumps(_of_any_table(message)).encode()
+            rows = READERS[form](Message("rows", None, value, {}))
         except Unreadable:
             continue
         for row in rows:

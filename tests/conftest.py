@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -15,7 +17,10 @@ from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
 from java_settings import first_compiler_only
+from processes_seen import KEPT_FOLDERS
 from running_stack import RunningStack
+
+pytest_plugins = ("measuring",)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +35,7 @@ for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
 
 first_compiler_only()
 
+_UNIT = Path(__file__).parent / "unit"
 _MARKS = {
     "stack": ("kafka", "postgres"),
     "database": ("postgres",),
@@ -46,15 +52,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names: tuple[str, ...] = getattr(item, "fixturenames", ())
         for fixture, marks in _MARKS.items():
             if fixture in names:
+                if item.path.is_relative_to(_UNIT):
+                    raise pytest.UsageError(f"{item.nodeid}: a unit test has no JVM and no server")
                 for mark in marks:
                     item.add_marker(mark)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A test after which Spark's JVM is gone fails, and so do those after it, with its name."""
+    result = yield
+    # Imported by whoever started Spark: a test without it does not pay for the import.
+    if "shared_spark" in sys.modules:
+        sys.modules["shared_spark"].check(item.nodeid)
+    return result
+
+
 @pytest.fixture(scope="session")
-def stack_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def stack_config(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Config:
     """A project of this run: two cores, small heaps, no fsync (fault tests start their own)."""
+    folder = tmp_path_factory.mktemp("project")
+    request.config.stash.setdefault(KEPT_FOLDERS, []).append(str(folder))
     return load(
-        tmp_path_factory.mktemp("project"),
+        folder,
         local={"fsync": False},
         pipeline={"master": "local[2]", "driver_memory": "2g"},
     )
@@ -120,9 +142,11 @@ def database(stack: RunningStack) -> Iterator[str]:
 def spark(stack_config: Config) -> Iterator[SparkSession]:
     """One Spark session for the whole run."""
     from everstate.pipeline.session import spark_session
+    from shared_spark import held
 
     session = spark_session(stack_config)
-    yield session
+    with held():
+        yield session
     session.stop()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel
 
@@ -12,6 +14,7 @@ from everstate.changes import EntityType
 from everstate.changes.drift import Truth
 from everstate.config import Config
 from everstate.errors import (
+    EverstateError,
     InvalidCapture,
     InvalidEntityType,
     InvalidView,
@@ -22,13 +25,13 @@ from everstate.errors import (
 )
 from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
 from everstate.sources.commands.group import CommandGroup, Decide, Evolve
-from everstate.sources.commands.process import ProcessManager, React, Start
 from everstate.sources.outbox.truth import PostgresTruth
 from everstate.views.definition import ViewDefinition
 from everstate.views.names import names_of_entity, refused_name
 
 if TYPE_CHECKING:
     from everstate.sources.cdc.cleaning import Cleaning
+    from everstate.sources.commands.process import ProcessManager, React, Start
     from everstate.views.plan import ViewPlan
 
 M = TypeVar("M", bound=type[BaseModel])
@@ -36,6 +39,33 @@ M = TypeVar("M", bound=type[BaseModel])
 Source: TypeAlias = Literal["store", "cassandra", "log", "commands", "capture"]
 """Where an entity type's versions are assigned: PostgreSQL with its outbox, Cassandra, the log
 itself (events: immutable facts), a command handler, or the capture of a foreign database."""
+
+
+_compiled_later: ContextVar[bool] = ContextVar("views are compiled later", default=False)
+
+
+@contextmanager
+def views_compiled_later() -> Iterator[None]:
+    """Views that are declared inside are compiled when they are first needed.
+
+    For commands that only read entities: the SQL parser would take half of their time. An error
+    in a view's SQL is raised when the view is needed.
+    """
+    token = _compiled_later.set(True)
+    try:
+        yield
+    finally:
+        _compiled_later.reset(token)
+
+
+class _LaterPlan:
+    """A plan that compiles its view at the first look at it."""
+
+    def __init__(self, app: App, name: str) -> None:
+        self._app, self._name = app, name
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._app.view_plan(self._name), attribute)
 
 
 class App:
@@ -49,6 +79,7 @@ class App:
     def __init__(self, name: str) -> None:
         self.name = name
         self._entities: dict[str, EntityType] = {}
+        self._views: dict[str, ViewDefinition] = {}
         self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
         self._sources: dict[str, Source] = {}
@@ -65,7 +96,9 @@ class App:
     @property
     def views(self) -> Mapping[str, ViewPlan]:
         """Compiled SQL views by name, in the order in which they were declared."""
-        return MappingProxyType(self._plans)
+        for name in self._views:
+            self.view_plan(name)
+        return MappingProxyType({name: self._plans[name] for name in self._views})
 
     def keeps_history(self, entity: str) -> bool:
         """Whether every version of an entity type's entities is kept in the store."""
@@ -123,16 +156,18 @@ class App:
         """
         if name in self._taken():
             raise InvalidView(name, "the name is taken", advice="Choose another name.")
-        # Imported here: the SQL parser takes half a second, for who has no views too.
-        from everstate.views.plan import compile_view
-
-        plan = compile_view(ViewDefinition(name, sql), self._entities)
-        self._plans[name] = plan
-        return plan
+        self._views[name] = ViewDefinition(name, sql)
+        if _compiled_later.get():
+            return cast("ViewPlan", _LaterPlan(self, name))
+        try:
+            return self.view_plan(name)
+        except EverstateError:
+            del self._views[name]
+            raise
 
     def _taken(self) -> set[str]:
         """Names that readers of the views' schema find already."""
-        return {n for entity in self._entities for n in names_of_entity(entity)} | set(self._plans)
+        return {n for entity in self._entities for n in names_of_entity(entity)} | set(self._views)
 
     def _check_entity_name(self, name: str) -> None:
         """Raise InvalidEntityType when the tables of an entity type would meet others."""
@@ -154,12 +189,17 @@ class App:
 
     def views_of(self, entity: str) -> tuple[ViewPlan, ...]:
         """SQL views kept of one entity type."""
-        return tuple(plan for plan in self._plans.values() if plan.entity == entity)
+        return tuple(plan for plan in self.views.values() if plan.entity == entity)
 
     def view_plan(self, name: str) -> ViewPlan:
         """SQL view of that name; raises UnknownView."""
+        if name not in self._views:
+            raise UnknownView(name, tuple(self._views))
         if name not in self._plans:
-            raise UnknownView(name, tuple(self._plans))
+            # Imported here: the SQL parser takes a fifth of a second, for who has no views too.
+            from everstate.views.plan import compile_view
+
+            self._plans[name] = compile_view(self._views[name], self._entities)
         return self._plans[name]
 
     def source_of(self, name: str) -> Source:
@@ -247,6 +287,9 @@ class App:
             self.entity_type(entity)
         if name in self._processes:
             raise InvalidEntityType(f"process manager {name!r} is declared already")
+        # Imported here: it loads the client of Kafka.
+        from everstate.sources.commands.process import ProcessManager
+
         self._processes[name] = ProcessManager(name, tuple(on), react, start)
         return self._processes[name]
 
@@ -288,20 +331,17 @@ class App:
             raise UnknownCapture(name, tuple(self._captures))
         return self._captures[name]
 
-    def cleanings(self, config: Config, only: str | None = None) -> list[Cleaning]:
-        """What cleans the declared captures, or one of them; each is to be closed."""
+    def cleaning(self, config: Config, name: str) -> Cleaning:
+        """What cleans a declared capture; the caller closes it. Raises UnknownCapture."""
         # Imported here: what reads and writes the log is of no use to one who only declares.
         from everstate.sources.cdc.asking import asker_of
         from everstate.sources.cdc.cleaning import Cleaning
         from everstate.sources.cdc.outbox_cleaning import OutboxCleaning
 
-        captures = [self.capture_of(only)] if only else list(self._captures.values())
-        return [
-            Cleaning(config, capture, self._entities, asker=asker_of(config, capture))
-            if capture.outbox is None
-            else OutboxCleaning(config, capture, self._entities)
-            for capture in captures
-        ]
+        capture = self.capture_of(name)
+        if capture.outbox is not None:
+            return OutboxCleaning(config, capture, self._entities)
+        return Cleaning(config, capture, self._entities, asker=asker_of(config, capture))
 
     @property
     def debezium_forms(self) -> tuple[str, ...]:

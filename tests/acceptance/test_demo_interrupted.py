@@ -25,7 +25,13 @@ def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
     said = tmp_path / "said.txt"
     with said.open("wb") as output:
         process = subprocess.Popen(
-            DEMO, cwd=tmp_path, stdout=output, stderr=output, start_new_session=True
+            DEMO,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            # A suite that was started with `nohup` or `&` ignores SIGINT, and would pass that on.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     started: set[psutil.Process] = set()
 

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -77,7 +78,8 @@ def forget_the_index() -> None:
 
     def announce(self: Any, key: str, version: int, again_from: int | None = None) -> None:
         attempt = uuid4()
-        told[attempt] = Announcement(0, attempt, ORDER.name, key, version, again_from)
+        long_ago = (0.0, time.time())
+        told[attempt] = Announcement(0, attempt, ORDER.name, key, version, again_from, *long_ago)
 
     setattr(Partitions, "announce", announce)  # noqa: B010
     setattr(Unpublished, "open", lambda self: list(told.values()))  # noqa: B010

@@ -71,8 +71,8 @@ class Tables:
     """(key, version) → change id, state."""
     regions: dict[str | None, Group] = field(default_factory=dict)
     heavy: dict[str, tuple[str | None, int]] = field(default_factory=dict)
-    positions: dict[int, int] = field(default_factory=dict)
-    """partition → next offset of the main group."""
+    positions: dict[str, dict[int, int]] = field(default_factory=dict)
+    """view, `latest` among them → partition → next offset."""
 
 
 @dataclass
@@ -160,7 +160,8 @@ def view_problems(log: Sequence[Seen], tables: Tables, ends: Mapping[int, int]) 
     problems += _differences("history", wanted.history, tables.history)
     problems += _differences("fees_by_region", wanted.regions, tables.regions)
     problems += _differences("heavy", wanted.heavy, tables.heavy)
-    problems += _differences("position", dict(ends), tables.positions)
+    for view, positions in tables.positions.items():
+        problems += _differences(f"position of {view}", dict(ends), positions)
     return problems
 
 
@@ -344,10 +345,10 @@ def _read_topic(config: Config, topic: str) -> tuple[list[confluent_kafka.Messag
 
 
 def read_account(config: Config) -> Account:
-    """The main group's counters, over its partitions."""
+    """The core's counters, over its partitions."""
     query = (
         "SELECT sum(applied)::bigint, sum(duplicate)::bigint, sum(held)::bigint, "
-        f"sum(dead)::bigint FROM {config.views.schema_name}.counters WHERE view_group = %s"
+        f"sum(dead)::bigint FROM {config.views.schema_name}.counters WHERE entity = %s"
     )
     with psycopg.connect(config.views_dsn) as connection:
         row = connection.execute(query.encode(), (ENTITY,)).fetchone()
@@ -356,7 +357,7 @@ def read_account(config: Config) -> Account:
 
 
 def read_tables(config: Config) -> Tables:
-    """What readers of the views see, and the main group's positions."""
+    """What readers of the views see, and the positions."""
     schema = config.views.schema_name
     tables = Tables()
     with psycopg.connect(config.views_dsn, options=f"-c search_path={schema}") as connection:
@@ -378,10 +379,8 @@ def read_tables(config: Config) -> Tables:
             tables.regions[region] = (parcels, fees, int(weight))
         for key, region, weight in rows("SELECT _key, region, weight FROM heavy"):
             tables.heavy[key] = (region, weight)
-        for partition, offset in rows(
-            f"SELECT partition, next_offset FROM position WHERE view_group = '{ENTITY}'"
-        ):
-            tables.positions[partition] = offset
+        for view, partition, offset in rows("SELECT view, partition, next_offset FROM position"):
+            tables.positions.setdefault(view, {})[partition] = offset
     return tables
 
 
@@ -391,12 +390,20 @@ def read_lake(config: Config, entity: str = ENTITY) -> Lake:
     data = pa.table(
         table.to_pyarrow_dataset().to_table(columns=["partition", "offset", "raw_key", "raw_value"])
     )
-    lake = Lake(rows=[Seen(*row.values()) for row in data.to_pylist()])
+    rows = [Seen(*row.values()) for row in data.to_pylist()]
+    return Lake(rows, read_ranges(config, entity))
+
+
+def read_ranges(config: Config, entity: str = ENTITY) -> list[tuple[int, int, int]]:
+    """Partition, start and end of every append, from the notes in the archive's commits."""
+    ranges = []
+    table = DeltaTable(f"{config.archive_path}/{entity}")
     for commit in sorted(table.history(), key=lambda each: each["version"]):
         note = json.loads(commit.get("userMetadata") or "{}").get("everstate", {})
-        for each in note.get("ranges", ()):
-            lake.ranges.append((each["partition"], each["start"], each["end"]))
-    return lake
+        ranges += [
+            (each["partition"], each["start"], each["end"]) for each in note.get("ranges", ())
+        ]
+    return ranges
 
 
 def problems(config: Config, acknowledged: Iterable[str], foreign: Foreign) -> list[str]:

@@ -13,10 +13,9 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 import psycopg
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from fault_app import ENTITY
-from fault_harness import read_lake, read_log
+from fault_harness import read_log, read_ranges
 
 from everstate.config import Config, load
 from everstate.errors import Unavailable
@@ -26,6 +25,7 @@ from everstate.log.topics import TopicNames, Topics
 
 HERE = Path(__file__).parent
 WRITERS = 2
+ROLES = ("relay", "pipeline")
 PATIENCE_S = 300.0
 _POLL_S = 0.2
 _TOML = """
@@ -44,7 +44,7 @@ driver_memory = "1g"
 
 
 class Rig:
-    """Kafka and PostgreSQL with fsync, the two roles and the writers, each a process of its own."""
+    """Kafka and PostgreSQL with fsync, `everstate run` and the writers, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,28 +61,21 @@ class Rig:
 
     # ---- processes
 
-    def start(self, role: str) -> None:
-        """Start `relay` or `pipeline` as `everstate run --only` does."""
-        everstate = [sys.executable, "-m", "everstate.cli", "--project", str(self.folder)]
-        self._spawn(role, [*everstate, "run", "--only", role])
-
-    def start_supervised(self) -> None:
-        """Start both roles as `everstate run` does, under its supervisor."""
+    def start(self) -> None:
+        """Start `everstate run`; it starts its roles, and starts again those that die."""
         everstate = [sys.executable, "-m", "everstate.cli", "--project", str(self.folder)]
         self._spawn("everstate", [*everstate, "run"])
 
-    def supervised(self) -> set[str]:
-        """Words of the command lines of what the supervisor started: its roles are among them."""
-        children = psutil.Process(self.processes["everstate"].pid).children()
-        return {word for child in children for word in child.cmdline()}
-
-    def kill_supervised(self, role: str) -> None:
-        """SIGKILL a role and what it started; its supervisor is to start it again."""
+    def roles(self) -> dict[str, psutil.Process]:
+        """The processes of the roles that run now."""
+        found = {}
         for child in psutil.Process(self.processes["everstate"].pid).children():
-            if role in child.cmdline():
-                kill_family(child)
-                return
-        raise AssertionError(f"{role} does not run: {self.told('everstate')}")
+            try:
+                words = child.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            found.update({role: child for role in ROLES if role in words})
+        return found
 
     def stop(self, name: str) -> int:
         """SIGTERM one process and wait; its exit code. Nothing that it started may be left."""
@@ -115,22 +108,6 @@ class Rig:
             kill_family(psutil.Process(process.pid))
             process.wait()
 
-    def orphan(self, name: str) -> list[psutil.Process]:
-        """SIGKILL one process and nothing else: what it started is to end by itself."""
-        process = self.processes.pop(name)
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait()
-        return family
-
-    def kill_jvm(self, name: str = "pipeline") -> None:
-        """SIGKILL the JVM alone, and wait until the process that drove it ends by itself."""
-        process = self.processes.pop(name)
-        for child in psutil.Process(process.pid).children(recursive=True):
-            if child.name() == "java":
-                child.kill()
-        process.wait(60)
-
     def close(self) -> None:
         """End everything; quick for the writers, in order for the roles."""
         self.stop_load()
@@ -157,9 +134,12 @@ class Rig:
     # ---- how far it is
 
     def kept(self) -> dict[int, int]:
-        """Positions of the main group; empty before the views are made."""
+        """Positions of the view that is furthest behind; empty before the views are made."""
         schema = self.config.views.schema_name
-        query = f"SELECT partition, next_offset FROM {schema}.position WHERE view_group = %s"
+        query = (
+            f"SELECT partition, min(next_offset) FROM {schema}.position WHERE entity = %s "
+            "GROUP BY partition"
+        )
         try:
             with psycopg.connect(self.config.views_dsn) as connection:
                 return dict(connection.execute(query.encode(), (ENTITY,)).fetchall())
@@ -167,15 +147,11 @@ class Rig:
             return {}
 
     def archived(self) -> dict[int, int]:
-        """Where the archive's ranges end."""
+        """Where the archive's ranges end, by its commits."""
         try:
-            DeltaTable(f"{self.config.archive_path}/{ENTITY}")
+            return {partition: end for partition, _, end in read_ranges(self.config)}
         except TableNotFoundError:
             return {}
-        ends: dict[int, int] = {}
-        for partition, _, end in read_lake(self.config).ranges:
-            ends[partition] = end
-        return ends
 
     def ends(self) -> dict[int, int]:
         """Last stable offset of each partition; waits for a broker that has just started."""

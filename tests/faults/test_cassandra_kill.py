@@ -111,7 +111,7 @@ def test_C9_killed_between_store_and_log_under_load_it_loses_and_doubles_nothing
         point = POINTS[turn // 2 % len(POINTS)] if turn % 2 else ""
         rig.run_until_killed(point, 0.3 + rng.random())
     assert rig.problems() == []
-    report = check_drift(spark, config, ORDER.name, CassandraTruth(config, ORDER.name, 1))
+    report = check_drift(spark, config, ORDER, CassandraTruth(config, ORDER.name, 1))
     assert (report.drifted, report.pending) == (0, 0)
     assert report.stored == report.logged > 0
 

@@ -82,7 +82,7 @@ def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
     with Topics(config) as topics:
         topics.ensure(["item"])
         topics.ensure_raw([raw], partitions=3, settings={})
-    process = start(config)
+    process, cleaned = start(config), 0
     with Producer(config) as producer:
         for turn in range(KILLS + 1):
             sent = len(database.log)
@@ -95,8 +95,10 @@ def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
                     producer.flush()
             producer.flush()
             if turn < KILLS:
-                _until(lambda turn=turn: len(changes(config)) > turn * WRITES / 4)
+                aim = cleaned + WRITES / 4
+                _until(lambda aim=aim: len(changes(config)) > aim)
                 kill(process)
+                cleaned = len(changes(config))
                 if turn % 2:
                     for file in (tmp_path / "clean").iterdir():
                         file.unlink()

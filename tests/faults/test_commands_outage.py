@@ -5,56 +5,43 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test_commands_kill import Load, progress
 
 import command_cases as bank
-from everstate.config import Config, load
-from everstate.local import Stack
+from everstate.config import Config
 from everstate.log.topics import Topics
 from everstate.sources.commands import CommandHandler
 from everstate.testing.command_checker import check_commands, read_command_log
+from running_stack import RunningStack
 
 AWAY_S = 20.0 if os.environ.get("EVERSTATE_FULL") else 3.0
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A broker of our own, to be killed; fsync is on."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
-            patch.delenv(name)
-        config = load(tmp_path_factory.mktemp("outage"))
-    with Stack(config) as stack:
-        yield stack
-
-
 @pytest.fixture
-def config(servers: Stack, topic_prefix: str) -> Config:
-    made = bank.of_prefix(servers.connect(), topic_prefix, batch_wait_ms=5)
+def config(stack: RunningStack, topic_prefix: str) -> Config:
+    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
     with Topics(made) as topics:
         topics.ensure_commands([bank.ENTITY])
     return made
 
 
-@pytest.mark.kafka
 @pytest.mark.slow
 def test_commands_outlive_a_broker_that_is_killed_and_comes_back(
-    servers: Stack, config: Config
+    stack: RunningStack, config: Config
 ) -> None:
     stop, clients = threading.Event(), Load(config)
     with CommandHandler(config, bank.app) as handler, ThreadPoolExecutor(3) as pool:
         handling = pool.submit(handler.run, stop)
         sending = [pool.submit(clients.client, number) for number in range(2)]
         try:
-            progress(clients, 50)
-            servers.kill("kafka")
+            progress(clients, 50, handling)
+            stack.servers.kill("kafka")
             time.sleep(AWAY_S)
-            servers.restart("kafka")
-            progress(clients, 50)
+            stack.servers.restart("kafka")
+            progress(clients, 50, handling)
             clients.stop.set()
             for each in sending:
                 each.result(120)

@@ -46,7 +46,7 @@ class World:
         newest = {each.key: each for each in self.log}
         self.state = list(newest.values())
         self.tables: Tables = fold(self.log)
-        self.tables.positions = dict(self.ends)
+        self.tables.positions = {"parcel_latest": dict(self.ends), "heavy": dict(self.ends)}
         self.lake = Lake(
             rows=list(self.log),
             ranges=[(p, a, b) for p, e in self.ends.items() for a, b in ((0, 50), (50, e))],
@@ -153,14 +153,14 @@ def test_a_changed_value_in_each_view_is_seen(world: World) -> None:
     world.tables.regions[region] = (count, fees + Decimal("0.01"), weight)
     world.tables.history.popitem()
     world.tables.heavy["p-none"] = ("north", 99)
-    world.tables.positions[0] -= 1
+    world.tables.positions["heavy"][0] -= 1
     found = view_problems(world.log, world.tables, world.ends)
     assert {each.partition(":")[0] for each in found} == {
         "latest",
         "history",
         "fees_by_region",
         "heavy",
-        "position",
+        "position of heavy",
     }
     assert len(found) == 5
 

@@ -1,8 +1,9 @@
 """Acceptance 3: SIGKILL under load, at random moments; then everything is where it must be.
 
-Two kills of each kind; 20 with EVERSTATE_FULL=1, any number with EVERSTATE_KILLS. FAULT_SEED
-repeats the moments of a run. The stack is one of its own, with fsync. Nothing is started again
-but what the test killed, or what the supervisor looks after in the test of the supervisor.
+`everstate run`, its roles, Spark and both servers are killed in one schedule: every kind once;
+20 times with EVERSTATE_FULL=1, any number of times with EVERSTATE_KILLS. FAULT_SEED repeats the
+order and the moments of a run. The stack is one of its own, with fsync. The test starts again
+only the servers; the roles are the supervisor's, and a role that was not killed must live on.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING
 import pytest
 from fault_app import ENTITY, app
 from fault_harness import problems
-from fault_rig import Rig, left_after
+from fault_rig import ROLES, Rig, kill_family, left_after
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = int(os.environ.get("EVERSTATE_KILLS") or (20 if os.environ.get("EVERSTATE_FULL") else 2))
+ROUNDS = int(os.environ.get("EVERSTATE_KILLS") or (20 if os.environ.get("EVERSTATE_FULL") else 1))
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
-AWAY_S = 20.0
+PROOF_EVERY_ROUNDS = 5
+AWAY_S = 20.0 if os.environ.get("EVERSTATE_FULL") else 8.0
 PROBLEMS_SHOWN = 20
 ACKNOWLEDGED_MIN = 100
 
@@ -34,45 +36,77 @@ pytestmark = [
     pytest.mark.kafka,
     pytest.mark.postgres,
     pytest.mark.spark,
-    pytest.mark.timeout(600 + 120 * KILLS),
+    pytest.mark.timeout(600 + 300 * ROUNDS),
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     rig = Rig(tmp_path_factory.mktemp("faults"))
     try:
-        rig.start_supervised()
         yield rig
     finally:
         rig.close()
 
 
-@pytest.fixture
-def loaded(rig: Rig) -> Rig:
-    """The rig with its writers at work, foreign records in the log, and its views following."""
-    print(f"FAULT_SEED={SEED}")
-    rig.start_load()
-    rig.until("the views are made", lambda: bool(rig.kept()))
-    rig.progress()
-    rig.disturb()
-    return rig
-
-
-@pytest.fixture
-def unsupervised(rig: Rig) -> Rig:
-    """The rig with its two roles on their own."""
-    if "everstate" in rig.processes:
-        rig.until("the supervisor has its roles", lambda: rig.supervised() >= {"relay", "pipeline"})
-        assert rig.stop("everstate") == 0
-    for role in ("relay", "pipeline"):
-        if role not in rig.processes:
-            rig.start(role)
-    return rig
-
-
 def wait(seconds_max: float) -> None:
     time.sleep(moments.random() * seconds_max)
+
+
+def relay_and_all_of_it(rig: Rig) -> None:
+    kill_role(rig, "relay")
+
+
+def pipeline_and_all_of_it(rig: Rig) -> None:
+    """Driver, JVM and Python workers at once."""
+    kill_role(rig, "pipeline")
+
+
+def kill_role(rig: Rig, role: str) -> None:
+    killed = rig.roles()[role]
+    kill_family(killed)
+    rig.until(f"{role} is started again", lambda: rig.roles().get(role, killed) != killed)
+
+
+def driver_alone(rig: Rig) -> None:
+    """Old tasks may still run beside the new ones; what the driver started ends by itself."""
+    killed = rig.roles()["pipeline"]
+    family = killed.children(recursive=True)
+    assert "java" in {each.name() for each in family}
+    killed.kill()
+    rig.until("pipeline is started again", lambda: rig.roles().get("pipeline", killed) != killed)
+    rig.progress()
+    assert left_after(family, 60) == []
+
+
+def jvm_alone(rig: Rig) -> None:
+    """The process that drove it ends by itself."""
+    driver = rig.roles()["pipeline"]
+    for child in driver.children(recursive=True):
+        if child.name() == "java":
+            child.kill()
+    rig.until("pipeline is started again", lambda: rig.roles().get("pipeline", driver) != driver)
+
+
+def kafka(rig: Rig) -> None:
+    kill_server(rig, "kafka")
+
+
+def postgres(rig: Rig) -> None:
+    kill_server(rig, "postgres")
+
+
+def kill_server(rig: Rig, server: str) -> None:
+    """The roles wait for it: neither ends."""
+    before = rig.roles()
+    rig.stack.kill(server)
+    time.sleep(AWAY_S)
+    rig.stack.restart(server)
+    rig.progress()
+    assert rig.roles() == before
+
+
+KINDS = (relay_and_all_of_it, pipeline_and_all_of_it, driver_alone, jvm_alone, kafka, postgres)
 
 
 def prove(rig: Rig, spark: SparkSession) -> None:
@@ -92,64 +126,22 @@ def prove(rig: Rig, spark: SparkSession) -> None:
     assert archive.problems == []
 
 
-def test_the_supervisor_starts_again_what_is_killed(loaded: Rig, spark: SparkSession) -> None:
-    """`everstate run` itself: each role is killed once, and comes back without anybody's help."""
-    for role in ("relay", "pipeline"):
-        wait(2.0)
-        loaded.kill_supervised(role)
-        loaded.progress()
-    prove(loaded, spark)
-    restarts = [line for line in loaded.told("everstate").splitlines() if "ended with" in line]
-    assert [line.partition(" ended with")[0].split()[-1] for line in restarts] == [
-        "relay",
-        "pipeline",
-    ]
-
-
-def test_the_relay_is_killed(unsupervised: Rig, loaded: Rig, spark: SparkSession) -> None:
-    for _ in range(KILLS):
-        wait(2.0)
-        loaded.kill("relay")
-        wait(0.5)
-        loaded.start("relay")
-        loaded.progress()
-    prove(loaded, spark)
-
-
-@pytest.mark.parametrize("server", ["kafka", "postgres"])
-def test_a_server_is_killed(
-    unsupervised: Rig, loaded: Rig, spark: SparkSession, server: str
+def test_whatever_is_killed_under_load_nothing_is_lost_or_doubled(
+    rig: Rig, spark: SparkSession
 ) -> None:
-    """One absence of 20 s, then short ones."""
-    for turn in range(KILLS):
-        wait(2.0)
-        loaded.stack.kill(server)
-        if turn == 0:
-            time.sleep(AWAY_S)
-        else:
-            wait(3.0)
-        loaded.stack.restart(server)
-        loaded.progress()
-    prove(loaded, spark)
-
-
-def test_the_spark_application_is_killed(
-    unsupervised: Rig, loaded: Rig, spark: SparkSession
-) -> None:
-    """By turns its driver alone (old tasks may still run beside the new ones), its JVM, all.
-
-    Two kills are the first two kinds; the supervisor's test does the third.
-    """
-    for turn in range(KILLS):
-        wait(3.0)
-        orphans = []
-        if turn % 3 == 0:
-            orphans = loaded.orphan("pipeline")
-        elif turn % 3 == 1:
-            loaded.kill_jvm()
-        else:
-            loaded.kill("pipeline")
-        loaded.start("pipeline")
-        loaded.progress()
-        assert left_after(orphans, 60) == []
-    prove(loaded, spark)
+    print(f"FAULT_SEED={SEED}")
+    rig.start()
+    for turn in range(1, ROUNDS + 1):
+        rig.start_load()
+        rig.until("the roles run", lambda: rig.roles().keys() == set(ROLES))
+        rig.until("the views are made", lambda: bool(rig.kept()))
+        rig.progress()
+        rig.disturb()
+        for kind in moments.sample(KINDS, len(KINDS)):
+            print(f"kill: {kind.__name__}", flush=True)
+            wait(2.0)
+            kind(rig)
+            rig.progress()
+        if turn == ROUNDS or turn % PROOF_EVERY_ROUNDS == 0:
+            prove(rig, spark)
+    assert rig.stop("everstate") == 0

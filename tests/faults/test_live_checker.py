@@ -164,8 +164,10 @@ DEFECTS: list[tuple[Callable[[Project], None], set[str]]] = [
     (by_sql("UPDATE fees_by_region__v1 SET n = n + 1 WHERE (g0, shard) = "
             "(SELECT min(g0), min(shard) FROM fees_by_region__v1)"), {"fees_by_region"}),
     (by_sql("DELETE FROM heavy__v1 WHERE key = (SELECT min(key) FROM heavy__v1)"), {"heavy"}),
-    (by_sql("UPDATE position SET next_offset = next_offset - 1 WHERE partition = 0"),
-     {"position"}),
+    (by_sql("UPDATE position SET next_offset = next_offset - 1 WHERE partition = 0 "
+            "AND view = 'heavy'"), {"position of heavy"}),
+    (by_sql("UPDATE position SET next_offset = next_offset - 1 WHERE partition = 0 "
+            "AND view = 'parcel_latest'"), {"position of parcel_latest"}),
     (by_sql("UPDATE counters SET duplicate = duplicate + 1 WHERE partition = 0"), {"counters"}),
     (again_in_dead, {".dead"}),
     (add_to_lake, {"archive"}),

@@ -1,6 +1,6 @@
 """C3: the relay is killed at any moment, and the log is exactly what was committed.
 
-The servers are of this module, with fsync. FAULT_SEED repeats the moments of a run.
+FAULT_SEED repeats the moments of a run.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.errors import NotFound
-from everstate.local import Stack
 from everstate.log.topics import Topics
 from everstate.sources.outbox import EntityStore, Relay
 from everstate.sources.outbox.marks import read_status
 from everstate.testing.log_checker import check_log
 from everstate.testing.store_contract import CLERK, ORDER, Order
+from running_stack import RunningStack
 
 KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
-
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 # Runs a relay until killed. With "mark" or "publish" it kills itself at that point.
 _RELAY = """
@@ -58,20 +56,14 @@ with Relay(config, [ORDER]) as relay:
 """
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
-    """Servers whose fsync is on."""
-    with Stack(load(tmp_path_factory.mktemp("relay"))) as stack:
-        yield stack.connect()
-
-
 @pytest.fixture
-def config(servers: Config, topic_prefix: str) -> Config:
-    # The tests share the servers, so each begins with an empty store.
-    with psycopg.connect(servers.store_dsn, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS everstate_store CASCADE")
-    log = servers.log.model_copy(update={"prefix": topic_prefix})
-    config = servers.model_copy(update={"log": log})
+def config(stack: RunningStack, database: str, topic_prefix: str) -> Config:
+    running = stack.config
+    update = {
+        "store": running.store.model_copy(update={"dsn": database}),
+        "log": running.log.model_copy(update={"prefix": topic_prefix}),
+    }
+    config = running.model_copy(update=update)
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     return config

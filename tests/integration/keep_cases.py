@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import count
 from typing import Annotated, Any
 
 import psycopg
@@ -17,12 +22,15 @@ from pyspark.sql import SparkSession
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, Kind, Provenance, new_change_id
 from everstate.config import Config
+from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.archiver import Archiver
-from everstate.pipeline.keep import Keeper
+from everstate.pipeline.build import Builder
+from everstate.pipeline.keep import Keeper, KeptBatch
+from everstate.pipeline.trail import Trailer
 from everstate.pipeline.verify import ViewReport, verify_views
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -50,6 +58,27 @@ def orders_app(*more: tuple[str, str]) -> App:
     return app
 
 
+class Together(Keeper):
+    """A keeper that also builds and lets views catch up, all in the thread of the test."""
+
+    def __init__(self, spark: SparkSession, config: Config, app: App) -> None:
+        super().__init__(spark, config, app)
+        self.builder = Builder(spark, config, app)
+        self.trailer = Trailer(spark, config, app)
+
+    def close(self) -> None:
+        self.builder.close()
+        self.trailer.close()
+        super().close()
+
+    def step(self) -> KeptBatch | None:
+        batch = super().step()
+        built, passed = self.builder.step(), self.trailer.step()
+        if batch is None and (built is not None or passed):
+            return KeptBatch(0, 0, 0, 0, 0, 0.0)
+        return batch
+
+
 @dataclass
 class World:
     """One test's log, database and archive."""
@@ -57,29 +86,34 @@ class World:
     config: Config
     spark: SparkSession
     app: App = field(default_factory=orders_app)
+    entity: str = "ordr"
 
     def __post_init__(self) -> None:
-        self.codec = ChangeCodec(self.app.entity_type("ordr"))
-        self.topic = TopicNames(self.config.log.prefix).changes("ordr")
-        self.states: dict[str, tuple[int, Order | None]] = {}
+        self.codec = ChangeCodec(self.app.entity_type(self.entity))
+        self.topic = TopicNames(self.config.log.prefix).changes(self.entity)
+        self.states: dict[str, tuple[int, BaseModel | None]] = {}
         with Topics(self.config) as topics:
-            topics.ensure(["ordr"])
+            topics.ensure([self.entity])
 
-    def keeper(self, **pipeline: Any) -> Keeper:
-        """A prepared keeper; with other settings of its section."""
+    def keeper(self, **pipeline: Any) -> Together:
+        """A prepared keeper with its builder and trailing views; with other settings."""
         changed = self.config.pipeline.model_copy(update=pipeline)
         config = self.config.model_copy(update={"pipeline": changed})
-        keeper = Keeper(self.spark, config, self.app)
-        keeper.prepare()
+        keeper = Together(self.spark, config, self.app)
+        try:
+            keeper.prepare()
+        except BaseException:
+            keeper.close()
+            raise
         return keeper
 
-    def change(self, key: str, order: Order | None) -> OutRecord:
+    def change(self, key: str, order: BaseModel | None) -> OutRecord:
         version, before = self.states.get(key, (0, None))
         kind = Kind.CREATED if before is None else Kind.UPDATED
         self.states[key] = (version + 1, order)
         made: Change[Any] = Change(
             id=new_change_id(),
-            entity="ordr",
+            entity=self.entity,
             schema_version=1,
             key=key,
             version=version + 1,
@@ -104,7 +138,7 @@ class World:
 
     def archive(self) -> None:
         with Offsets(self.config) as offsets, Topics(self.config) as topics:
-            entity_type = self.app.entity_type("ordr")
+            entity_type = self.app.entity_type(self.entity)
             Archiver(
                 self.spark, self.config, entity_type, offsets=offsets, topics=topics
             ).catch_up()
@@ -122,9 +156,45 @@ class World:
             found = offsets.stable_ends([self.topic])
         return {partition: end for (_, partition), end in found.items()}
 
+    def wrong(self) -> list[str]:
+        """Tables that are not what a plain fold of the log comes to; no Spark has a part in it.
+
+        The log must be readable but for records that are no JSON, and every view one of ours.
+        """
+        found = {}
+        for name, columns in {"ordr_latest": _LATEST, **_COLUMNS}.items():
+            if name == "ordr_latest" or name in self.app.views:
+                found[name] = sorted(map(repr, self.rows(f"SELECT {columns} FROM {name}")))
+        wanted = folded(self.log(), found)
+        return [name for name in found if found[name] != wanted[name]]
+
+    def log(self) -> list[dict[str, Any]]:
+        """The readable messages of the log, partition by partition."""
+        messages = []
+        with Consumer(self.config) as consumer:
+            for record in consumer.read_topic(self.topic):
+                with suppress(ValueError):
+                    messages.append(json.loads(record.value or b"", parse_float=Decimal))
+        return messages
+
     def verify(self) -> dict[str, ViewReport]:
         self.archive()
-        return {r.name: r for r in verify_views(self.spark, self.config, self.app)}
+        return {r.name: r for r in self.proofs()}
+
+    def proofs(self) -> list[ViewReport]:
+        """The proofs with the archive as it is."""
+        return verify_views(self.spark, self.config, self.app)
+
+    def proof(self, name: str) -> ViewReport:
+        """The proof of one view, with the archive as it is."""
+        (report,) = verify_views(self.spark, self.config, self.app, [name])
+        return report
+
+    def change_tables(self, statement: str) -> None:
+        """Spoil the tables of the views with a statement of PostgreSQL."""
+        with psycopg.connect(self.config.views_dsn, autocommit=True) as connection:
+            connection.execute("SET search_path TO everstate_views")
+            connection.execute(statement.encode())
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.config.views_dsn) as connection:
@@ -132,13 +202,56 @@ class World:
                 sql.Identifier(self.config.views.schema_name)
             )
             connection.execute(schema)
-            return connection.execute(sql.SQL(query)).fetchall()
+            done = connection.execute(sql.SQL(query))
+            return done.fetchall() if done.description else []
+
+
+_LATEST = "key, version, state->>'country', state->>'amount'"
+_COLUMNS = {
+    "by_country": "country, orders, amount",
+    "large": "country, amount",
+    "parts": "parts::bigint, orders",
+    "counted": "orders",
+}
+"""What is compared of each view that tests declare."""
+
+
+def folded(log: Iterable[dict[str, Any]], names: Iterable[str]) -> dict[str, list[str]]:
+    """What each view must hold: of every key its versions from 1 without a hole, the newest one."""
+    versions: dict[str, dict[int, Any]] = defaultdict(dict)
+    for change in log:
+        # The first change in the log that claims a version has it.
+        versions[change["key"]].setdefault(change["version"], change["currentEntityState"])
+    newest: dict[str, tuple[int, Any]] = {}
+    for key, states in versions.items():
+        last = next(n for n in count(1) if n + 1 not in states)
+        if 1 in states:
+            newest[key] = (last, states[last])
+    live = [state for _, state in newest.values() if state is not None]
+    countries: dict[Any, list[Decimal]] = defaultdict(list)
+    for state in live:
+        countries[state["country"]].append(Decimal(state["amount"]))
+    rows: dict[str, list[Any]] = {
+        "ordr_latest": [
+            (key, version, state and state["country"], state and str(state["amount"]))
+            for key, (version, state) in newest.items()
+        ],
+        "by_country": [(c, len(amounts), sum(amounts)) for c, amounts in countries.items()],
+        "large": [
+            (state["country"], Decimal(state["amount"]))
+            for state in live
+            if Decimal(state["amount"]) >= 100
+        ],
+        "parts": [(sum(state["parts"] for state in live), len(live))],
+        "counted": [(len(live),)],
+    }
+    return {name: sorted(map(repr, rows[name])) for name in names}
 
 
 def drain(keeper: Keeper) -> tuple[int, int, int, int]:
     """Step until there is nothing to do; applied, duplicate, held and dead."""
     total = [0, 0, 0, 0]
     while (batch := keeper.step()) is not None:
-        for place, count in enumerate((batch.applied, batch.duplicate, batch.held, batch.dead)):
-            total[place] += count
+        for place, number in enumerate((batch.applied, batch.duplicate, batch.held, batch.dead)):
+            total[place] += number
     return total[0], total[1], total[2], total[3]

@@ -12,9 +12,8 @@ import psycopg
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.views import control
+from everstate.testing.view_postgres import install_entity
 from everstate.views.plan import ViewPlan
-from everstate.views.stores.postgres.tables import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "everstate_views"
@@ -62,8 +61,7 @@ HISTORIES: list[tuple[str, float, dict[str, Any] | None]] = [
 
 def fill(connection: psycopg.Connection[Any]) -> None:
     """Make the tables of the views and put every version of every guest into them."""
-    control.install(connection, SCHEMA)
-    install_entity(connection, SCHEMA, Hotel().entities["guest"])
+    install_entity(connection, SCHEMA, Hotel().entities["guest"], {0: 8})
     versions: dict[str, int] = {}
     for offset, (key, hours, state) in enumerate(HISTORIES):
         version = versions[key] = versions.get(key, 0) + 1

@@ -72,6 +72,30 @@ def test_compaction_leaves_rows_and_position_and_the_audit_holds(shop: Shop) -> 
         compact(shop.spark, shop.config, "nothing")
 
 
+def test_c25_an_archive_that_was_idle_until_delta_cleaned_its_log_goes_on_by_the_ledger(
+    shop: Shop,
+) -> None:
+    for version in (1, 2):
+        shop.write_orders(keys=12, versions=1, first=version)
+        shop.archiver().step()
+    position = ArchiveReader(shop.config, "order").position()
+    compact(shop.spark, shop.config, "order")
+    # What Delta does after 30 days: a checkpoint, and no commit before it.
+    table = DeltaTable(table_path(shop.config, "order"))
+    table.create_checkpoint()
+    log = Path(table_path(shop.config, "order")) / "_delta_log"
+    for commit in log.glob("*.json"):
+        if int(commit.stem) < table.version():
+            commit.unlink()
+            commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+    assert ArchiveReader(shop.config, "order").position() == position
+    shop.write_orders(keys=12, versions=1, first=3)
+    assert shop.archiver().catch_up() == 12
+    report = audit(shop.spark, shop.config, "order", against_log=True)
+    assert report.problems == []
+    assert report.rows == 36
+
+
 def test_appends_go_on_beside_a_compaction(shop: Shop) -> None:
     shop.write_orders(keys=12, versions=1)
     shop.archiver().step()

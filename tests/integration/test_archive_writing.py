@@ -16,9 +16,18 @@ from pyspark.sql import SparkSession
 from archive_cases import ORDER, Shop, change, open_shop
 from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
 from everstate.changes import Kind
-from everstate.errors import ArchiveError, DataLoss, Fenced, LogIdentityChanged
+from everstate.errors import (
+    ArchiveError,
+    DataLoss,
+    Fenced,
+    LogIdentityChanged,
+    LogTruncated,
+    TopicResized,
+)
 from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
+from everstate.pipeline.audit import audit
+from log_cases import grow, lose_records
 
 
 @pytest.fixture
@@ -140,7 +149,7 @@ def test_c8_a_topic_made_again_is_refused(shop: Shop) -> None:
     shop.topics.delete([shop.topic])
     shop.topics.create(shop.topic, 3, {})
     shop.write_orders(keys=40, versions=1)
-    with pytest.raises(LogIdentityChanged, match="Nothing was read"):
+    with pytest.raises(LogIdentityChanged, match="Nothing was read or written"):
         shop.archiver().step()
     assert len(archived(shop)) == 4
 
@@ -160,6 +169,41 @@ def test_c8_offsets_that_were_deleted_before_they_were_read_are_data_loss(shop: 
     with pytest.raises(DataLoss, match="nothing was skipped"):
         shop.archiver().step()
     assert len(archived(shop)) == 30
+
+
+def test_v12_a_topic_that_got_partitions_is_refused_and_the_audit_names_them(shop: Shop) -> None:
+    shop.write_orders(keys=20, versions=1)
+    archiver = shop.archiver()
+    archiver.step()
+    grow(shop.config, shop.topic, 5)
+    shop.write([shop.record(change("new", 1), partition=4)])
+    for each in (archiver, shop.archiver()):
+        with pytest.raises(TopicResized, match="has 5 partitions; the stored positions belong to"):
+            each.step()
+    report = audit(shop.spark, shop.config, "order")
+    assert {problem.rule for problem in report.problems} == {"not read"}
+    assert f"{shop.topic}[4] was added later, and has 1 offsets" in report.not_read
+    assert report.compared_with_log == report.rows == 20
+
+
+def test_c8_a_log_that_lost_its_end_is_data_loss_and_the_audit_finds_what_it_took_since(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.write([shop.record(change("a", version)) for version in range(1, 8)])
+    shop.archiver().step()
+    lose_records(monkeypatch, shop.config, shop.topic)
+    shop.write([shop.record(change("a", 8)), shop.record(change("a", 9))])
+    with pytest.raises(LogTruncated, match=r"ends at 2, offsets 2 to 6 are gone"):
+        shop.archiver().step()
+    report = audit(shop.spark, shop.config, "order")
+    assert "ends at 2: offsets 2 to 6 are gone from the log" in report.not_read[0]
+    assert {problem.rule for problem in report.problems} == {"not read", "differs"}
+    # The log grows past the position, and no end says any more that something was lost.
+    shop.write([shop.record(change("a", version)) for version in range(10, 20)])
+    assert shop.archiver().catch_up() == 5
+    report = audit(shop.spark, shop.config, "order")
+    (differs,) = [problem for problem in report.problems if problem.rule == "differs"]
+    assert differs.count == 7
 
 
 def test_c8_an_archive_that_lags_half_the_retention_raises_it(

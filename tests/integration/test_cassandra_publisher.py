@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from everstate.config import Config
 from everstate.errors import Fenced, SourceError
 from everstate.log.topics import Topics
 from everstate.sources.crud.stores.cassandra import CassandraStore, Database, Publisher
+from everstate.sources.crud.stores.cassandra import partition as partition_module
 from everstate.sources.crud.stores.cassandra import publisher as publisher_module
 from everstate.sources.crud.stores.cassandra import unpublished as unpublished_module
 from everstate.sources.crud.stores.cassandra.partition import Partitions
@@ -186,6 +188,35 @@ def test_settled_seconds_are_deleted_and_a_late_announcement_is_still_found(
     late.announce("o-1", 1, again_from=1)
     publisher._unpublished._discovered_at = -1e9
     assert publisher.step() == 1
+
+
+def test_a_change_of_a_writer_whose_clock_is_behind_is_published(
+    config: Config,
+    store: CassandraStore,
+    database: Database,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second in which it believes to write was settled and deleted long ago."""
+    moment = float(int(time.time()) - 3_600) + 0.5
+    behind = SimpleNamespace(time=lambda: moment, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(partition_module, "time", behind)
+    monkeypatch.setattr("cassandra.timestamps.time", behind)
+
+    def publish() -> int:
+        publisher._unpublished._discovered_at = -1e9
+        return publisher.step()
+
+    # A writer of its own, whose driver has told no other time yet.
+    with CassandraStore(config, ORDER) as writer:
+        writer.put(Order(order_id="o-1"), provenance=CLERK)
+        assert publish() == 1
+        deadline = time.monotonic() + 10
+        while database.execute(publisher._unpublished._sql.buckets):
+            assert time.monotonic() < deadline
+            publish()
+        writer.put(Order(order_id="o-2"), provenance=CLERK)
+        assert publish() == 1
 
 
 def test_what_the_app_has_no_type_for_stays(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
+from uuid import UUID
 
 import pytest
 from cassandra import OperationTimedOut
@@ -223,6 +224,52 @@ def test_the_same_request_at_the_same_time_is_done_once(
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(ask, range(6)))
     assert len(committed(database)) == 1
+
+
+def test_a_request_looks_only_at_changes_that_came_since_it_was_first_made(
+    store: CassandraStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, real = list[int](), store._partitions.version_of
+
+    def version_of(key: str, change_id: UUID, since: int) -> Any:
+        looked.append(since)
+        return real(key, change_id, since)
+
+    monkeypatch.setattr(store._partitions, "version_of", version_of)
+    for note in ("a", "b", "c"):
+        store.put(Order(order_id="o-1", note=note), provenance=CLERK)
+    store.put(Order(order_id="o-1", note="d"), provenance=CLERK, once=once(6))
+    assert looked == []
+    with monkeypatch.context() as crash:
+        crash.setattr(store, "_answer", lambda *_: None)
+        store.put(Order(order_id="o-1", note="e"), provenance=CLERK, once=once(7))
+    with pytest.raises(AnsweredBefore):
+        store.put(Order(order_id="o-1", note="e"), provenance=CLERK, once=once(7))
+    assert looked == [4]
+    assert len(committed(database)) == 5
+
+
+def test_a_table_of_an_earlier_release_gets_what_it_lacks(
+    store: CassandraStore, database: Database
+) -> None:
+    database.define(f"ALTER TABLE {database.keyspace}.answered DROP since")
+    store.install()
+    assert store.put(Order(order_id="o-1"), provenance=CLERK, once=once(8)).version == 1
+
+
+def test_changes_leave_no_tombstones_in_their_partition(
+    store: CassandraStore, database: Database
+) -> None:
+    """The server refuses to read more than 100,000 of them."""
+    for number in range(10):
+        store.put(Order(order_id="o-1", note=f"{number}"), provenance=CLERK)
+    query = f"SELECT * FROM {database.keyspace}.e_{ORDER.name} WHERE key = 'o-1'"
+    result = database._connected().execute(query, trace=True)
+    assert len(list(result)) == 10
+    events = [each.description for each in result.get_query_trace(max_wait_sec=30).events]
+    read = [event for event in events if event.startswith("Read ")]
+    assert read
+    assert all(event.endswith(" and 0 tombstone cells") for event in read), read
 
 
 def test_what_cassandra_refuses_is_told(keyspace: Config) -> None:

@@ -6,10 +6,14 @@ import dataclasses
 import json
 import urllib.request
 from collections.abc import Iterator
+from datetime import date, datetime
+from decimal import Decimal
 from secrets import token_hex
-from typing import Any
+from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
+from pydantic import BaseModel, Field, NaiveDatetime
 
 from capture_cases import (
     LONG,
@@ -26,12 +30,17 @@ from capture_cases import (
     table_rows,
     without_nulls,
 )
+from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig
 from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.capturing import CaptureStatus, Capturing
+from everstate.sources.cdc.declaration import Capture, Table
+from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.notifications import Notification
+from everstate.sources.cdc.placeholders import DEFAULT_SETTING
+from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.rest import Connect
 from everstate.sources.cdc.restarting import Restarter
 from everstate.sources.cdc.snapshots import signal_keys, snapshot
@@ -139,6 +148,79 @@ def test_columns_out_of_line_are_told_by_a_placeholder_or_whole(
     after = json.loads(last.value or b"")["after"]
     assert after["body"] == (UNAVAILABLE if source.kind == "postgresql" else "x" * LONG)
     assert raw_rows(config)["notes"]["1"]["body"] == "x" * LONG
+
+
+class Note(BaseModel):
+    """A row of a table with columns of many types."""
+
+    id: int
+    title: str
+    body: str | None = None
+    numbers: list[int] | None = None
+    ids: list[UUID] | None = None
+    tags: dict[str, str] | None = None
+    price: str | None = None
+    exact: Annotated[Decimal, Field(max_digits=9, decimal_places=2)] | None = None
+    at: datetime | None = None
+    local_at: NaiveDatetime | None = None
+    day: date | None = None
+
+
+def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_it(
+    config: Config, database: str
+) -> None:
+    source = PostgresSource(database)
+    source.run(
+        "CREATE EXTENSION hstore",
+        "CREATE TABLE notes (id int PRIMARY KEY, title text, body text, numbers bigint[], "
+        "ids uuid[], tags hstore, price numeric, exact numeric, at timestamptz, "
+        "local_at timestamp, day date)",
+        "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL, ALTER numbers SET STORAGE EXTERNAL, "
+        "ALTER ids SET STORAGE EXTERNAL, ALTER tags SET STORAGE EXTERNAL",
+        "INSERT INTO notes (id, title, body, numbers, ids, tags) SELECT 1, 'a', "
+        "repeat('x', 9000), array_agg(n), array_agg(gen_random_uuid()), "
+        "hstore('a', repeat('y', 9000)) FROM generate_series(1, 2000) n",
+    )
+    table = Table(entity="note", types={"price": "numeric"})
+    capture = Capture(
+        name="shop", kind="postgresql", dsn=source.dsn, tables={"public.notes": table}
+    )
+    entity = EntityType("note", Note, "id")
+    capturing = Capturing(config, capture, local=True, entities={"note": entity})
+    try:
+        capturing.add()
+        source.run(
+            "UPDATE notes SET title = 'b'",
+            f"UPDATE notes SET body = '{DEFAULT_SETTING}'",
+            "INSERT INTO notes (id, title, price) VALUES (2, 'p', 'NaN')",
+            "INSERT INTO notes (id, title, exact) VALUES (3, 'p', 'NaN')",
+            "INSERT INTO notes (id, title, at) VALUES (4, 'p', 'infinity')",
+            "INSERT INTO notes (id, title, local_at) VALUES (5, 'p', '-infinity')",
+            "INSERT INTO notes (id, title, day) VALUES (6, 'p', 'infinity')",
+        )
+        assert eventually(lambda: raw_count(config, "notes") == 8, 60)
+        reader = RawReader(capture, {"note": entity})
+        with Consumer(config) as consumer:
+            records = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.notes"))
+    finally:
+        capturing.remove(drop=True, topics=True)
+    read = [reader.read("notes", r.key, r.value, r.headers)[0] for r in records]
+    rows = sorted((r for r in read if isinstance(r, CleanRow)), key=lambda row: row.order)
+    assert [row.key for row in rows] == ["1", "1", "1", "2"], read
+    _inserted, titled, texted, priced = rows
+    long = {"body", "numbers", "ids", "tags"}
+    assert titled.known is not None
+    assert set(Note.model_fields) - titled.known.keys() == long
+    assert texted.known is not None
+    assert texted.known["body"] == DEFAULT_SETTING
+    assert set(Note.model_fields) - texted.known.keys() == long - {"body"}
+    assert json.loads(priced.state or b"")["price"] == "NaN"
+    refused = {row.key: row.reason for row in read if isinstance(row, RefusedRow)}
+    assert refused.keys() == {"3", "4", "5", "6"}
+    assert refused["3"].startswith("exact: ")
+    assert refused["4"].startswith("at: ")
+    for key in "456":
+        assert "infinity" in refused[key], refused
 
 
 def test_a_password_is_shown_nowhere(config: Config, source: Source, capturing: Capturing) -> None:

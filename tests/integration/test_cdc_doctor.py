@@ -18,8 +18,10 @@ from capture_cases import (
     maria_source,
 )
 from everstate.config import Config
+from everstate.errors import CaptureFailed
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
+from everstate.sources.cdc.declaration import Capture, Table
 
 ROLE, PASSWORD = "reader", "only-for-this-test"
 
@@ -138,6 +140,44 @@ def test_everything_that_mariadb_lacks_is_found_and_mended(
         assert failed(capturing.check()) == {}
     finally:
         maria.run("SET GLOBAL binlog_row_image = 'FULL'", f"DROP USER {role}@'127.0.0.1'")
+
+
+def test_mariadb_tables_whose_rows_would_be_lost_or_have_no_name_are_found(
+    config: Config, maria: MariaSource
+) -> None:
+    maria.run(
+        "CREATE TABLE p (id int PRIMARY KEY)",
+        "CREATE TABLE c (id int PRIMARY KEY, p int, CONSTRAINT c_to_p FOREIGN KEY (p) "
+        "REFERENCES p (id) ON DELETE CASCADE)",
+        "CREATE TABLE keyless (code int, a int, b int AS (a * 2) STORED)",
+    )
+
+    def looked_at(**tables: Table) -> tuple[dict[str, Finding], Capturing]:
+        declared = {f"{maria.schema}.{name}": table for name, table in tables.items()}
+        capture = Capture(name="shop", kind="mariadb", tables=declared, dsn=maria.dsn)
+        capturing = Capturing(config, capture, local=True)
+        with capturing.database() as database:
+            found = {each.name.removesuffix(f" {maria.schema}.{name}"): each
+                     for name in tables for each in database.check_tables()
+                     if each.name.endswith(f".{name}")}  # fmt: skip
+        return found, capturing
+
+    found, _ = looked_at(p=Table(entity="p"))
+    assert {each.outcome for each in found.values()} == {"ok"}
+    found, _ = looked_at(c=Table(entity="c"))
+    assert "changed by c_to_p" in found["foreign keys of"].found
+    found, capturing = looked_at(keyless=Table(entity="k"))
+    assert found["key of"].outcome == "fail"
+    with pytest.raises(CaptureFailed, match="nothing was made"):
+        capturing.add()
+    assert maria.rows(f"SHOW TABLES FROM {maria.schema} LIKE 'everstate%'") == []
+    found, capturing = looked_at(keyless=Table(entity="k", key_columns=("code",)))
+    assert found["key of"].outcome == "warn"
+    with capturing.database() as database:
+        table = f"{maria.schema}.keyless"
+        assert database.peculiarities().keys == {table: ("code",)}
+        assert database.peculiarities().generated == {}, "its binlog has generated columns"
+        assert database.condition(table, [{"code": 7}]) == "(`code` = 7)"
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])

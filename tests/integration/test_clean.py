@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from pyspark.sql import SparkSession
 
 from capture_cases import eventually
 from clean_cases import ITEM, UNAVAILABLE, Database, broken_laws, capture_of
-from everstate.changes import Change, ChangeCodec
+from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.errors import Fenced, LocalStateError, Unavailable
 from everstate.log.consumer import Consumer
@@ -23,6 +24,7 @@ from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.asking import Asker
+from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.holding import read_held
@@ -50,6 +52,7 @@ class Rig:
 
     def __init__(self, config: Config, capture: Capture) -> None:
         self.config, self.capture = config, capture
+        self.connector = config
         self.names = TopicNames(config.log.prefix)
         self.database = Database("debezium, default")
         self.sent = 0
@@ -64,7 +67,7 @@ class Rig:
     def send(self, *, again: int = 0) -> None:
         """What the database has logged since, after the last ``again`` messages once more."""
         first = max(0, self.sent - again)
-        with Producer(self.config) as producer:
+        with Producer(self.connector) as producer:
             for key, value in self.database.log[first:]:
                 body = None if value is None else json.dumps(value).encode()
                 producer.send_raw(self.raw, json.dumps(key).encode(), body)
@@ -128,12 +131,16 @@ class _Versioned:
 
 
 @pytest.fixture
-def rig(config: Config, capture: Capture) -> Iterator[Rig]:
-    found = Rig(config, capture)
-    yield found
+def make_rig(config: Config) -> Iterator[Callable[[Capture], Rig]]:
+    yield lambda capture: Rig(config, capture)
     with Topics(config) as topics:
         mine = [t for t in topics.existing() if t.startswith(f"{config.log.prefix}.")]
         topics.delete(mine)
+
+
+@pytest.fixture
+def rig(make_rig: Callable[[Capture], Rig], capture: Capture) -> Rig:
+    return make_rig(capture)
 
 
 def test_raw_rows_become_whole_changes_in_changes_and_state(rig: Rig) -> None:
@@ -267,7 +274,7 @@ def test_a_row_of_unknown_state_is_held_over_restarts_until_a_snapshot_comes(rig
     rig.catch_up()
     assert rig.changes() == []
     (held,) = read_held(rig.config, "shop")
-    assert (held.key, held.columns, held.asks_for_snapshot) == ("1", {"id": 1}, True)
+    assert (held.key, held.columns, held.needs_snapshot) == ("1", {"id": 1}, True)
     for file in rig.local_files:
         file.unlink()
     rig.database.write(1, {"amount": 5})
@@ -320,6 +327,127 @@ def test_what_cannot_be_read_is_a_dead_letter_and_makes_its_entity_unsure(rig: R
     assert [change.version for change in rig.changes()] == [1]
     (held,) = read_held(rig.config, "shop")
     assert held.is_unsure
+
+
+@pytest.fixture
+def small(rig: Rig) -> Rig:
+    """A log that takes states of at most ten kilobytes."""
+    log = rig.config.log.model_copy(update={"message_bytes_max": 10_240})
+    rig.config = rig.config.model_copy(update={"log": log})
+    return rig
+
+
+def test_a_row_too_large_for_the_log_is_a_dead_letter_and_all_others_go_on(small: Rig) -> None:
+    rows, large = small.database.write, 50
+    for key in range(101):
+        rows(key, {"name": f"n{key}", "note": "x" * 12_000 if key == large else "short"})
+    rows(large, {"note": "y" * 12_000})
+    for key in range(40, 60):
+        rows(key, {"note": "changed"})
+    small.send()
+    small.catch_up()
+    first, second = small.records(small.names.dead("item"))
+    for letter, note in ((first, "x"), (second, "y")):
+        assert json.loads(letter.value)["after"]["note"] == note * 12_000
+        reason = dict(letter.headers)["everstate_reason"].decode()
+        assert "log.message_bytes_max is 10,240" in reason
+    history = small.database.history
+    history[large] = history[large][2:]
+    assert small.broken() == []
+
+
+def test_a_state_that_the_log_takes_can_be_updated_and_deleted(small: Rig) -> None:
+    for note in ("x" * 9_000, "y" * 9_000, "z" * 9_000):
+        small.database.write(1, {"name": "n", "note": note})
+    small.database.write(1, None)
+    small.send()
+    small.catch_up()
+    assert [change.version for change in small.changes()] == [1, 2, 3, 4]
+    assert small.broken() == []
+
+
+def test_what_waits_for_one_key_beyond_a_record_is_refused_until_a_whole_row_comes(
+    small: Rig,
+) -> None:
+    small.database.write(1, {"name": "a", "note": "long"})
+    small.sent = len(small.database.log)
+    for number in range(40):
+        small.database.write(1, {"name": f"{number} " + "x" * 9_000})
+    small.database.write(2, {"name": "b"})
+    small.send()
+    small.catch_up()
+    dead = small.records(small.names.dead("item"))
+    (held,) = read_held(small.config, "shop")
+    assert len(dead) + len(held.rows) == 40
+    assert (len(dead) > 0, held.is_unsure, held.needs_snapshot) == (True, True, True)
+    small.database.read(1)
+    small.send()
+    small.catch_up()
+    assert read_held(small.config, "shop") == []
+    states = {change.key: change.current for change in small.changes()}
+    assert states == {"1": small.database.rows[1], "2": small.database.rows[2]}
+
+
+def test_what_cannot_be_composed_is_a_dead_letter_and_all_others_go_on(
+    make_rig: Callable[[Capture], Rig],
+) -> None:
+    def event(before: Any, after: Any) -> DomainEvent | None:
+        assert after is None or after["amount"] != 13, "unlucky"
+        return None
+
+    rig = make_rig(capture_of("debezium", table={"event": event}))
+    for number in range(20):
+        rig.database.write(number, {"name": f"n{number}", "amount": number, "note": "n"})
+    rig.database.write(13, {"amount": 14, "note": "changed"})
+    rig.send()
+    rig.catch_up()
+    (dead,) = rig.records(rig.names.dead("item"))
+    assert b"the event function failed" in dict(dead.headers)["everstate_reason"]
+    rig.database.history[13] = rig.database.history[13][1:]
+    assert rig.broken() == []
+
+
+def test_a_row_that_no_dead_letter_takes_is_told_with_its_place(small: Rig) -> None:
+    small.database.write(1, {"name": "n", "note": "x" * 400_000})
+    small.database.write(2, {"name": "m", "note": "short"})
+    small.send()
+    small.catch_up()
+    (dead,) = small.records(small.names.dead("item"))
+    assert (dead.key, dead.value) == (None, None)
+    told = dict(dead.headers)
+    assert b"are in the raw topic only" in told["everstate_reason"]
+    place = int(told["everstate_partition"]), int(told["everstate_offset"])
+    (raw,) = [r for r in small.records(small.raw) if (r.partition, r.offset) == place]
+    assert json.loads(raw.value)["after"]["id"] == 1
+    assert [change.key for change in small.changes()] == ["2"]
+
+
+def test_every_row_that_was_read_is_accounted_for_over_restarts(small: Rig) -> None:
+    for number in range(1, 8):
+        small.database.write(number, {"name": f"n{number}", "note": "long"})
+    small.database.write(8, {"name": "large", "note": "x" * 12_000})
+    small.send()
+    small.catch_up()
+    small.send(again=3)
+    small.database.write(9, {"name": "unknown", "note": "long"})
+    small.sent = len(small.database.log)
+    small.database.write(9, {"name": "waits"})
+    small.send()
+    (table,) = read_balance(small.config, small.capture)
+    assert (table.table, table.read, table.unread) == ("public.item", 8, 4)
+    small.catch_up()
+    (table,) = read_balance(small.config, small.capture)
+    outcomes = {name: getattr(table, name) for name in ("published", "skipped", "dead", "held")}
+    assert outcomes == {"published": 7, "skipped": 2, "dead": 2, "held": 1}
+    assert (table.read, table.vanished, table.unread) == (12, 0, 0)
+    metric = {
+        (each.labels.get("outcome"), each.name): each.value
+        for family in REGISTRY.collect()
+        for each in family.samples
+        if each.labels.get("table") == "public.item" and not each.name.endswith("_created")
+    }
+    assert metric["read", "everstate_clean_rows_total"] >= 12
+    assert metric[None, "everstate_clean_vanished_rows"] == 0
 
 
 def test_a_backlog_is_parsed_by_spark_and_comes_to_the_same(rig: Rig, spark: SparkSession) -> None:

@@ -146,7 +146,7 @@ def rig(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Rig]
     project = config.project.model_copy(update={"data_dir": tmp_path})
     config = config.model_copy(update={"log": log, "project": project})
     app = shop(parents_first=True, parent_wait_s=20.0, transaction_wait_s=10.0)
-    (cleaning,) = app.cleanings(config)
+    cleaning = app.cleaning(config, "shop")
     cleaner = Cleaner(config, cleaning)
     rig = Rig(config, app, cleaner)
     cleaning._clock = lambda: rig.now_s
@@ -235,7 +235,7 @@ def test_a_backlog_of_transactions_keeps_blocks_and_provenance_over_restarts(
         assert len(list(islice(filter(None, batches), 4))) == 4
         assert cleaned.waiting, "killed in the middle"
         rig.cleaner.close()
-        (cleaning,) = rig.app.cleanings(rig.config)
+        cleaning = rig.app.cleaning(rig.config, "shop")
         cleaning._clock = lambda: rig.now_s
         rig.cleaner, cleaned = Cleaner(rig.config, cleaning), cleaning
     rig.cleaner.catch_up(60.0)

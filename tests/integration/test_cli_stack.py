@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from processes_seen import kill_for_good
 
 PROGRAM = "import everstate.cli; everstate.cli.main()"
 
@@ -37,7 +38,8 @@ def everstate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def servers(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(everstate(folder, "status", "--json").stdout)
+    told = json.loads(everstate(folder, "status", "--json").stdout)
+    rows: list[dict[str, Any]] = told["servers"]
     return rows
 
 
@@ -58,7 +60,7 @@ def test_up_outlives_its_command_and_down_stops_it(project: Path) -> None:
 
 def test_a_crash_shows_in_the_status_and_up_mends_it(project: Path) -> None:
     everstate(project, "up")
-    os.kill(servers(project)[0]["pid"], signal.SIGKILL)
+    kill_for_good(servers(project)[0]["pid"])
     deadline = time.monotonic() + 10
     while servers(project)[0]["state"] == "running" and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -67,7 +69,8 @@ def test_a_crash_shows_in_the_status_and_up_mends_it(project: Path) -> None:
     assert doctor.returncode == 1
     assert "crashed" in doctor.stdout
     assert "everstate up" in doctor.stdout
-    assert everstate(project, "up").returncode == 0
+    up = everstate(project, "up")
+    assert up.returncode == 0, up.stderr
     assert servers(project)[0]["state"] == "running"
 
 
@@ -117,7 +120,7 @@ def test_a_wrong_setting_is_a_sentence_and_an_exit_code(project: Path) -> None:
     told = everstate(project, "status")
     assert told.returncode == 2
     assert told.stdout == ""
-    assert "error: log.partitions is 0" in told.stderr
+    assert "error: everstate.toml:2: log.partitions is 0" in told.stderr
     assert "Traceback" not in told.stderr
     assert "Traceback" in everstate(project, "--debug", "status").stderr
 

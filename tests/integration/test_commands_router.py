@@ -77,13 +77,18 @@ def test_commands_over_rest(config: Config, http: Http) -> None:
             1,
             "Opened",
         )
-        conflict = post(http, "Deposit", {"amount": 1}, if_match='"7"')
-        assert conflict.status_code == 409
+        for tag in ('"7"', 'W/"1"', '"2", "3"'):
+            conflict = post(http, "Deposit", {"amount": 1}, if_match=tag)
+            assert (conflict.status_code, conflict.json()["version"]) == (412, 1), tag
         assert conflict.headers["content-type"] == "application/problem+json"
-        assert (conflict.json()["expectedVersion"], conflict.json()["version"]) == (7, 1)
-        refused = post(http, "Withdraw", {"amount": 1})
+        assert conflict.json()["title"] == "PreconditionFailed"
+        for tag in ('"1"', "*", '"1", "3"'):
+            met = post(http, "Deposit", {"amount": 1}, if_match=tag)
+            assert met.status_code == 200, tag
+        assert post(http, "Deposit", {"amount": 1}, "a2", if_match="*").status_code == 412
+        refused = post(http, "Withdraw", {"amount": 9})
         assert (refused.status_code, refused.json()["code"]) == (422, "balance")
-        assert refused.json()["data"] == {"balance": 0}
+        assert refused.json()["data"] == {"balance": 3}
         parked = post(http, "Audit", {})
         assert (parked.status_code, parked.json()["title"]) == (500, "CommandParked")
         for repeated in (str(uuid4()), "my own text"):
@@ -91,6 +96,29 @@ def test_commands_over_rest(config: Config, http: Http) -> None:
             again = post(http, "Deposit", {"amount": 1}, idempotency_key=repeated)
             assert first.status_code == 200
             assert again.json() == first.json()
+
+
+def test_an_idempotency_key_answers_only_the_request_that_it_came_with(
+    config: Config, http: Http
+) -> None:
+    with running(config, bank.app):
+        post(http, "Open", {"account_id": "a1", "owner": "Eva"}, prefer="wait=30")
+        for key in (str(uuid4()), "my own text"):
+            mine = post(http, "Deposit", {"amount": 5}, idempotency_key=key)
+            assert mine.status_code == 200
+            others: list[tuple[str, dict[str, Any]]] = [
+                ("Deposit", {"amount": 6}),
+                ("Withdraw", {"amount": 5}),
+            ]
+            for name, body in others:
+                reused = post(http, name, body, idempotency_key=key)
+                assert (reused.status_code, reused.json()["title"]) == (422, "IdempotencyKeyReused")
+            again = post(http, "Deposit", {"amount": 5}, idempotency_key=key, x_caller="tom")
+            if key == "my own text":
+                # Of another caller it is another key.
+                assert again.json()["version"] == mine.json()["version"] + 1
+            else:
+                assert (again.status_code, "changes" in again.json()) == (422, False)
 
 
 def test_what_nobody_answers_and_what_is_wrong(http: Http) -> None:
@@ -101,7 +129,7 @@ def test_what_nobody_answers_and_what_is_wrong(http: Http) -> None:
     invalid = post(http, "Deposit", {"amount": 0})
     assert (invalid.status_code, invalid.json()["title"]) == (422, "InvalidCommand")
     assert "amount" in invalid.json()["detail"]
-    assert post(http, "Deposit", {"amount": 1}, if_match="seven").status_code == 422
+    assert post(http, "Deposit", {"amount": 1}, if_match="seven").status_code == 400
     assert post(http, "Deposit", {"amount": 1}, x_caller="").status_code == 422
     assert post(http, "Steal", {}).status_code == 404
     assert post(http, "Deposit", [1]).status_code == 422
@@ -113,7 +141,7 @@ def test_the_openapi_names_every_command(http: Http) -> None:
     described = paths["/v1/account/{key}/commands/Deposit"]["post"]
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["amount"]["minimum"] == 1
-    assert set(described["responses"]) >= {"200", "409", "422", "500", "504"}
+    assert set(described["responses"]) >= {"200", "400", "412", "422", "500", "504"}
 
 
 def test_the_api_of_a_project_takes_commands(config: Config) -> None:
@@ -124,7 +152,7 @@ def test_the_api_of_a_project_takes_commands(config: Config) -> None:
         transport = httpx.ASGITransport(app=api)
         async with (
             api.router.lifespan_context(api),
-            httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
         ):
             path, body = "/v1/account/a1/commands/Open", {"account_id": "a1", "owner": "Eva"}
             nobody = await client.post(path, json=body)

@@ -14,7 +14,7 @@ from everstate.log.producer import Producer
 from everstate.log.record import Record
 from everstate.log.topics import Topics
 from everstate.pipeline.dead import DeadLetterSender
-from everstate.views import control, dead_letters
+from everstate.views.control import Control
 
 ENTITY = "order"
 
@@ -33,9 +33,9 @@ class World:
     def bury(self, offset: int, value: bytes, schema: str = "everstate_views") -> None:
         self.connection.execute(
             f'INSERT INTO {schema}.dead (topic, generation, partition, "offset", entity, '
-            "view_group, reason, raw_key, raw_value, header_names, header_values) "
-            "VALUES (%s, 1, 0, %s, %s, %s, 'malformed', 'k', %s, '{h}', '{x}')".encode(),
-            (self.topic, offset, ENTITY, ENTITY, value),
+            "reason, raw_key, raw_value, header_names, header_values) "
+            "VALUES (%s, 1, 0, %s, %s, 'malformed', 'k', %s, '{h}', '{x}')".encode(),
+            (self.topic, offset, ENTITY, value),
         )
 
     def sender(self, schema: str = "everstate_views") -> DeadLetterSender:
@@ -70,14 +70,22 @@ def world(stack: object, database: str, topic_prefix: str) -> Iterator[World]:
     with Topics(config) as topics:
         topics.ensure([ENTITY])
     with psycopg.connect(database, autocommit=True) as connection:
-        control.install(connection, "everstate_views")
+        Control(connection, "everstate_views").install()
         yield World(config, connection)
+
+
+def test_in_a_new_project_there_are_no_letters_and_no_error(world: World) -> None:
+    sender = world.sender("not_made_yet")
+    try:
+        assert sender.step() == 0
+    finally:
+        sender.close()
 
 
 def test_views_kept_anew_count_their_letters_anew(world: World) -> None:
     world.bury(0, b"first")
     world.send()
-    control.install(world.connection, "anew")
+    Control(world.connection, "anew").install()
     world.bury(0, b"second", "anew")
     world.send("anew")
     assert world.values() == [b"first", b"second"]
@@ -96,8 +104,9 @@ def test_a_table_restored_from_a_backup_does_not_reuse_numbers(world: World) -> 
 def test_a_batch_is_found_again_whole_though_older_letters_came_to_light(world: World) -> None:
     for offset in range(4):
         world.bury(offset, b"%d" % offset)
-    late, *numbered = dead_letters.unnumbered(world.connection, "everstate_views", 10)
-    dead_letters.number(world.connection, "everstate_views", 1, [each.id for each in numbered])
+    control = Control(world.connection, "everstate_views")
+    late, *numbered = control.unnumbered(10)
+    control.number(1, [each.id for each in numbered])
     sender = world.sender()
     try:
         assert sender.step() == 3

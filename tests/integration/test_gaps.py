@@ -96,7 +96,7 @@ def test_c14_an_accepted_gap_is_filled_for_all_readers_and_the_late_version_is_t
     second = world.rows(HISTORY)[1]
     reason = "the source lost it: versions 2 to 2 never came"
     assert second == (2, "updated", "clerk", reason, "2.00")
-    assert different(world) == []
+    assert world.wrong() == []
 
     world.send(lost)
     assert drain(keeper) == (0, 0, 0, 1)
@@ -127,7 +127,7 @@ def test_accepting_twice_or_beside_the_late_version_changes_nothing_twice(
     assert sorted(rows) == [("o-1", "clerk"), ("o-2", "t")]
     assert world.rows("SELECT sum(held) FROM counters") == [(0,)]
     assert world.rows(BY_COUNTRY) == [("NL", 2, Decimal("6.00"))]
-    assert different(world) == []
+    assert world.wrong() == []
 
 
 @pytest.mark.parametrize("case", ["never seen", "a delete", "deleted in between", "unknown"])
@@ -160,7 +160,7 @@ def test_the_chain_holds_over_whatever_is_missing(world: World, keeper: Keeper, 
     assert filled == missing
     assert world.rows(BY_COUNTRY) == [("FR", 1, Decimal("3.00"))]
     assert list_gaps(world.config) == []
-    assert different(world) == []
+    assert world.wrong() == []
 
 
 def test_c19_a_version_that_the_store_refused_can_be_accepted_as_gone(
@@ -191,7 +191,7 @@ def test_a_keeper_that_runs_goes_on_by_itself(world: World, keeper: Keeper) -> N
     finally:
         stop.set()
         running.join()
-    assert different(world) == []
+    assert world.wrong() == []
 
 
 def until(holds: Any) -> None:

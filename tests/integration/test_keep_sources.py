@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import threading
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from keep_cases import World, drain, orders_app
+from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
 from everstate.config import Config, load
-from everstate.errors import DataLoss
+from everstate.errors import DataLoss, LogIdentityChanged, TopicResized
 from everstate.log.positions import Range
 from everstate.pipeline.spans import Archived, Sources, divided
+from log_cases import grow, lose_records
+
+
+class Seat(BaseModel):
+    seat_id: str
+
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
 
@@ -69,26 +76,110 @@ def test_c27_a_new_view_reads_the_archive_to_its_end_and_then_the_log(world: Wor
     world.forget({lost: archived[lost] - 1})
     world.app = orders_app(PARTS)
     keeper = world.keeper()
-    (unit,) = keeper._units()
-    assert unit.sources.archive == {lost: Range(0, archived[lost])}
-    assert unit.sources.log.keys() == archived.keys() - {lost}
+    asked = keeper.trailer._reader.sources(
+        "ordr", world.topic, {partition: Range(0, end) for partition, end in world.ends().items()}
+    )
+    assert asked.archive == {lost: Range(0, archived[lost])}
+    assert asked.log.keys() == archived.keys() - {lost}
     drain(keeper)
     assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(60)), 60)]
     assert [r.name for r in world.verify().values() if not r.holds] == []
     keeper.close()
 
 
-def test_c8_the_keeper_raises_what_was_lost_after_it_waited_for_the_archive(
+def test_c8_what_the_log_lost_stops_its_entity_type_alone_until_the_archive_has_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.pipeline.keep._CORE_RETRY_S", (0.0,))
+    world.app.entity("seat", key="seat_id")(Seat)
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
+    seats = World(world.config, world.spark, world.app, "seat")
+    seats.send(seats.change("1", Seat(seat_id="1")))
+    forgotten = world.ends()
+    with monkeypatch.context() as late:
+        # The archiver had read them, and has not committed yet.
+        late.setattr("everstate.pipeline.spans.ArchivedOffsets.of", lambda *_: Archived({}, {}))
+        late.setattr("everstate.log.positions.Offsets.beginnings", _begins_at(world, forgotten))
+        assert drain(keeper)[0] == 1
+    position = "SELECT sum(next_offset) FROM position WHERE view = 'ordr_latest'"
+    assert world.rows(position) == [(0,)]
+    reason = "SELECT reason FROM view WHERE name = 'ordr_latest'"
+    assert "neither in the log nor in the archive" in world.rows(reason)[0][0]
+    world.archive()
+    world.forget(forgotten)
+    assert drain(keeper)[0] == 20
+    assert world.rows(reason) == [(None,)]
+    keeper.close()
+
+
+def _begins_at(world: World, ends: dict[int, int]) -> Any:
+    """As a broker answers that has deleted what lies before, in the log of orders."""
+    return lambda _, topics: {
+        (topic, partition): end if topic == world.topic else 0
+        for topic in topics
+        for partition, end in ends.items()
+    }
+
+
+def test_v12_a_topic_that_got_partitions_is_refused_and_the_proof_names_them(
+    world: World,
+) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(10)])
+    drain(keeper)
+    world.archive()
+    partitions = len(world.ends())
+    grow(world.config, world.topic, partitions + 2)
+    world.send(*[world.put(f"x-{n}", "NL", "5.00") for n in range(40)])
+    with pytest.raises(TopicResized, match=f"has {partitions + 2} partitions.* to {partitions}"):
+        keeper.step()
+    keeper.close()
+    with pytest.raises(TopicResized, match="everstate log begin"):
+        world.keeper()
+    places = world.rows(
+        "SELECT count(*), sum(next_offset) FROM position WHERE view = 'ordr_latest'"
+    )
+    assert places == [(partitions, 10)]
+    for report in world.proofs():
+        assert not report.holds
+        assert f"{world.topic}[{partitions}] was added later" in report.not_read[0]
+    assert world.rows("SELECT orders FROM by_country") == [(10,)]
+
+
+def test_c8_a_log_that_lost_its_end_is_data_loss_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = world.keeper()
-    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
-    world.forget(world.ends())
-    monkeypatch.setattr("everstate.pipeline.keep._ARCHIVE_SPARE_S", 0.0)
-    with pytest.raises(DataLoss, match="neither in the log nor in the archive"):
-        keeper.run(threading.Event())
-    assert world.rows("SELECT sum(next_offset) FROM position") == [(0,)]
+    world.send(*[world.put("o-1", "NL", f"{n}.00") for n in range(1, 8)])
+    drain(keeper)
+    world.archive()
+    lose_records(monkeypatch, world.config, world.topic)
+    world.send(world.put("o-1", "BE", "8.00"))
+    drain(keeper)
+    ((reason,),) = world.rows("SELECT reason FROM view WHERE name = 'ordr_latest'")
+    assert re.search(r"ends at 1, offsets 1 to 6 are gone.*log begin", reason)
+    (report,) = [each for each in world.proofs() if each.name == "by_country"]
+    assert not report.holds
+    assert "ends at 1: offsets 1 to 6 are gone from the log" in report.not_read[0]
+    # What the log takes next would hide the loss: this keeper does not try again.
+    world.send(*[world.put("o-1", "BE", f"{n}.00") for n in range(9, 19)])
+    drain(keeper)
     keeper.close()
+    assert world.rows("SELECT sum(next_offset) FROM position WHERE view = 'ordr_latest'") == [(7,)]
+
+
+def test_c8_the_views_of_one_prefix_are_not_kept_from_the_topics_of_another(world: World) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
+    drain(keeper)
+    keeper.close()
+    log = world.config.log.model_copy(update={"prefix": f"{world.config.log.prefix}x"})
+    other = World(world.config.model_copy(update={"log": log}), world.spark)
+    other.send(*[other.put(f"o-{n}", "BE", "7.00") for n in range(20)])
+    with pytest.raises(LogIdentityChanged, match=rf"{world.topic}; configured is {other.topic}"):
+        other.keeper()
+    assert world.rows("SELECT country, orders FROM by_country") == [("NL", 20)]
 
 
 def test_c19_what_the_store_refused_is_not_expected_by_the_proof(world: World) -> None:

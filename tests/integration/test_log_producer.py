@@ -50,14 +50,14 @@ def test_a_record_too_large_is_refused_at_once_and_the_rest_goes_on(
 ) -> None:
     with Producer(log_config) as producer:
         producer.send(OutRecord(topic, b"a", b"before"))
-        with pytest.raises(RecordRefused, match=r"'big'.*1,114,112 bytes.*message_bytes_max"):
-            producer.send(OutRecord(topic, b"big", b"x" * 2_097_152))
+        with pytest.raises(RecordRefused, match=r"'big'.*2,162,688 bytes.*message_bytes_max"):
+            producer.send(OutRecord(topic, b"big", b"x" * 3_145_728))
         producer.send(OutRecord(topic, b"b", b"after"))
     assert values(log_config, topic) == [b"before", b"after"]
 
 
 def test_a_large_record_works_when_the_limits_are_raised(log_config: Config) -> None:
-    large = os.urandom(2_097_152)
+    large = os.urandom(4_194_304)
     raised = changed(log_config, message_bytes_max=3_000_000)
     with Topics(log_config) as topics, Topics(raised) as second:
         topics.ensure(["order"])

@@ -194,7 +194,7 @@ def test_lag_is_told_in_changes_and_in_seconds(log_config: Config, topic: str) -
                 Position("archive", topic, 0, 5),
             ]
         )
-    assert [(r.view_group, r.partition, r.position, r.end, r.lag_changes) for r in rows] == [
+    assert [(r.reader, r.partition, r.position, r.end, r.lag_changes) for r in rows] == [
         ("order", 0, 0, 5, 5),
         ("order/totals", 0, 3, 5, 2),
         ("order", 1, 0, 0, 0),

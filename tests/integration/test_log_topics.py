@@ -74,6 +74,17 @@ def test_a_raised_message_size_is_carried_out(topics: Topics, log_config: Config
     assert topics.config(topics.names.changes("order"))["max.message.bytes"] == size
 
 
+def test_a_raised_size_is_carried_out_for_raw_topics_and_never_lowered(topics: Topics) -> None:
+    raw = topics.names.raw("shop", "item")
+    topics.ensure_raw([raw], partitions=1, settings={"max.message.bytes": "2000000"})
+    try:
+        for asked, found in ((1_000_000, "2000000"), (3_000_000, "3000000")):
+            topics.raise_sizes([raw], asked)
+            assert topics.config(raw)["max.message.bytes"] == found
+    finally:
+        topics.delete([raw])
+
+
 def test_retention_can_be_raised_alone(topics: Topics) -> None:
     topics.ensure(["order"])
     name = topics.names.changes("order")
@@ -89,7 +100,9 @@ def test_c8_a_topic_made_again_under_its_name_is_another_topic(topics: Topics) -
     topics.check_identity({name: known})
     topics.delete([name])
     topics.ensure(["order"])
-    with pytest.raises(LogIdentityChanged, match=r"order\.changes\.g1 is .* Nothing was read"):
+    with pytest.raises(
+        LogIdentityChanged, match=r"order\.changes\.g1 is .* Nothing was read or written"
+    ):
         topics.check_identity({name: known})
 
 

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -37,6 +37,7 @@ from everstate.sources.outbox import (
     emit_event,
     emit_sqlalchemy,
     install_outbox,
+    read_emitters,
     read_registered,
 )
 from outbox_service import CLICK, PURCHASE, SHOP, Click, Purchase, make_service
@@ -283,6 +284,8 @@ def test_plain_sql_is_the_same_way_in(service: psycopg.Connection[Any]) -> None:
         (None, None, "a", "EV001", "after"),
         (None, one, None, "EV001", "key"),
         (None, one, "", "EV001", "key"),
+        (None, one, "..", "EV001", "key"),
+        (None, one, "k" * 2049, "EV001", "key"),
         (one, None, "a", "EV003", "before"),
     ):
         with pytest.raises(psycopg.Error) as caught:
@@ -305,6 +308,8 @@ def test_plain_sql_is_the_same_way_in(service: psycopg.Connection[Any]) -> None:
         ("event => '{\"data\": 1}'", "event"),
         ("occurred_at => '2026-01-01 00:00'", "occurredAt"),
         ("occurred_at => '2026-01-01T00:00:00'", "occurredAt"),
+        ("occurred_at => '0001-01-01T00:00:00+12:00'", "occurredAt"),
+        ("occurred_at => '9999-12-31T23:59:59-00:01'", "occurredAt"),
         ("chain => 'loose'", "chain"),
     ],
 )
@@ -399,7 +404,9 @@ def roles(service: psycopg.Connection[Any], database: str) -> Iterator[tuple[str
     names = (f"{name}_shop", f"{name}_relay")
     for role in names:
         service.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(sql.Identifier(role)))
-    wanted = Installation(entity_types=[PURCHASE], roles=[names[0]], relay_roles=[names[1]])
+    wanted = Installation(
+        entity_types=[PURCHASE], roles={names[0]: ["shop"]}, relay_roles=[names[1]]
+    )
     install_outbox(service, wanted)
     yield names
     for role in names:
@@ -432,12 +439,40 @@ def test_a_services_role_may_emit_and_nothing_else(
     assert len(outbox(service)) == 1
 
 
+def test_a_services_role_names_its_own_services_only(
+    service: psycopg.Connection[Any], database: str, roles: tuple[str, str]
+) -> None:
+    """Any role of a service could write in the name of any other one."""
+    shop_role = roles[0]
+    as_till = Provenance(api_version="v1", service_name="till", identifier="t-1")
+    visit = Click(id="c-1", page="/")
+    with psycopg.connect(as_role(database, shop_role), autocommit=True) as shop:
+        with pytest.raises(NotAllowed, match=r'may not emit as service "till"') as refused:
+            emit(shop, PURCHASE, before=None, after=purchase(1), provenance=as_till)
+        assert f"--role {shop_role}=till" in str(refused.value.advice)
+        with pytest.raises(NotAllowed, match="till"):
+            emit_event(shop, CLICK, visit, provenance=as_till)
+        # Another role's name does not help: who logged in counts.
+        shop.execute("SET ROLE everstate_emitter")
+        with pytest.raises(NotAllowed):
+            emit(shop, PURCHASE, before=None, after=purchase(1), provenance=as_till)
+        shop.execute("RESET ROLE")
+        install_outbox(service, Installation(entity_types=[], roles={shop_role: ["till"]}))
+        emit(shop, PURCHASE, before=None, after=purchase(1), provenance=as_till)
+        with pytest.raises(NotAllowed, match="shop"):
+            emit(shop, PURCHASE, before=purchase(1), after=purchase(2), provenance=SHOP)
+    assert read_emitters(service) == {shop_role: ["till"]}
+    # Who installed it may name any.
+    emit(service, PURCHASE, before=purchase(1), after=purchase(2), provenance=SHOP)
+    assert len(outbox(service)) == 2
+
+
 def test_a_role_that_is_not_there_is_named_and_nothing_is_made(
     service: psycopg.Connection[Any], database: str
 ) -> None:
     other = EntityType("other", Purchase, "id")
     with pytest.raises(InvalidConfig, match="nobody_here"):
-        install_outbox(service, Installation(entity_types=[other], roles=["nobody_here"]))
+        install_outbox(service, Installation(entity_types=[other], roles={"nobody_here": ["shop"]}))
     assert {each.entity for each in read_registered(service)} == {"click", "purchase"}
 
 
@@ -449,3 +484,16 @@ def test_times_are_the_databases_own_when_none_is_given(service: psycopg.Connect
     occurred = datetime.fromisoformat(row[0])
     assert abs((occurred - began).total_seconds()) < 30
     assert abs((row[1] - began).total_seconds()) < 30
+
+
+def test_a_time_that_is_far_ahead_is_refused_and_the_installation_says_how_far(
+    service: psycopg.Connection[Any],
+) -> None:
+    """One change of 2099 would hide an entity from every question about a time before."""
+    later = datetime.now(UTC) + timedelta(hours=30)
+    with pytest.raises(InvalidChange, match=r"occurredAt.*more than 24 hours ahead"):
+        emit(service, PURCHASE, before=None, after=purchase(1), provenance=SHOP, occurred_at=later)
+    service.rollback()
+    install_outbox(service, Installation(entity_types=[PURCHASE], ahead_hours=48))
+    service.commit()
+    emit(service, PURCHASE, before=None, after=purchase(1), provenance=SHOP, occurred_at=later)

@@ -16,9 +16,12 @@ from prometheus_client import REGISTRY
 
 from everstate.changes import DomainEvent
 from everstate.config import Config
-from everstate.errors import ChangeTooLarge, Fenced, Unavailable
+from everstate.errors import ChangeTooLarge, Fenced, LogIdentityChanged, Unavailable
+from everstate.log.bound import changelogs
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.outbox import EntityStore, OutboxStatus, Relay, marks, read_status
+from everstate.sources.outbox.bound import bind
+from everstate.sources.outbox.database import connect
 from everstate.testing.log_checker import check_log, read_topic
 from everstate.testing.store_contract import CLERK, ORDER, Order
 
@@ -272,6 +275,66 @@ def test_a_transaction_larger_than_a_batch_goes_out_whole(
     assert problems_of(config) == []
 
 
+def in_parts(config: Config) -> Config:
+    """Batches of ten changes, and source transactions of more than 25 in parts."""
+    limits = {"relay_batch_rows": 10, "relay_transaction_rows": 25}
+    return config.model_copy(update={"store": config.store.model_copy(update=limits)})
+
+
+def blocks_of(config: Config) -> list[tuple[int, int]]:
+    """Index and count of each change in its source transaction, in the order of the indexes."""
+    records = read_topic(config, TopicNames(config.log.prefix).changes(ORDER.name))
+    changes = [json.loads(record.value or b"") for record in records]
+    blocks = [change["provenance"]["transaction"] for change in changes]
+    return sorted((block["index"], block["count"]) for block in blocks)
+
+
+def test_a_transaction_too_large_for_one_kafka_transaction_goes_out_in_parts(
+    config: Config, store: EntityStore
+) -> None:
+    put(store, "o-1", "before")
+    orders = [Order(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
+    store.put_many(orders, provenance=CLERK)
+    put(store, "o-1", "after")
+    put(store, "another")
+    moved = []
+    for _ in range(3):
+        # Killed twice in the middle: the log says how many of the transaction it has.
+        with Relay(in_parts(config), [ORDER]) as relay:
+            moved += [relay.step() for _ in range(4)]
+    assert sum(moved) == 103
+    assert max(moved) <= 10 + 2
+    assert problems_of(config) == []
+    blocks = blocks_of(config)
+    assert blocks == sorted([(1, 1)] * 3 + [(index, 100) for index in range(1, 101)])
+
+
+def test_a_part_that_the_log_refuses_blocks_what_is_left_of_its_transaction(
+    config: Config, store: EntityStore
+) -> None:
+    """What was sent is not sent again when it is mended, and other keys go on meanwhile."""
+    orders = [Order(order_id=f"o-{number}") for number in range(100)]
+    store.put_many(orders, provenance=CLERK)
+    mend = "UPDATE everstate_store.outbox SET kind = %s WHERE key = 'o-55'"
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute(mend, ["strange"])
+        with Relay(in_parts(config), [ORDER], retry_blocked_s=0.05) as relay:
+            assert drain(relay) == 50
+            assert [each.key for each in status_of(config).blocked] == ["o-55"]
+            put(store, "o-7", "sent already")
+            put(store, "o-99", "waits")
+            assert drain(relay) == 1
+            connection.execute(mend, ["created"])
+            deadline = time.monotonic() + 30
+            while status_of(config).blocked:
+                assert time.monotonic() < deadline
+                relay.step()
+            drain(relay)
+    assert problems_of(config) == []
+    assert blocks_of(config)[-1] == (100, 100)
+    assert len(blocks_of(config)) == 102
+
+
 def test_published_rows_are_trimmed_late_and_unpublished_ones_never(
     config: Config, store: EntityStore, relay: Relay
 ) -> None:
@@ -306,8 +369,14 @@ def test_C3_a_log_that_lost_its_tail_is_refilled_with_the_same_changes(
             except Unavailable:
                 assert time.monotonic() < deadline
     relay.close()
+    put(store, "o-1", "more")
+    with pytest.raises(LogIdentityChanged):
+        drain(relay)
+    # As `everstate log begin` does.
+    with connect(config.store_dsn, "test") as connection:
+        bind(connection, changelogs(config, [ORDER.name]), replace=True)
     assert relay.refill(datetime.now(UTC) - timedelta(hours=1)) == 30
-    assert drain(relay) == 30
+    assert drain(relay) == 31
     assert problems_of(config) == []
 
 

@@ -178,7 +178,7 @@ class CleanRole:
 
     def begin(self) -> None:
         self._stop = threading.Event()
-        (cleaned,) = self._app.cleanings(self._config)
+        cleaned = self._app.cleaning(self._config, next(iter(self._app.captures)))
         self._cleaner = Cleaner(self._config, cleaned, bulk_records=10**9)
         self._thread = threading.Thread(target=self._run, name="clean")
         self._thread.start()
@@ -256,7 +256,7 @@ def test_what_cannot_go_on_is_told_and_goes_on_when_it_is_mended(
     names, app = TopicNames(topic_prefix), app_of(MariaSource("mariadb://u:p@h/shop"))
 
     def catch_up(bulk_records: int = 10**9) -> None:
-        (cleaned,) = app.cleanings(config)
+        cleaned = app.cleaning(config, next(iter(app.captures)))
         cleaner = Cleaner(config, cleaned, session=lambda: spark, bulk_records=bulk_records)
         try:
             cleaner.catch_up()

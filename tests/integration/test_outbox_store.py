@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -16,12 +17,14 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import (
     ChangeTooLarge,
+    InvalidChange,
     InvalidEntityType,
     NotFound,
     Unavailable,
     VersionConflict,
 )
 from everstate.sources.outbox import EntityStore, install
+from everstate.sources.outbox import store as store_module
 from everstate.testing.store_contract import CLERK, ORDER, Order, Recorded, check_chain
 
 _CHANGES = """
@@ -224,3 +227,37 @@ def test_connections_that_died_while_idle_are_not_used(store: EntityStore, confi
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
     assert store.put(Order(order_id="a", note="b"), provenance=CLERK).version == 2
+
+
+def test_the_time_of_recording_never_runs_back_whoever_waited_for_the_lock(
+    store: EntityStore, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer takes its time, waits for the row, and commits after one that took a later time."""
+    times = iter([timedelta(0), timedelta(seconds=-5), timedelta(seconds=-9)])
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + next(times)
+
+    monkeypatch.setattr(store_module, "datetime", Clock)
+    store.put(Order(order_id="a", note="x"), provenance=CLERK)
+    store.put(Order(order_id="a", note="y"), provenance=CLERK)
+    store.put_many([Order(order_id="a", note="z")], provenance=CLERK)
+    with psycopg.connect(config.store_dsn) as connection:
+        query = "SELECT recorded_at FROM everstate_store.outbox ORDER BY id"
+        recorded_at = [moment for (moment,) in connection.execute(query)]
+    assert len(recorded_at) == 3
+    assert recorded_at == sorted(recorded_at)
+
+
+def test_keys_that_no_index_holds_and_times_far_ahead_are_refused(store: EntityStore) -> None:
+    assert store.put(Order(order_id="k" * 2048), provenance=CLERK).version == 1
+    with pytest.raises(InvalidChange, match="2,049 bytes, and 2,048 are the most"):
+        store.put(Order(order_id="k" * 2049), provenance=CLERK)
+    ahead = datetime.now(UTC) + timedelta(hours=25)
+    with pytest.raises(InvalidChange, match="more than 24 hours ahead"):
+        store.put(Order(order_id="a"), provenance=CLERK, occurred_at=ahead)
+    with pytest.raises(InvalidChange, match="more than 24 hours ahead"):
+        store.put_many([Order(order_id="a")], provenance=CLERK, occurred_at=ahead)
+    assert store.get("a") is None

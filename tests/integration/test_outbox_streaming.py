@@ -135,6 +135,25 @@ def test_what_is_committed_comes_whole_and_what_is_rolled_back_never(
         assert pending(service) == 0
 
 
+def test_a_transaction_too_large_for_one_kafka_transaction_is_polled_in_parts(
+    config: Config, service: Service
+) -> None:
+    limits = {"relay_batch_rows": 10, "relay_transaction_rows": 25}
+    few = config.model_copy(update={"store": config.store.model_copy(update=limits)})
+    with StreamingRelay(few, TYPES) as relay:
+        until(lambda: streaming(relay), relay)
+        with service.transaction():
+            write(service, *(f"k{number}" for number in range(60)))
+            click(service, "c-1")
+        moved = list[int]()
+        while pending(service):
+            moved.append(relay.step())
+        assert 0 < max(moved) <= 12
+        until(lambda: streaming(relay), relay)
+        write(service, "k2", total=2)
+        drain(config, relay)
+
+
 def test_C1_writers_that_interleave_come_out_in_version_order(
     config: Config, service: Service
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,7 +90,7 @@ def test_an_event_is_a_change_in_the_log_and_no_row_anywhere(
     assert tables == [(0,), (0,)]
     for method in ("PUT", "PATCH", "DELETE"):
         refused = api.request(method, made.headers["Location"], json=event(1), headers=DESK)
-        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET")
+        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, HEAD")
 
 
 def test_the_same_event_again_is_one_record_and_one_answer(
@@ -196,11 +195,13 @@ def test_events_are_sent_many_at_a_time(config: Config) -> None:
     who = Provenance(api_version="v1", service_name="t", identifier="t")
     events = [app.entity_type("event").validate(event(n)) for n in range(2_000)]
     with EventLog(config, app.entities_from("log")) as log:
-        began = time.monotonic()
-        done = [log.append("event", e, provenance=who, occurred_at=None) for e in events]
+        done, unanswered = [], 0
+        for each in events:
+            done.append(log.append("event", each, provenance=who, occurred_at=None))
+            unanswered = max(unanswered, sum(not future.done() for future in done[-500:]))
         for future in done:
-            future.result(10)
-        assert time.monotonic() - began < 5
+            future.result(60)
+        assert unanswered > 50, "each event waited for the one before"
         with pytest.raises(EventConflict):
             log.append(
                 "event",

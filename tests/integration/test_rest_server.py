@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,13 @@ from pydantic import BaseModel, field_validator
 from rest_cases import DESK, EVA, HOTEL, client, configured, hotel, serving
 
 import command_cases as bank
-from everstate.api.server import is_loopback, serve
+from everstate.api.guards import is_loopback
+from everstate.api.server import serve
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidConfig
 
+TLS = Path(__file__).parents[1] / "tls"
 FULL = bool(os.environ.get("EVERSTATE_FULL"))
 _SETTINGS = """
 [generation]
@@ -64,7 +69,7 @@ def test_no_request_gets_a_500_and_every_answer_is_as_openapi_says(
 ) -> None:
     options = ["--max-examples", "3", "--phases", "coverage,fuzzing"]
     if FULL:
-        options = ["--max-examples", "100"]
+        options = ["--max-examples", "50"]
     with serving(config, hotel()) as address:
         # A session has the routes of a guest.
         done = fuzz(address, *options, "--seed", "1", "--exclude-path-regex", "session")
@@ -152,6 +157,66 @@ def test_everstate_serve_answers_and_stops_cleanly(config: Config, tmp_path: Pat
     assert process.returncode == 0
     assert "Traceback" not in rest
     assert "stopped" in rest
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/guest HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+SLOW = {
+    "nothing": [b""],
+    "half a header": [GET],
+    "a header that never ends": [GET, *[b"X-Slow: 1\r\n"] * 100],
+    "half a body": [POST + b"Content-Length: 50\r\n\r\n", *[b" "] * 49],
+    "half a second request": [GET + b"\r\n", *[b"G"] * 100],
+}
+
+
+def test_a_request_that_does_not_come_loses_its_connection(config: Config) -> None:
+    """Each byte comes in time; all together do not."""
+    quick = config.model_copy(
+        update={"api": config.api.model_copy(update={"receive_timeout_s": 0.5})}
+    )
+    with serving(quick, App("none")) as address:
+        for what, parts in SLOW.items():
+            with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as slow:
+                slow.settimeout(0.05)
+                begun = time.monotonic()
+                closed = any(_is_closed(slow, part) for part in [*parts, *[b""] * 200])
+                assert closed, what
+                assert time.monotonic() - begun >= 0.4, what
+        with httpx.Client(base_url=address) as steady:
+            for _ in range(2):
+                assert steady.get("/health").status_code == 200
+                time.sleep(0.6)  # between requests a connection may rest
+
+
+def _is_closed(connection: socket.socket, sent: bytes) -> bool:
+    try:
+        connection.sendall(sent)
+        return connection.recv(4096) == b""
+    except TimeoutError:
+        return False
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+
+
+def test_with_a_certificate_the_server_speaks_https_only(config: Config) -> None:
+    tls = {"ssl_certfile": TLS / "certificate.pem", "ssl_keyfile": TLS / "key.pem"}
+    secured = config.model_copy(update={"api": config.api.model_copy(update=tls)})
+    with serving(secured, hotel()) as address:
+        assert address.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(TLS / "certificate.pem"))
+        with httpx.Client(base_url=address, verify=trusted) as api:
+            assert api.post("/v1/guest", json=EVA, headers=DESK).status_code == 201
+            assert api.get("/v1/guest/g1").json() == EVA
+        with httpx.Client(base_url=address) as doubting, pytest.raises(httpx.ConnectError):
+            doubting.get("/health")
+        with (
+            httpx.Client(base_url=address.replace("https", "http")) as plain,
+            pytest.raises(httpx.HTTPError),
+        ):
+            plain.get("/health")
 
 
 def test_commands_are_among_the_routes(config: Config) -> None:

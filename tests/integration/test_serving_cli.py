@@ -12,8 +12,12 @@ import pytest
 from serving_cases import SCHEMA, fill
 from typer.testing import CliRunner
 
+from everstate.changes import Provenance
 from everstate.cli import cli
-from everstate.views import control
+from everstate.cli.console import load_app
+from everstate.config import load
+from everstate.sources.outbox import EntityStore
+from everstate.views.control import Control, ViewVersion
 
 MODULE = """
 from datetime import date
@@ -42,10 +46,10 @@ def everstate(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Runs the command line in a project whose views are filled; (code, stdout, stderr)."""
     with psycopg.connect(database, autocommit=True) as connection:
         fill(connection)
-        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 8})
-        control.init_positions(connection, SCHEMA, "guest/names", "guest", {0: 3})
-        row = control.ViewRow("names", "guest", 1, "guest/names", {}, "", "live")
-        control.register_view(connection, SCHEMA, row)
+        control = Control(connection, SCHEMA)
+        control.open_positions("names", 1, "guest", "", {0: 3})
+        control.add_version(ViewVersion("names", 1, "guest", {}, "", published=True))
+        connection.execute(f"CREATE VIEW {SCHEMA}.names AS SELECT 'Eva' AS name".encode())
     (tmp_path / "serving_hotel.py").write_text(MODULE, "utf-8")
     (tmp_path / "everstate.toml").write_text('[project]\napp = "serving_hotel:app"\n', "utf-8")
     monkeypatch.setenv("EVERSTATE_STORE_DSN", database)
@@ -119,8 +123,8 @@ def test_explain_follows_a_version_to_the_log_and_the_views(everstate: Run) -> N
     assert found["topic"] == "everstate.guest.changes.g1"
     assert found["version"]["place"] == {"generation": 1, "partition": 0, "offset": 5}
     assert found["archived"] is None
-    applied = {group["view_group"]: group["applied"] for group in found["applied_by"]}
-    assert applied == {"guest": True, "guest/names": False}
+    applied = {view["view"]: view["applied"] for view in found["applied_by"]}
+    assert applied == {"guest_history": True, "guest_latest": True, "names": False}
     code, out, _ = everstate("explain", "guest", "tom", "--version", "2")
     assert code == 0
     assert "guest tom, version 2" in out
@@ -136,3 +140,79 @@ def test_a_view_that_is_not_declared_is_named(everstate: Run) -> None:
 def test_a_view_is_shown_also_while_the_log_is_away(everstate: Run) -> None:
     shown = json_of(everstate("views", "show", "guest_latest", "--json"))
     assert {row["key"] for row in shown} == {"eva", "tom", "ada"}
+
+
+@pytest.fixture
+def without_log(everstate: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same project, with a local broker that does not run."""
+    monkeypatch.delenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS")
+    return everstate
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("get", "guest", "eva"),
+        ("get", "guest", "eva", "--at", "2026-01-01T02:30+01:00"),
+        ("list", "guest"),
+        ("history", "guest", "eva"),
+        ("explain", "guest", "tom"),
+        ("views", "show", "guest_latest"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_in_the_database_is_answered_while_the_log_is_down(
+    without_log: Run, argv: tuple[str, ...]
+) -> None:
+    code, out, err = without_log(*argv)
+    assert (code, bool(out)) == (0, True), err
+
+
+def test_the_views_are_listed_without_their_lag_while_the_log_is_down(without_log: Run) -> None:
+    code, out, err = without_log("views", "list", "--json")
+    assert code == 0, err
+    assert {view["lag_changes"] for view in orjson.loads(out)} == {None}
+    assert "Kafka does not answer" in err
+
+
+@pytest.fixture
+def committed(everstate: Run, database: str, tmp_path: Path) -> Run:
+    """The same project, whose store has what the views have not: a new version, and a new key."""
+    config = load(tmp_path, store={"dsn": database})
+    guest = load_app(None, config).entity_type("guest")
+    desk = Provenance(api_version="v1", service_name="desk", identifier="clerk")
+    with EntityStore(config, guest) as store:
+        store.install()
+        for key in ("eva", "new"):
+            for nights in range(5):
+                entity = guest.model(guest_id=key, name="Eva", nights=nights)
+                store.put(entity, provenance=desk)
+    return everstate
+
+
+def test_an_answer_that_is_older_than_the_store_says_so(committed: Run) -> None:
+    code, out, err = committed("get", "guest", "eva")
+    assert code == 0
+    assert "version 3 (updated)" in out
+    assert "the store has guest 'eva' at version 5, which is not in the views yet" in err
+
+
+def test_what_the_store_has_was_not_never_seen(committed: Run) -> None:
+    code, _, err = committed("get", "guest", "new")
+    assert code == 4
+    assert "the store has guest 'new' at version 5, which is not in the views yet" in err
+    assert "never seen" not in err
+    assert "everstate run" in err
+    assert "never seen" in committed("get", "guest", "nobody")[2]
+
+
+def test_an_answer_of_a_view_that_does_not_go_on_says_why(everstate: Run, database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            f"UPDATE {SCHEMA}.view SET reason = 'no number at offset 3' "
+            "WHERE name = 'names'".encode()
+        )
+    code, out, err = everstate("views", "show", "names")
+    assert code == 0
+    assert "Eva" in out
+    assert "names is behind, and may be behind: no number at offset 3" in err

@@ -18,8 +18,7 @@ from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.serving import Reader
-from everstate.views import control
-from everstate.views.stores.postgres.tables import install_entity
+from everstate.testing.view_postgres import install_entity
 
 SCHEMA = "everstate_views"
 
@@ -62,9 +61,7 @@ def test_each_view_tells_its_position_and_how_far_it_is_behind(config: Config) -
     publish(config, 5)
     app = hotel()
     with psycopg.connect(config.views_dsn, autocommit=True) as connection:
-        control.install(connection, SCHEMA)
-        install_entity(connection, SCHEMA, app.entity_type("guest"))
-        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
+        install_entity(connection, SCHEMA, app.entity_type("guest"), {0: 3})
     with Reader(config, app) as reader:
         rows = reader.views()
     assert [(row.name, row.kind, row.rows) for row in rows] == [
@@ -85,9 +82,7 @@ def test_lag_is_unknown_while_the_log_is_away(config: Config) -> None:
         log={"bootstrap_servers": "127.0.0.1:1", "prefix": config.log.prefix},
     )
     with psycopg.connect(config.views_dsn, autocommit=True) as connection:
-        control.install(connection, SCHEMA)
-        install_entity(connection, SCHEMA, app.entity_type("guest"))
-        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
+        install_entity(connection, SCHEMA, app.entity_type("guest"), {0: 3})
     with Reader(away, app) as reader:
         assert {row.lag_changes for row in reader.views()} == {None}
 
@@ -100,10 +95,8 @@ def test_a_log_that_was_trimmed_or_removed_hides_no_other_view(config: Config) -
     for future in admin.delete_records([TopicPartition(topic, 0, 4)]).values():
         future.result(30)
     with psycopg.connect(config.views_dsn, autocommit=True) as connection:
-        control.install(connection, SCHEMA)
-        install_entity(connection, SCHEMA, app.entity_type("guest"))
-        control.init_positions(connection, SCHEMA, "guest", "guest", {0: 3})
-        control.init_positions(connection, SCHEMA, "former", "former", {0: 0})
+        control = install_entity(connection, SCHEMA, app.entity_type("guest"), {0: 3})
+        control.open_positions("former_latest", 1, "former", "", {0: 0})
     with Reader(config, app) as reader:
         rows = reader.views()
     assert [row.lag_changes for row in rows] == [2, 2]
@@ -128,8 +121,7 @@ def test_what_needs_a_history_is_refused_where_none_is_kept(config: Config) -> N
 
     now = datetime.now(UTC)
     with psycopg.connect(config.views_dsn, autocommit=True) as connection:
-        control.install(connection, SCHEMA)
-        install_entity(connection, SCHEMA, app.entity_type("room"))
+        install_entity(connection, SCHEMA, app.entity_type("room"), history=False)
     with Reader(config, app) as reader:
         for ask in (
             lambda: reader.get("room", "1", at=now),

@@ -6,32 +6,38 @@ The attempts are held at a barrier where it matters, so that every run has the s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg import sql
 from view_cases import orders
 
 from everstate.errors import PositionMoved, Unavailable
-from everstate.log.positions import Range
-from everstate.testing.view_contract import Log, check, differences, expected, observed
+from everstate.testing.view_contract import TABLES, Log, check, differences, expected, observed
 from everstate.testing.view_postgres import KeptViews
-from everstate.views import control
-from everstate.views.stores.postgres import apply as apply_half
+from everstate.views.batch import Batch
+from everstate.views.control import Control
+from everstate.views.core import RETRIES_MAX, Applied
+from everstate.views.gate import GateRow, Ints, Keys
+from everstate.views.stores import PostgresStore, close_store
 from everstate.views.stores.postgres import writes
-from everstate.views.stores.postgres.apply import RETRIES_MAX, Applied, Applier
-from everstate.views.stores.postgres.gate import Keys, Verdict
-from everstate.views.stores.postgres.group import LinearTable, RowTable
-from everstate.views.stores.postgres.quarantine import quarantine
-from everstate.views.stores.postgres.session import Session, close
-from everstate.views.stores.postgres.writes import GATE_STAGE, Batch
+from everstate.views.stores.postgres.session import Session
+from everstate.views.stores.postgres.transaction import PostgresCore
+from everstate.views.stores.postgres.writes import GATE_STAGE
+from everstate.views.tables import KeptTable, SumTable
 
 _MEET_S = 20.0
+TOTALS = TABLES["totals"]
+
+
+def with_core(kept: KeptViews, core: type[PostgresCore]) -> KeptViews:
+    return replace(kept, store=type("Double", (PostgresStore,), {"core_class": core}))
 
 
 def race(kept: KeptViews, *attempts: Callable[[], object]) -> None:
@@ -41,14 +47,10 @@ def race(kept: KeptViews, *attempts: Callable[[], object]) -> None:
         try:
             attempt()
         finally:
-            close(kept.dsn)
+            close_store(kept.dsn)
 
     with ThreadPoolExecutor(len(attempts)) as pool:
         list(pool.map(run, attempts))
-
-
-def position(kept: KeptViews) -> list[int]:
-    return [each.next_offset for each in control.positions(kept.connection, "kept", "order")]
 
 
 # C11: the position
@@ -57,70 +59,74 @@ def position(kept: KeptViews) -> list[int]:
 def test_c11_two_attempts_on_one_position_apply_once(kept: KeptViews) -> None:
     log = orders(40, versions=3)
     ends = [log.end, log.end // 2, log.end // 3] * 2
-    together = threading.Barrier(len(ends))
-    group = kept.group()
+    together, core = threading.Barrier(len(ends)), kept.core()
+    met = threading.local()
 
-    class Together(Applier):
+    class Together(PostgresCore):
         """All have prepared when the first one asks for the position."""
 
-        met = False
-
-        def _take_position(self, start: int, end: int) -> bool:
-            if not self.met:
-                self.met = True
+        def take(self, start: int, end: int) -> bool:
+            if not hasattr(met, "once"):
+                met.once = True
                 together.wait(_MEET_S)
-            return super()._take_position(start, end)
+            return super().take(start, end)
 
-    here = replace(kept, applier=Together)
+    here = with_core(kept, Together)
     race(
         kept,
-        *(lambda e=end: here.apply_to(group, 0, 0, e, log.between(0, e)) for end in ends),
+        *(lambda end=end: here.apply(0, 0, end, log.between(0, end), core=core) for end in ends),
     )
+    for start in range(0, log.end, 30):
+        kept.apply(0, start, min(start + 30, log.end), log.between(start, start + 30))
     check(kept, [log])
-    assert position(kept) == [log.end]
+    account = kept.control.counters("order")
+    assert account.total == log.end
 
 
-def test_c11_a_range_beyond_the_position_is_refused_and_changes_nothing(kept: KeptViews) -> None:
-    log = orders(4)
-    with pytest.raises(PositionMoved, match="behind"):
-        kept.apply(0, 2, 4, log.between(2, 4))
-    assert observed(kept) == expected([Log()])
+def test_c11_keepers_of_different_riders_write_each_view_once(kept: KeptViews) -> None:
+    """One keeper knows all views, the other only some: who loses the race changes nothing."""
+    log = orders(30, versions=2)
+    every, some = kept.core(), kept.core([TOTALS])
+    for start in range(0, log.end, 10):
+        changes = log.between(start, start + 10)
+        attempts = [
+            lambda core=core, start=start, changes=changes: kept.apply(
+                0, start, start + 10, changes, core=core
+            )
+            for core in (every, some)
+        ]
+        race(kept, *attempts)
+    for rider in every.riders:
+        position = kept.vector(rider)[0]
+        if position < log.end:
+            kept.trail(rider, 0, position, log.end, log.between(position, log.end))
+    check(kept, [log])
 
 
-def test_c11_a_plan_from_before_a_quarantine_changes_nothing(kept: KeptViews) -> None:
-    log, old = orders(4), kept.group()
-    quarantine(kept.connection, "kept", "order", "by_region", "test")
-    with pytest.raises(PositionMoved):
-        kept.apply_to(old, 0, 0, log.end, log.between(0, log.end))
-    assert observed(kept) == expected([Log()])
-
-
-class PositionWritten(Applier):
-    """Planted: the position is written first, and compared with nothing."""
-
-    def _take_position(self, start: int, end: int) -> bool:
-        write_position(self, end)
-        return True
-
-
-def write_position(applier: Applier, end: int) -> None:
-    applier.session.connection.execute(
-        "UPDATE kept.position SET next_offset = %s "
-        "WHERE view_group = %s AND generation = %s AND partition = %s",
-        (end, applier.group.view_group, applier.group.generation, applier.partition),
+def write_position(opened: PostgresCore, end: int) -> None:
+    opened.session.connection.execute(
+        "UPDATE kept.position SET next_offset = %s WHERE view = 'order_latest' AND partition = %s",
+        (end, opened.partition),
     )
 
 
 def test_c11_planted_position_without_compare_and_swap_is_caught(kept: KeptViews) -> None:
     """The gate keeps the rows right; position and account (law 7) tell of the second attempt."""
+
+    class PositionWritten(PostgresCore):
+        """Planted: the position is written first, and compared with nothing."""
+
+        def take(self, start: int, end: int) -> bool:
+            write_position(self, end)
+            return True
+
     log = orders(10)
-    broken = replace(kept, applier=PositionWritten)
+    broken = with_core(kept, PositionWritten)
     broken.apply(0, 0, 10, log.between(0, 10))
     broken.apply(0, 0, 5, log.between(0, 5))
-    assert position(kept) == [5]
+    assert kept.vector() == {0: 5}
     assert differences(observed(kept), expected([log])) == {"duplicate": (5, 0)}
-    account = control.counters(kept.connection, "kept", "order")
-    assert account.total == 15, "ten records were read"
+    assert kept.control.counters("order").total == 15, "ten records were read"
 
 
 @pytest.mark.parametrize("planted", [True, False])
@@ -129,33 +135,95 @@ def test_c11_two_attempts_that_judge_at_once_sum_twice_without_compare_and_swap(
 ) -> None:
     """Reading at one position, both pass the gate; only the swapped position stops the second."""
     log = orders(10)
-    group = replace(kept.group(), history_table=None, ids_table=None)
+    core = kept.core([rider for rider in kept.core().riders if rider.kind != "history"])
     both_hold_it = threading.Barrier(2)
 
-    class WrittenLast(Applier):
-        """Planted: the position is taken on trust, and written with the rows."""
+    class WrittenLast(PostgresCore):
+        """Planted: positions are taken on trust, and written with the rows."""
 
-        def _take_position(self, start: int, end: int) -> bool:
+        def take(self, start: int, end: int) -> bool:
             return True
 
-        def _judge(self, keys: Keys) -> Verdict:
-            verdict = super()._judge(keys)
+        def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
+            found = super().gates(keys, first)
             both_hold_it.wait(_MEET_S)
-            return verdict
+            return found
 
-        def _count(self, applied: Applied) -> None:
-            super()._count(applied)
+        def _ride_together(
+            self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+        ) -> None:
+            for rider in riders:
+                self.write_rider(rider, batch)
+
+        def count(self, applied: Applied) -> None:
+            super().count(applied)
             write_position(self, 10)
 
-    here = replace(kept, applier=WrittenLast) if planted else kept
-    attempt = lambda: here.apply_to(group, 0, 0, 10, log.between(0, 10))  # noqa: E731
+    here = with_core(kept, WrittenLast) if planted else kept
+    attempt = lambda: here.apply(0, 0, 10, log.between(0, 10), core=core)  # noqa: E731
     race(kept, attempt, attempt)
     wrong = differences(observed(kept), expected([log]))
     if not planted:
-        assert wrong.keys() == {"history"}, "which this group does not keep"
+        assert wrong.keys() == {"history"}, "which does not ride here"
         return
     assert {"by_region", "totals", "applied"} <= wrong.keys()
     assert [row[:2] for row in wrong["by_region"][0]] == [("north", 20)]
+
+
+def test_planted_a_verdict_outside_the_cores_transaction_is_caught(kept: KeptViews) -> None:
+    """A core that dies before its commit must leave no note, or what trails skips a change."""
+
+    class Outside(PostgresCore):
+        def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
+            with psycopg.connect(self.session.dsn, autocommit=True) as other:
+                Control(other, "kept").note_duplicates(self.core, self.partition, [(0, 9)])
+
+        def commit(self, end: int) -> None:
+            raise Unavailable("killed before the commit")
+
+    log = orders(10)
+    log.append(log.records[3])
+    with pytest.raises(Unavailable):
+        with_core(kept, Outside).apply(0, 0, 11, log.between(0, 11))
+    kept.apply(0, 0, 11, log.between(0, 11), core=kept.core([]))
+    kept.trail(TOTALS, 0, 0, 11, log.between(0, 11))
+    assert kept.query("SELECT orders FROM totals") == [(0,)]
+
+
+# V7: meeting
+
+
+def test_v7_a_view_that_catches_up_meets_a_busy_core_and_rides(kept: KeptViews) -> None:
+    log = orders(400)
+    core = kept.core([rider for rider in kept.core().riders if rider != TOTALS])
+    kept.apply(0, 0, 20, log.between(0, 20), core=core)
+    stop = threading.Event()
+
+    def keep() -> None:
+        for start in range(20, log.end, 2):
+            if kept.vector(TOTALS)[0] == start:
+                stop.set()
+            time.sleep(0.02)  # As Spark plans and reads, outside of the core's transaction.
+            kept.apply(0, start, start + 2, log.between(start, start + 2))
+
+    def trail() -> None:
+        with psycopg.connect(kept.dsn, autocommit=True) as own:
+            control = Control(own, "kept")
+            while not stop.is_set():
+                start, end = control.vector("totals", 1)[0], control.core_vector("order")[0]
+                if start == end:
+                    continue
+                with suppress(PositionMoved):  # it rode meanwhile
+                    kept.trail(TOTALS, 0, start, end, log.between(start, end), meets=True)
+                if end == log.end:
+                    return
+
+    race(kept, keep, trail)
+    position = kept.vector(TOTALS)[0]
+    if position < log.end:
+        kept.trail(TOTALS, 0, position, log.end, log.between(position, log.end))
+    assert stop.is_set(), "it never stood where the core was"
+    check(kept, [log])
 
 
 # C11: staging
@@ -195,7 +263,7 @@ def share_staging(monkeypatch: pytest.MonkeyPatch) -> None:
         session.connection.execute(create.format(shared(name), columns))
 
     monkeypatch.setattr(writes, "stage_of", shared)
-    monkeypatch.setattr(apply_half, "prepare_stage", prepare_shared)
+    monkeypatch.setattr(writes, "prepare_stage", prepare_shared)
 
 
 # C17
@@ -208,61 +276,56 @@ def hot_logs(partitions: int, records: int) -> list[Log]:
 
 def test_c17_one_hot_group_from_twelve_partitions_has_no_deadlock(kept: KeptViews) -> None:
     kept.reset(12)
-    logs, group = hot_logs(12, 60), kept.group()
+    logs, core = hot_logs(12, 60), kept.core()
 
     def keep(partition: int) -> None:
         for start in range(0, 60, 20):
             changes = logs[partition].between(start, start + 20)
-            kept.apply_to(group, partition, start, start + 20, changes)
+            kept.apply(partition, start, start + 20, changes, core=core)
 
     race(kept, *(lambda p=partition: keep(p) for partition in range(12)))
     check(kept, logs)
 
 
-class OneShard(Applier):
+class OneShard(PostgresCore):
     """Planted: all partitions add to the same row of a group."""
 
-    def _view_write(self, view: RowTable | LinearTable) -> Callable[[Batch], None]:
-        if isinstance(view, RowTable):
-            return super()._view_write(view)
-        where, group = self.session, self.group
-        return lambda batch: writes.write_linear_view(where, group, 0, view, batch)
+    def write_rider(self, rider: KeptTable, batch: Batch) -> None:
+        place = replace(self.place, partition=0) if isinstance(rider, SumTable) else self.place
+        writes.write_view(self.session, place, rider, batch)
 
 
-@pytest.mark.parametrize(("applier", "attempts"), [(Applier, 2), (OneShard, 3)])
+@pytest.mark.parametrize(("planted", "attempts"), [(PostgresCore, 2), (OneShard, 3)])
 def test_c17_two_partitions_that_cross_deadlock_only_in_one_shard_and_the_loser_tries_again(
-    kept: KeptViews, applier: type[Applier], attempts: int
+    kept: KeptViews, planted: type[PostgresCore], attempts: int
 ) -> None:
     """One takes `by_region` then `totals`, the other the other way round, both half-way at once."""
     kept.reset(2)
-    logs, group = hot_logs(2, 5), kept.group()
+    logs, core = hot_logs(2, 5), kept.core()
     half_way = threading.Barrier(2)
     begun: list[int] = []
+    sums = [rider for rider in core.riders if isinstance(rider, SumTable)]
 
-    class Crossing(applier):  # type: ignore[valid-type, misc]
-        def _attempt(
-            self, start: int, given: Range, changes: pa.Table, poison: Mapping[int, str]
-        ) -> Applied:
+    class Crossing(planted):  # type: ignore[valid-type, misc]
+        def take(self, start: int, end: int) -> bool:
             begun.append(self.partition)
-            done: Applied = super()._attempt(start, given, changes, poison)
-            return done
+            return bool(super().take(start, end))
 
-        def _writes(self) -> list[Any]:
-            found = super()._writes()
-            core = [write for write in found if write.core]
-            views = [write for write in found if not write.core]
-            if self.partition == 1:
-                views.reverse()
+        def _ride_together(
+            self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+        ) -> None:
+            others = [rider for rider in riders if rider not in sums]
+            crossed = sums if self.partition == 0 else sums[::-1]
+            super()._ride_together([*others, crossed[0]], start, end, batch)
             if begun.count(self.partition) == 1:
-                meet = replace(views[0], run=lambda _: half_way.wait(_MEET_S))
-                views.insert(1, meet)
-            return [*core, *views]
+                half_way.wait(_MEET_S)
+            super()._ride_together([crossed[1]], start, end, batch)
 
-    crossing = replace(kept, applier=Crossing)
+    crossing = with_core(kept, Crossing)
     race(
         kept,
         *(
-            lambda p=number, log=log: crossing.apply_to(group, p, 0, 5, log.between(0, 5))
+            lambda p=number, log=log: crossing.apply(p, 0, 5, log.between(0, 5), core=core)
             for number, log in enumerate(logs)
         ),
     )
@@ -273,12 +336,12 @@ def test_c17_two_partitions_that_cross_deadlock_only_in_one_shard_and_the_loser_
 def test_c17_deadlocks_without_end_are_given_up_and_change_nothing(kept: KeptViews) -> None:
     log, begun = orders(3), []
 
-    class Unlucky(Applier):
-        def _writes(self) -> list[Any]:
+    class Unlucky(PostgresCore):
+        def write_latest(self, batch: Batch) -> Any:
             begun.append(1)
             raise psycopg.errors.DeadlockDetected("deadlock detected")
 
     with pytest.raises(Unavailable, match="deadlock"):
-        replace(kept, applier=Unlucky).apply(0, 0, 3, log.between(0, 3))
+        with_core(kept, Unlucky).apply(0, 0, 3, log.between(0, 3))
     assert len(begun) == RETRIES_MAX + 1
     assert observed(kept) == expected([Log()])

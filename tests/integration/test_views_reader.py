@@ -13,8 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from everstate.changes import EntityType
-from everstate.views import control
-from everstate.views.stores.postgres.tables import install_entity
+from everstate.testing.view_postgres import install_entity
 
 SCHEMA = "readers"
 
@@ -70,7 +69,6 @@ FULL = Thing(
 @pytest.fixture
 def connection(database: str) -> Any:
     with psycopg.connect(database, autocommit=True, options="-c TimeZone=UTC") as connection:
-        control.install(connection, SCHEMA)
         install_entity(connection, SCHEMA, THING)
         yield connection
 
@@ -126,3 +124,25 @@ def test_readers_filter_and_sum_in_the_types_and_see_no_deleted_entity(
         1,
         4,
     )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
+def test_a_time_is_the_same_moment_for_readers_in_every_zone(
+    connection: psycopg.Connection[Any], zone: str
+) -> None:
+    """A time without an offset is one of UTC, as the views of Spark take it."""
+    written = (
+        ("with", "2013-02-08T18:00:00-05:00"),
+        ("z", "2013-02-08T23:00:00Z"),
+        ("without", "2013-02-08T23:00:00"),
+    )
+    for key, text in written:
+        insert(connection, key, FULL.model_copy(update={"thing_id": key}))
+        connection.execute(
+            f"UPDATE {SCHEMA}.thing_latest__v1 "
+            "SET state = jsonb_set(state, '{moment}', to_jsonb(%s::text)) WHERE key = %s",
+            (text, key),
+        )
+    connection.execute(f"SET TimeZone TO '{zone}'".encode())
+    moments = f"SELECT DISTINCT (moment AT TIME ZONE 'UTC')::text FROM {SCHEMA}.thing"
+    assert connection.execute(moments.encode()).fetchall() == [("2013-02-08 23:00:00",)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -17,9 +19,12 @@ from everstate.errors import CaptureFailed, EverstateError, Unavailable
 from everstate.sources.cdc import restarting
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.declaration import Capture, Table
+from everstate.sources.cdc.halted import SnapshotWatch
+from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.restarting import (
     AGAIN_S_MAX,
     LOOK_S,
+    LOOK_SNAPSHOT_S,
     STEADY_S,
     Restarter,
     restarters_of,
@@ -38,16 +43,30 @@ class Connector:
         self.refusal: EverstateError | None = None
         self.restarts = 0
         self.stays_failed = False
+        self.position: dict[str, Any] = {}
+        self.gives_up: str | None = None
+        self.nudges = 0
+        self.reads_anew = 0
+
+    def running_position(self) -> dict[str, Any]:
+        return self.position
+
+    def nudge(self) -> None:
+        self.nudges += 1
+
+    def restart_reading(self) -> None:
+        self.reads_anew += 1
 
     def failure(self) -> str | None:
         return self.reason
 
-    def restart_failed(self) -> None:
+    def restart_failed(self) -> str | None:
         if self.refusal is not None:
             raise self.refusal
         self.restarts += 1
         if not self.stays_failed:
             self.reason = None
+        return self.gives_up
 
 
 class Rig:
@@ -129,6 +148,39 @@ def test_a_position_that_is_lost_is_told_and_never_restarted(
     assert rig.connector.restarts == 0
 
 
+def test_a_snapshot_that_halted_is_restarted_and_a_silent_one_is_nudged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, found = Rig(), list[str]()
+    monkeypatch.setattr(SnapshotWatch, "look", lambda _self, _position: found.pop(0))
+    found += ["goes on", "silent", "halted"]
+    while found:
+        assert not rig.look(LOOK_SNAPSHOT_S)
+    assert (rig.connector.nudges, rig.connector.reads_anew) == (1, 1)
+
+
+def test_a_connector_that_is_removed_while_it_is_looked_at_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+
+    def removed(_self: object) -> dict[str, Any]:
+        raise NoSuchConnector
+
+    monkeypatch.setattr(Connector, "running_position", removed)
+    assert not rig.look(LOOK_SNAPSHOT_S)
+
+
+def test_a_table_that_a_snapshot_cannot_read_is_told_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.connector.reason = "failed"
+    rig.connector.gives_up = "public.items: no column b"
+    assert rig.look()
+    assert "is given up: public.items: no column b" in caplog.text
+
+
 def test_a_connector_of_somebody_else_is_not_ours_to_restart_and_none_is_no_failure() -> None:
     table = {"public.item": Table(entity="item")}
     ours = Capture(name="ours", kind="postgresql", tables=table, dsn="postgresql://u:p@h/d")
@@ -155,18 +207,23 @@ def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
     connector.reason = "passes"
     monkeypatch.setattr(restarting, "LOOK_S", 0.0)
     monkeypatch.setattr(restarting, "Capturing", lambda *_, **__: connector)
-    monkeypatch.setattr(app, "cleanings", lambda config: [])
     stop = threading.Event()
 
-    def clean(config: Config, captures: object, stop: threading.Event) -> None:
-        for _ in range(500):
-            if connector.restarts:
-                break
-            time.sleep(0.01)
-        stop.set()
+    def cleaning_part(config: Config, open_capture: object) -> Callable[[threading.Event], None]:
+        def clean(stop: threading.Event) -> None:
+            for _ in range(500):
+                if connector.restarts:
+                    break
+                time.sleep(0.01)
+            stop.set()
 
-    monkeypatch.setattr("everstate.pipeline.clean.run_cleaners", clean)
-    addresses = {"EVERSTATE_LOG_BOOTSTRAP_SERVERS": "127.0.0.1:1", "EVERSTATE_STORE_DSN": "p"}
+        return clean
+
+    monkeypatch.setattr("everstate.pipeline.clean.cleaning_part", cleaning_part)
+    addresses = {
+        "EVERSTATE_LOG_BOOTSTRAP_SERVERS": "127.0.0.1:1",
+        "EVERSTATE_STORE_DSN": "dbname=p",
+    }
     for name, value in addresses.items():
         monkeypatch.setenv(name, value)
     run_clean(load(), app, stop)

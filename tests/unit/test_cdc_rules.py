@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ from capture_cases import UNAVAILABLE, fold
 from everstate.config import Config, expanded, load
 from everstate.errors import InvalidCapture, InvalidConfig
 from everstate.sources.cdc.capturing import _age_s, _states
-from everstate.sources.cdc.connectors import Address, OwnTables, connector_settings
+from everstate.sources.cdc.connectors import (
+    Address,
+    OwnTables,
+    Peculiarities,
+    connector_settings,
+)
 from everstate.sources.cdc.database import key_values
 from everstate.sources.cdc.declaration import Capture, Kind, ProvenanceFrom, Table
 from everstate.sources.cdc.mariadb import mariadb_address
-from everstate.sources.cdc.mariadb_checks import _grants
+from everstate.sources.cdc.mariadb_checks import _grants, checks
 from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
 from everstate.sources.cdc.notifications import INITIAL, Notification, first_of
 from everstate.sources.cdc.postgres import postgres_address
@@ -27,7 +33,9 @@ def declared(kind: Kind = "postgresql", **options: Any) -> Capture:
     return Capture(name="shop", kind=kind, tables=tables, **options)
 
 
-def settings(config: Config, capture: Capture) -> dict[str, str]:
+def settings(
+    config: Config, capture: Capture, peculiar: Peculiarities | None = None
+) -> dict[str, str]:
     return connector_settings(
         config,
         capture,
@@ -36,6 +44,7 @@ def settings(config: Config, capture: Capture) -> dict[str, str]:
         OwnTables("everstate_capture.signals_p_shop", "everstate_capture.beats_p_shop", "BEAT"),
         password="${file:x:password}",
         brokers="kafka:9092",
+        peculiar=peculiar,
     )
 
 
@@ -71,6 +80,43 @@ def test_a_declarations_own_settings_win(tmp_path: Path) -> None:
     assert settings(load(tmp_path), capture)["max.batch.size"] == "7"
 
 
+def test_generated_columns_are_left_out_and_tables_without_a_key_get_the_declared_one(
+    tmp_path: Path,
+) -> None:
+    peculiar = Peculiarities({"public.a": ("b",), "public.c": ()}, {"public.t": ("x", "y")})
+    made = settings(load(tmp_path), declared(), peculiar)
+    assert made["column.exclude.list"] == r"public\.a\.b"
+    assert made["message.key.columns"] == r"public\.t:x,y"
+    assert settings(load(tmp_path), declared())["column.exclude.list"].endswith(r"\.none")
+    own = declared(settings={"column.exclude.list": "public.a.secret"})
+    made = settings(load(tmp_path), own, peculiar)
+    assert made["column.exclude.list"] == r"public.a.secret,public\.a\.b"
+    own = declared(settings={"column.include.list": "public.a.id"})
+    assert "column.exclude.list" not in settings(load(tmp_path), own, peculiar)
+
+
+def test_a_database_that_the_binlog_leaves_out_is_a_failure() -> None:
+    told: dict[str, list[dict[str, Any]]] = {
+        "SHOW GLOBAL VARIABLES": [{"Variable_name": "log_bin", "Value": "ON"}],
+        "SELECT current_user": [{"name": "u@h"}],
+        "SHOW GRANTS": [{"g": "GRANT ALL PRIVILEGES ON *.* TO `u`@`h`"}],
+        "SELECT version": [{"v": "11-MariaDB"}],
+        "SHOW MASTER STATUS": [{"Binlog_Do_DB": "", "Binlog_Ignore_DB": "other,shop"}],
+        "SHOW CREATE TABLE": [{"Create Table": ""}],
+        "SELECT sum(column_key": [{"keyed": 1}],
+        "SELECT column_name": [{"name": "id"}],
+    }
+
+    def rows(query: str, *_arguments: object) -> list[dict[str, Any]]:
+        return next(answer for begin, answer in told.items() if query.startswith(begin))
+
+    capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": Table(entity="order")})
+    found = {each.name: each.outcome for each in checks(rows, capture, OwnTables("shop.s"))}
+    assert found["log of shop"] == "fail"
+    told["SHOW MASTER STATUS"] = [{"Binlog_Do_DB": "shop", "Binlog_Ignore_DB": ""}]
+    assert "log of shop" not in {each.name for each in checks(rows, capture, OwnTables("shop.s"))}
+
+
 def test_messages_that_carry_provenance_are_captured(tmp_path: Path) -> None:
     table = Table(entity="order", provenance=ProvenanceFrom(message_prefix="who"))
     capture = Capture(name="shop", kind="postgresql", tables={"public.orders": table})
@@ -95,10 +141,21 @@ def test_addresses_are_read_with_their_password_apart() -> None:
     assert (maria.port, maria.database, secret) == (3306, "shop", "p@ss")
 
 
-def test_an_address_that_is_none_is_refused_without_its_password() -> None:
-    with pytest.raises(InvalidCapture) as caught:
-        mariadb_address("postgresql://u:hunter2@db/shop")
-    assert "hunter2" not in str(caught.value)
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:hunter2@db/shop",
+        "mariadb://u:a/hunter2@db/shop",
+        "mariadb://u:a[hunter2@db/shop",
+        "mariadb://u:a#hunter2@db/shop",
+        "mariadb://u@db:hunter2/shop",
+        "mariadb://u:\u2100hunter2@db/shop",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_its_password(dsn: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        mariadb_address(dsn)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_secrets_come_in_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

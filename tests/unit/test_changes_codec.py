@@ -193,6 +193,24 @@ def test_a_change_over_the_limit_names_the_limit() -> None:
         small.encode(change(current=Order(order_id="o-1", note="x" * 2000)))
 
 
+def test_of_the_states_before_and_after_only_the_larger_one_counts() -> None:
+    small = ChangeCodec(ORDER, message_bytes_max=2000)
+    before, after = Order(order_id="o-1", note="x" * 1200), Order(order_id="o-1", note="y" * 1200)
+    _, created, _ = small.encode(change(current=before))
+    _, updated, _ = small.encode(change(kind=Kind.UPDATED, original=before, current=after))
+    _, deleted, _ = small.encode(change(kind=Kind.DELETED, original=after, current=None))
+    assert len(created) < 2000 < len(updated)
+    assert len(deleted) < 2000
+    larger = Order(order_id="o-1", note="z" * 1800)
+    with pytest.raises(ChangeTooLarge, match="the larger one counts"):
+        small.encode(change(kind=Kind.UPDATED, original=before, current=larger))
+
+
+def test_names_that_no_header_takes_are_refused() -> None:
+    with pytest.raises(InvalidChange, match="key, service and event type have 20,0"):
+        CODEC.encode(change(event=DomainEvent(type="T" * 20_000)))
+
+
 @pytest.mark.parametrize(
     "value",
     [b"", b"{", b"[]", b'"x"', b"{}", b'{"id": 1}', b"\xff\xfe"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum
@@ -10,10 +12,20 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime, create_model
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NaiveDatetime,
+    computed_field,
+    create_model,
+)
 
-from everstate.changes import EntityType
+from everstate.changes import DomainEvent, EntityType
 from everstate.errors import InvalidChange, InvalidEntityType
+from everstate.sources.commands.group import fact_json
+from everstate.sources.outbox.rows import event_text
 
 
 class Colour(Enum):
@@ -86,9 +98,29 @@ def test_what_has_no_column_type_is_refused_with_the_field(annotation: Any) -> N
         EntityType("thing", model, "key")
 
 
+@pytest.mark.parametrize("annotation", [dict, dict[str, Any], list, list[Any], Any])
+def test_a_field_of_any_value_is_refused_with_what_can_be_used_instead(annotation: Any) -> None:
+    model: Any = create_model("Thing", id=(int, ...), value=(annotation, ...))
+    with pytest.raises(InvalidEntityType, match=r"Thing\.value") as caught:
+        EntityType("thing", model, "id")
+    advice = str(caught.value.advice)
+    assert "JSON of any form is kept as its text: str" in advice
+    assert not advice.rstrip(".").endswith("dict"), "that is what was refused"
+
+
 def test_a_model_that_contains_itself_is_refused() -> None:
     with pytest.raises(InvalidEntityType, match="contains itself"):
         EntityType("thing", Itself, "key")
+
+
+def test_fields_that_differ_by_case_alone_are_refused_at_any_depth() -> None:
+    """Spark, Delta and SQL readers would not know which one is meant."""
+    inner = create_model("Inner", a=(str, ...), A=(str, ...))
+    outer = create_model("Outer", key=(str, ...), parts=(list[inner], ...))
+    aliased = create_model("Aliased", key=(str, ...), one=(str, Field(alias="KEY")))
+    for model, named in ((inner, "a, A of Inner"), (outer, "a, A of Inner"), (aliased, "key, KEY")):
+        with pytest.raises(InvalidEntityType, match=named):
+            EntityType("thing", model, "a" if model is inner else "key")
 
 
 @pytest.mark.parametrize("name", ["", "Thing", "1st", "a-b", "x" * 41])
@@ -131,3 +163,86 @@ def test_integers_that_no_column_holds_are_refused(broken: dict[str, Any]) -> No
         counts.encode(Count(name="a", **broken))
     widest = Count(name="a", value=2**63 - 1, parts=[{"x": -(2**63)}])
     assert counts.validate_json(counts.encode(widest)) == widest
+
+
+class Box(BaseModel):
+    """A model with sets everywhere that a set can be; the two orders of {0, 8} differ."""
+
+    model_config = ConfigDict(extra="allow")
+    box_id: str
+    plain: set[int]
+    frozen: frozenset[int]
+    named: Annotated[set[Colour | None], Field(serialization_alias="NAMED")] = set()
+    listed: list[set[int]] = []
+    mapped: dict[str, set[int]] = {}
+    weight: float = 1e16
+
+    @computed_field
+    def doubled(self) -> frozenset[int]:
+        return frozenset(2 * part for part in self.plain)
+
+
+def test_an_entity_with_sets_has_one_encoding_whatever_their_order() -> None:
+    def box(numbers: list[int]) -> bytes:
+        one = set(numbers)
+        listed, mapped = [one, {3, 1}], {"a": one}
+        return EntityType("box", Box, "box_id").encode(
+            Box(
+                box_id="b",
+                plain=one,
+                frozen=frozenset(numbers),
+                listed=listed,
+                mapped=mapped,
+                more={"deep": [one]},
+            )
+        )
+
+    assert list({0, 8}) != list({8, 0}), "the order of a set is that of its making here"
+    assert box([0, 8]) == box([8, 0])
+    written = json.loads(box([8, 0]))
+    assert (written["plain"], written["more"]) == ([0, 8], {"deep": [[0, 8]]})
+    assert (written["listed"], written["doubled"]) == ([[0, 8], [1, 3]], [0, 16])
+
+
+class Open(BaseModel):
+    """A model that keeps fields that it does not know."""
+
+    model_config = ConfigDict(extra="allow")
+    key: str
+
+
+class Holder(BaseModel):
+    key: str
+    inside: Open | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (Open(key="a", more=float("nan")), "more"),
+        (Open(key="a", more={"deep": [1, float("inf")]}), "more"),
+        (Open(key="a", more=2**63), "more"),
+        (Holder(key="a", inside=Open(key="b", more=float("nan"))), "inside"),
+    ],
+)
+def test_numbers_that_json_would_lose_are_refused_in_unknown_fields_too(
+    value: BaseModel, field: str
+) -> None:
+    with pytest.raises(InvalidChange, match="NaN") as refused:
+        EntityType("thing", type(value), "key").encode(value)
+    assert refused.value.field == field
+
+
+@dataclass
+class Weighed:
+    grams: float
+
+
+def test_numbers_that_json_would_lose_are_refused_in_events_facts_and_commands_too() -> None:
+    event = DomainEvent(type="Weighed", data={"grams": [float("nan")]})
+    with pytest.raises(InvalidChange, match="NaN"):
+        event_text("thing", "a", event)
+    for fact in (Weighed(float("inf")), Open(key="a", more=float("nan"))):
+        with pytest.raises(ValueError, match="NaN"):
+            fact_json(fact)
+    assert fact_json(Weighed(1.5)) == b'{"grams":1.5}'

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clean_cases import capture_of
+from everstate.errors import LogError
 from everstate.sources.cdc import backlog as backlog_module
 from everstate.sources.cdc.backlog import Backlog
-from everstate.sources.cdc.declaration import ProvenanceFrom
+from everstate.sources.cdc.declaration import Capture, ProvenanceFrom, Table
 from everstate.sources.cdc.gate import Place, Told, TransactionGate
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import EndedTransaction, NotedProvenance, Parsed
 
 TABLE, ENDS, MESSAGES = "raw.item", "raw.transaction", "raw.message"
-TOPICS = {TABLE: "public.item", ENDS: "transaction", MESSAGES: "message"}
+TOPICS = {TABLE: "item", ENDS: "transaction", MESSAGES: "message"}
 PLACES: tuple[Place, ...] = ((TABLE, 0), (TABLE, 1), (TABLE, 2), (ENDS, 0), (MESSAGES, 0))
 CAPTURE = capture_of(
     "debezium", transactions=True, table={"provenance": ProvenanceFrom(message_prefix="everstate")}
@@ -73,7 +74,7 @@ class Run:
         first = self.backlog.read_to()[place]
         records = [(at, [self.log[place][at]]) for at in range(first, len(self.log[place]))]
         read = records[:count]
-        self.backlog.add(place, read, first + len(read), self.now_s)
+        self.backlog.add(place, read, first, first + len(read), self.now_s)
 
     def tell(self) -> None:
         self.backlog.ends_at({place: len(said) for place, said in self.log.items()}, self.now_s)
@@ -104,6 +105,17 @@ class Run:
         self.tell()
         while self.step():
             pass
+
+
+def test_a_gap_in_what_was_read_is_refused_and_nothing_is_passed_over() -> None:
+    run = Run(log_of([[0], [0], [0]]))
+    run.read((TABLE, 0), 1)
+    later = [(2, run.log[TABLE, 0][2:])]
+    with pytest.raises(LogError, match=r"from offset 2 were read, and those from 1 were not"):
+        run.backlog.add((TABLE, 0), later, 2, 3, run.now_s)
+    assert run.backlog.read_to()[TABLE, 0] == 1
+    run.read((TABLE, 0), 2)
+    assert run.backlog.waiting == 3
 
 
 transactions = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=8)
@@ -241,3 +253,84 @@ def test_what_is_noted_of_transactions_stays_small() -> None:
         gate.gone(name)
     assert len(gate.begun(10**6)) == 100
     assert list(gate.begun(100)) == ["t0", "t1", "t2", "t3", "t4"], "the oldest come first"
+
+
+FAMILY = Capture(
+    name="shop", kind="postgresql", transactions=False, parents_first=True,
+    tables={
+        "public.child": Table(entity="child", parents={"parent_id": "parent"}),
+        "public.parent": Table(entity="parent", parents={"root_id": "root"}),
+        "public.root": Table(entity="root"),
+    },
+)  # fmt: skip
+KINDS = ("root", "parent", "child")
+HOMES: tuple[Place, ...] = tuple((kind, partition) for kind in KINDS for partition in (0, 1))
+births = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 99), st.booleans()), max_size=40)
+reads = st.lists(st.tuples(st.sampled_from(HOMES), st.integers(0, 4), st.booleans()), max_size=60)
+
+
+def family_log(births: list[tuple[int, int, bool]]) -> Log:
+    """Rows of three generations in the source's order; each names one that was born before."""
+    log: Log = {home: [] for home in HOMES}
+    born: list[list[str]] = [["root-0"], [], []]
+    first = CleanRow(table="public.root", op="c", key="root-0", columns={}, order=(1,))
+    log["root", 0].append(first)
+    for order, (generation, choice, has_place) in enumerate(births, 2):
+        ancestors = born[generation - 1] if generation else []
+        if generation and not ancestors:
+            continue
+        key = f"{KINDS[generation]}-{order}"
+        parents = (
+            [(KINDS[generation - 1], ancestors[choice % len(ancestors)])] if generation else []
+        )
+        row = CleanRow(
+            table=f"public.{KINDS[generation]}", op="c", key=key, columns={}, parents=parents,
+            # A row of an incremental snapshot has no place of its own, and waits for no parent.
+            order=(order,) if has_place or parents else (),
+        )  # fmt: skip
+        born[generation].append(key)
+        log[KINDS[generation], choice % 2].append(row)
+    return log
+
+
+@given(births, reads, st.integers(1, 12))
+@settings(max_examples=400, deadline=None)
+def test_whatever_is_read_first_no_child_goes_before_its_parent(
+    births: list[tuple[int, int, bool]], reads: list[tuple[Place, int, bool]], records_max: int
+) -> None:
+    log = family_log(births)
+    ends = {home: len(rows) for home, rows in log.items()}
+    backlog = Backlog(FAMILY, {kind: kind for kind in KINDS}, dict.fromkeys(HOMES, 0))
+    gone: list[str] = []
+    now_s = 0.0
+
+    def take(home: Place, most: int) -> None:
+        at = backlog.read_to()[home]
+        records = [(offset, [log[home][offset]]) for offset in range(at, ends[home])][:most]
+        backlog.add(home, records, at, at + len(records), now_s)
+
+    def step(is_full: bool) -> bool:
+        taken = backlog.ready(ROWS_MAX, is_full=is_full)
+        for _, row in backlog.in_source_order(taken):
+            assert isinstance(row, CleanRow)
+            assert all(parent in gone for _, parent in row.parents), (row.key, gone)
+            gone.append(row.key)
+        backlog.forget(taken)
+        return bool(taken)
+
+    for home, most, is_told in reads:
+        now_s += 1
+        take(home, most)
+        if is_told:
+            backlog.ends_at(ends, now_s)
+        step(is_full=False)
+    while len(gone) < sum(ends.values()):
+        now_s += 1
+        backlog.ends_at(ends, now_s)
+        for home in backlog.wanted(records_max):
+            take(home, 2)
+        backlog.ends_at(ends, now_s)
+        if not step(is_full=False) and not backlog.wanted(records_max):
+            assert step(is_full=True) or not backlog.waiting
+    born = [row.key for rows in log.values() for row in rows if isinstance(row, CleanRow)]
+    assert sorted(gone) == sorted(born)

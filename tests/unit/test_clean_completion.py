@@ -68,7 +68,9 @@ def test_every_state_is_there_once_whatever_the_form_the_batches_and_the_rereads
     for key, values in writes:
         database.write(key, values)
     cleaner = cleaned(with_rewinds(database.log, rewinds), cuts, form)
-    assert broken_laws(cleaner.changes, database.history) == []
+    # Canal tells no place, so what it sends again after a restart cannot be told from a change.
+    may_repeat = form == "canal"
+    assert broken_laws(cleaner.changes, database.history, may_repeat=may_repeat) == []
     assert not cleaner.held
     cleaner.state.close()
 
@@ -88,7 +90,7 @@ def test_a_capture_that_begins_late_never_invents_and_is_right_after_a_snapshot(
     cleaner = cleaned(database.log, cuts, form)
     assert broken_laws(cleaner.changes, database.history, is_whole=False) == []
     if form.startswith("debezium"):
-        asked = [one for one in cleaner.held.values() if one.asks_for_snapshot]
+        asked = [one for one in cleaner.held.values() if one.needs_snapshot]
         assert len(asked) == len(cleaner.held)
         database.log.clear()
         for one in asked:
@@ -109,7 +111,7 @@ def test_an_update_of_a_row_never_seen_is_held_and_asks_for_a_snapshot_of_its_ke
     cleaner.take(database.log)
     assert cleaner.changes == []
     held = cleaner.held["item", "1"]
-    assert (held.reason, held.columns, held.asks_for_snapshot) == (PRIOR_UNKNOWN, {"id": 1}, True)
+    assert (held.reason, held.columns, held.needs_snapshot) == (PRIOR_UNKNOWN, {"id": 1}, True)
     database.log.clear()
     database.read(1)
     database.write(1, {"name": "c"})

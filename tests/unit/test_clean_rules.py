@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, NaiveDatetime
 from pyspark.cloudpickle import dumps
 
+from clean_cases import UNAVAILABLE, unaccounted
 from everstate.app import App
 from everstate.changes import EntityType
+from everstate.config import load
 from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
+from everstate.log.topics import TopicNames
+from everstate.sources.cdc.balance import held_rows
 from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
+from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.declaration import Capture, ProvenanceFrom, Table, Translation
 from everstate.sources.cdc.gate import ReadUntil, TransactionGate
 from everstate.sources.cdc.holding import HeldEntity
@@ -48,7 +53,13 @@ class Order(BaseModel):
     total: int | None = None
 
 
+class Person(BaseModel):
+    id: int
+    boss_id: int
+
+
 ENTITIES = {
+    "person": EntityType("person", Person, "id"),
     "customer": EntityType("customer", Customer, "customer_id"),
     "status": EntityType("status", Status, "code"),
     "order": EntityType("order", Order, "order_key"),
@@ -95,7 +106,7 @@ class Rig:
 
     def row(self, table: str, op: str, after: Any, before: Any = None, **more: Any) -> Any:
         key = after or before
-        names = {"customers": ["CUSTOMER_ID"], "statuses": ["CODE"]}.get(table)
+        names = {"customers": ["CUSTOMER_ID"], "statuses": ["CODE"], "people": ["ID"]}.get(table)
         names = names or ["REGION", "NUMBER"]
         message = {"op": op, "after": after, "before": before, "source": {}, **more}
         encoded = json.dumps({name: key[name] for name in names}).encode()
@@ -107,7 +118,10 @@ class Rig:
         for row in rows:
             self.offset += 1
             placed.append((RawPlace("raw", 0, self.offset), row))
-        return Versioner(self.reader, self.state, self.held, **options).run(placed, now_s)
+        waiting = held_rows(self.held.values())
+        batch = Versioner(self.reader, self.state, self.held, **options).run(placed, now_s)
+        assert unaccounted(placed, batch, waiting, self.held) == {}
+        return batch
 
     def states(self, batch: Batch) -> list[Any]:
         return [json.loads(one.step.current or b"null") for one in batch.changes]
@@ -143,6 +157,88 @@ def test_a_code_without_a_name_waits_for_it_and_goes_as_it_is_when_it_is_late() 
     late.run(late.row("orders", "c", ORDER))
     batch = late.run(now_s=31.0)
     assert (late.states(batch)[0]["status"], batch.overdue) == ("P", 1)
+
+
+class Reading(BaseModel):
+    id: int
+    level: str | None = None
+    price: Annotated[Decimal, Field(max_digits=12, decimal_places=2)] | None = None
+    taken_at: datetime | None = None
+    local_at: NaiveDatetime | None = None
+    day: date | None = None
+
+
+def reading(**columns: Any) -> CleanRow | RefusedRow:
+    """What one row of a table of readings comes to."""
+    table = Table(entity="reading", key_columns=("id",), types={"level": "numeric"})
+    declared = Capture(name="shop", kind="postgresql", tables={"public.readings": table})
+    reader = RawReader(declared, {"reading": EntityType("reading", Reading, "id")})
+    message = {"op": "c", "after": {"id": 1, **columns}, "source": {"connector": "postgresql"}}
+    (parsed,) = reader.read("readings", b'{"id":1}', json.dumps(message).encode())
+    assert isinstance(parsed, CleanRow | RefusedRow)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("taken_at", 9_223_372_036_825_200_000),
+        ("taken_at", "-infinity"),
+        ("local_at", -9_223_372_036_832_400_000),
+        ("day", 2_147_483_647),
+    ],
+)
+def test_infinity_as_a_time_is_refused_in_words(column: str, value: Any) -> None:
+    found = reading(**{column: value})
+    assert isinstance(found, RefusedRow)
+    assert found.reason.startswith(f"{column}: {value} is infinity, or a time outside of the years")
+    assert found.key == "1", "its entity is known to be unsure"
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ("NAN", "NaN"),
+        ("POSITIVE_INFINITY", "Infinity"),
+        ("NEGATIVE_INFINITY", "-Infinity"),
+        ("1.50", "1.50"),
+    ],
+)
+def test_a_declared_numeric_column_has_the_texts_that_postgres_reads(told: str, text: str) -> None:
+    found = reading(level=told)
+    assert isinstance(found, CleanRow)
+    assert json.loads(found.state or b"")["level"] == text
+
+
+def test_nan_in_a_field_of_decimals_is_refused_with_its_field() -> None:
+    found = reading(price="NAN")
+    assert isinstance(found, RefusedRow)
+    assert found.reason.startswith("price: Input should be")
+
+
+def test_two_messages_of_canal_with_one_id_are_two_changes(tmp_path: Path) -> None:
+    table = Table(entity="person", key_columns=("id",))
+    declared = Capture(
+        name="shop", kind="other", form="canal", tables={"s.people": table}, transactions=False
+    )
+    rig = Rig()
+    rig.reader = RawReader(declared, ENTITIES)
+    made: list[CleanRow] = []
+    for kind, boss in (("INSERT", 1), ("UPDATE", 2), ("UPDATE", 3)):
+        row = {"id": 7, "boss_id": boss}
+        message = {"id": 5, "es": 9_000, "table": "people", "type": kind, "data": [row]}
+        (parsed,) = rig.reader.read("people", None, json.dumps(message).encode())
+        assert isinstance(parsed, CleanRow)
+        made.append(parsed)
+    changed = rig.run(*made)
+    assert [state["boss_id"] for state in rig.states(changed)] == [1, 2, 3]
+    composer = CaptureComposer(load(tmp_path), declared, ENTITIES)
+    batch = composer.batch(0.0, lambda _: None, lambda _: {})
+    batch.take(changed.changes)
+    changes = [r for r in batch.records() if r.topic == TopicNames("everstate").changes("person")]
+    ids = [json.loads(record.value or b"")["id"] for record in changes]
+    assert len(ids) == 3
+    assert len(set(ids)) == 3
 
 
 def test_a_fixed_translation_refuses_a_code_that_it_does_not_know() -> None:
@@ -185,11 +281,32 @@ def test_rows_of_a_snapshot_do_not_wait_for_parents() -> None:
     assert len(rig.run(rig.row("orders", "r", ORDER)).changes) == 1
 
 
-def test_more_held_rows_than_allowed_stop_the_capture() -> None:
+def test_of_more_rows_than_may_wait_for_parents_the_oldest_go_on() -> None:
     rig = Rig()
-    rows = [rig.row("orders", "c", {**ORDER, "NUMBER": n}) for n in range(4)]
-    with pytest.raises(HeldOverflow):
+    rig.run(rig.row("statuses", "c", {"CODE": "P", "NAME": "paid"}))
+    rows = [rig.row("orders", "c", {**ORDER, "NUMBER": n}) for n in range(5)]
+    batch = rig.run(*rows, held_max=3)
+    assert [one.key for one in batch.changes] == ["eu-0", "eu-1"]
+    assert (batch.overdue, len(rig.held)) == (2, 3)
+
+
+def test_more_rows_of_unknown_state_than_may_wait_stop_the_capture() -> None:
+    rig = Rig(parents_first=False)
+    told = {**ORDER, "TAGS": UNAVAILABLE}
+    rows = [rig.row("orders", "u", {**told, "NUMBER": n}) for n in range(4)]
+    with pytest.raises(HeldOverflow, match="4 changes wait because the state before is unknown"):
         rig.run(*rows, held_max=3)
+
+
+def test_entities_that_wait_for_each_other_go_on_at_once() -> None:
+    rig = Rig(tables={"s.people": Table(entity="person", parents={"boss_id": "person"})})
+    assert rig.run(rig.row("people", "c", {"ID": 1, "BOSS_ID": 2})).changes == []
+    assert rig.run(rig.row("people", "c", {"ID": 2, "BOSS_ID": 3})).changes == []
+    batch = rig.run(rig.row("people", "c", {"ID": 3, "BOSS_ID": 1}))
+    assert [one.key for one in batch.changes] == ["3", "2", "1"]
+    batch = rig.run(rig.row("people", "c", {"ID": 9, "BOSS_ID": 9}))
+    assert [one.key for one in batch.changes] == ["9"]
+    assert not rig.held
 
 
 def test_a_truncation_deletes_what_is_known_and_older_where_that_is_declared() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import orjson
 import pytest
 from typer.testing import CliRunner
 
 import everstate.cli as cli_package
-from everstate.cli import cli
-from everstate.cli.console import load_app, print_json, table
+from everstate.cli import cli, console
+from everstate.cli.console import err, load_app, out, print_json, table, tell_error, working
 from everstate.cli.verbs import VERBS, VerbCommands
 from everstate.config import load
-from everstate.errors import InvalidConfig
+from everstate.errors import EverstateError, InvalidConfig, InvalidProject, NotFound
 
 APP = """
 from everstate.app import App
@@ -57,7 +59,7 @@ def test_an_error_is_a_sentence_with_advice_and_an_exit_code(tmp_path: Path) -> 
     (tmp_path / "everstate.toml").write_text("[log]\npartitions = 0\n")
     result = CliRunner().invoke(cli, ["-C", str(tmp_path), "status"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "error: log.partitions is 0" in result.stderr
+    assert "error: everstate.toml:2: log.partitions is 0" in result.stderr
     debug = CliRunner().invoke(cli, ["-C", str(tmp_path), "--debug", "status"])
     assert isinstance(debug.exception, InvalidConfig)
 
@@ -76,7 +78,7 @@ def test_an_app_is_found_by_module_and_attribute(
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (None, "project.app is None"),
+        (None, "project.app is not set"),
         ("shop", "--app is 'shop'"),
         ("nowhere_at_all:app", "there is no module 'nowhere_at_all'"),
         ("app_of_frame:number", "app_of_frame has no App named 'number'"),
@@ -87,19 +89,64 @@ def test_an_app_that_is_not_there_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str | None, reason: str
 ) -> None:
     (tmp_path / "app_of_frame.py").write_text(APP)
+    (tmp_path / "everstate.toml").write_text("")
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(InvalidConfig, match=reason) as caught:
         load_app(spec, load(tmp_path))
     assert "module:attribute" in str(caught.value)
 
 
-def test_an_import_error_inside_the_app_is_shown_as_it_is(
+def test_a_folder_without_settings_is_no_project(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProject, match=r"there is no everstate\.toml in"):
+        load_app(None, load(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import a_library_that_is_missing", "app_that_breaks.py:1: ModuleNotFoundError: "),
+        ("\nx = 1 / 0", "app_that_breaks.py:2: ZeroDivisionError: division by zero."),
+        ("def f(:", "app_that_breaks.py:1: SyntaxError: invalid syntax."),
+        (
+            'from everstate.app import App\n\nApp("x").view("v", sql="SELECT 1 FROM guest")',
+            "app_that_breaks.py:3: view v: unknown entity type 'guest'",
+        ),
+    ],
+)
+def test_an_error_inside_the_app_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    (tmp_path / "app_that_breaks.py").write_text(code)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(EverstateError) as raised:
+        load_app("app_that_breaks:app", load(tmp_path))
+    assert raised.value.message.startswith(said)
+    assert raised.value.exit_code == 2
+    assert raised.value.advice
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["get guest g1", "list guest", "run", "serve", "views verify", "drift check guest"],
+)
+def test_the_project_is_checked_before_its_servers(tmp_path: Path, verb: str) -> None:
+    """No server runs here, and that is not what is told."""
+    (tmp_path / "everstate.toml").write_text('[project]\napp = "there_is_no_such:app"\n')
+    told = CliRunner().invoke(cli, ["-C", str(tmp_path), *verb.split()])
+    assert told.exit_code == 2
+    assert "there is no module 'there_is_no_such'" in told.stderr
+
+
+def test_an_app_is_found_beside_its_settings_wherever_the_data_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "app_that_breaks.py").write_text("import a_library_that_is_missing")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "shop_beside.py").write_text(APP)
+    toml = f'[project]\napp = "shop_beside:app"\ndata_dir = "{tmp_path / "data"}"\n'
+    (tmp_path / "project" / "everstate.toml").write_text(toml)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_missing"):
-        load_app("app_that_breaks:app", load(tmp_path))
+    assert load_app(None, load(tmp_path / "project")).name == "shop"
 
 
 def test_a_table_in_a_pipe_keeps_its_rows_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +154,34 @@ def test_a_table_in_a_pipe_keeps_its_rows_whole(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert any("x" * 120 in line and "1,234" in line for line in told.splitlines())
     assert "[bold]" in told
+
+
+HOSTILE = "a\x1b]52;c;cm0=\x07b\x9b2Jc\u202ed [/x] [bold]e[/] :boom: f\rg\x00\ud800"
+SHOWN = r"a\u001b]52;c;cm0=b\u009b2Jc\u202ed [/x] [bold]e[/] :boom: fg\u0000\ud800"
+"""Rich leaves out BEL and CR by itself, where it can."""
+
+
+def test_no_text_reaches_the_terminal_as_a_command_or_as_markup(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out.print(f"version 1 by {HOSTILE}")
+    table(("key", HOSTILE), [(HOSTILE, 1)], title=HOSTILE)
+    err.print(HOSTILE, style="cyan")
+    tell_error(NotFound(HOSTILE, advice=HOSTILE))
+    told = capsys.readouterr()
+    for text, times in ((told.out, 4), (told.err, 3)):
+        assert text.replace("\\u0007", "").replace("\\u000d", "").count(SHOWN) == times
+        assert text.replace("\n", "").isprintable()
+
+
+def test_json_on_the_terminal_is_safe_and_means_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    value = {"a\x1b": "\x9b2J\u202e\x7f", "é": ["\n"]}
+    print_json(value)
+    told = capsys.readouterr().out
+    assert told.replace("\n", "").isprintable()
+    assert orjson.loads(told) == value
 
 
 def test_json_takes_what_results_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,3 +196,18 @@ def test_the_commands_are_the_menus_verbs_each_registered_by_its_own_module() ->
     modules = {path.stem for path in folder.glob("*.py") if "def register(" in path.read_text()}
     assert modules == {verb.module for verb in VERBS}
     assert {commands[name].name for name in commands} == set(commands)
+
+
+def test_long_work_shows_a_sign_of_life_where_nobody_sees_a_wheel(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_SIGN_OF_LIFE_S", 0.05)
+    with working("starting") as tell:
+        tell("comparing")
+        deadline = time.monotonic() + 10
+        said = ""
+        while "comparing (" not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert said.startswith("starting\ncomparing\n")
+    assert "comparing (0 s)" in said

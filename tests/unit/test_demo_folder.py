@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from everstate.cli import cli
+from everstate.demo import run
 from everstate.demo.run import DemoOptions, run_demo
 from everstate.errors import LocalStackError
 
@@ -27,3 +30,30 @@ def test_a_folder_that_holds_something_else_is_not_touched(
         run_demo(options, Console())
     assert (tmp_path / name).read_text() == text
     assert (tmp_path / ".everstate" / "archive").read_text() == "years of it"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--days", "4"],
+        ["--from", "2013-02-06"],
+        ["--year", "--from", "2013-02-06", "--days", "4"],
+        ["--from", "2013-12-30", "--days", "3"],
+    ],
+)
+def test_a_period_that_is_not_whole_or_not_in_the_data_is_refused(
+    tmp_path: Path, options: list[str]
+) -> None:
+    result = CliRunner().invoke(cli, ["-C", str(tmp_path), "demo", *options])
+    assert result.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_days_played_are_those_from_the_first_one_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[DemoOptions] = []
+    monkeypatch.setattr(run, "run_demo", lambda options, console: played.append(options))
+    argv = ["-C", str(tmp_path), "demo", "--from", "2013-02-06", "--days", "4"]
+    assert CliRunner().invoke(cli, argv).exit_code == 0
+    assert [(each.first, each.last) for each in played] == [(date(2013, 2, 6), date(2013, 2, 9))]

@@ -7,10 +7,14 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
 
 from everstate.changes.codec import WIRE_FIELDS, WireProvenance
+from everstate.cli import cli
+from everstate.cli.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -49,6 +53,33 @@ def test_every_python_block_of_a_page_parses(page: Path) -> None:
     for language, code in _FENCE.findall(page.read_text("utf-8")):
         if language == "python":
             ast.parse(code)
+
+
+_COMMAND = re.compile(r"(?<![\w./-])everstate ([a-z]+(?: [a-z-]+)?)")
+
+
+def test_every_command_that_a_message_or_a_page_names_is_there() -> None:
+    """An error's advice that nobody can follow is worse than none."""
+    groups: dict[str, set[str]] = {}
+    for verb in VERBS:
+        command = cli_command(verb.name)
+        groups[verb.name] = set(getattr(command, "commands", ()))
+    unknown = set()
+    for file in [*PAGES, *(ROOT / "src").rglob("*.py")]:
+        text = re.sub(r'["`]\n\s+f?["`]', "", file.read_text("utf-8"))
+        for code in re.findall(r"`(everstate [^`\n]+)`", text):
+            for said in _COMMAND.findall(code):
+                verb, _, more = said.partition(" ")
+                if verb not in groups or (groups[verb] and more and more not in groups[verb]):
+                    unknown.add(f"{name_of(file)}: {said}")
+    assert unknown == set()
+    assert "log" in groups
+    assert "begin" in groups["log"]
+
+
+def cli_command(name: str) -> Any:
+    group: Any = typer.main.get_command(cli)
+    return group.commands[name]
 
 
 def test_the_envelope_page_tells_every_field() -> None:

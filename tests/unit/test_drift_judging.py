@@ -135,7 +135,7 @@ def test_a_record_that_cannot_be_read_is_older_than_anything() -> None:
 def test_repairs_reach_the_source_as_they_were_found() -> None:
     truth = Listed({})
     rows = [
-        {"key": "a", "what": "stale", "stored": 3, "logged": 1, "logged_state": None},
+        {"key": "a", "what": "stale", "stored": 3, "logged": 1},
         {"key": "b", "what": "extra", "stored": 0, "logged": 1, "logged_state": STATE},
     ]
     batch = pa.RecordBatch.from_pylist(rows)

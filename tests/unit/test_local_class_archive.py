@@ -43,37 +43,53 @@ def written(options: tuple[str, ...]) -> Path:
     return Path(path)
 
 
+def options_of(config: Config, jar: Path) -> tuple[str, ...]:
+    return class_archive_options(config, "spark", [str(jar)])
+
+
 def test_the_first_start_writes_and_the_next_ones_use_it(config: Config, jar: Path) -> None:
-    archive = written(class_archive_options(config, [str(jar)]))
+    archive = written(options_of(config, jar))
     archive.write_bytes(b"\x01\x02\x03\x04 classes")
-    assert class_archive_options(config, [str(jar)])[0] == f"-XX:SharedArchiveFile={archive}"
+    assert options_of(config, jar)[0] == f"-XX:SharedArchiveFile={archive}"
 
 
 def test_one_that_was_cut_short_is_written_again(config: Config, jar: Path) -> None:
-    archive = written(class_archive_options(config, [str(jar)]))
+    archive = written(options_of(config, jar))
     archive.write_bytes(b"\0" * 4096)
-    assert written(class_archive_options(config, [str(jar)])) == archive
+    assert written(options_of(config, jar)) == archive
 
 
 def test_another_jar_has_another_archive(config: Config, jar: Path) -> None:
-    before = written(class_archive_options(config, [str(jar)]))
+    before = written(options_of(config, jar))
     os.utime(jar, (1, 1))
-    assert written(class_archive_options(config, [str(jar)])) != before
+    assert written(options_of(config, jar)) != before
 
 
 def test_a_runtime_without_an_archive_of_its_own_gets_none(
     config: Config, jar: Path, jvm: Path
 ) -> None:
     jvm.unlink()
-    assert class_archive_options(config, [str(jar)]) == ()
+    assert options_of(config, jar) == ()
+
+
+def test_a_helper_uses_the_archive_of_its_server_and_writes_none(config: Config, jar: Path) -> None:
+    assert class_archive_options(config, "kafka", [str(jar)], writes=False) == ()
+    archive = written(class_archive_options(config, "kafka", [str(jar)]))
+    archive.write_bytes(b"\x01 classes")
+    options = class_archive_options(config, "kafka", [str(jar)], writes=False)
+    assert options[0] == f"-XX:SharedArchiveFile={archive}"
 
 
 def test_the_cache_does_not_grow(config: Config, jar: Path) -> None:
+    other = written(class_archive_options(config, "kafka", [str(jar)]))
+    other.write_bytes(b"\x01 classes")
+    os.utime(other, (0, 0))
     for turn in range(5):
         os.utime(jar, (turn, turn))
-        archive = written(class_archive_options(config, [str(jar)]))
+        archive = written(options_of(config, jar))
         archive.write_bytes(b"\x01 classes")
         os.utime(archive, (turn, turn))
-    kept = sorted(archive.parent.glob("*.jsa"))
+    kept = sorted(archive.parent.glob("spark-*.jsa"))
     assert len(kept) == 3
+    assert other.exists()
     assert archive in kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from rich.console import Console
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import ConsoleProgress, Silent
+from everstate.local import fetch as fetch_module
 from everstate.local.artifacts import Artifact, cached, obtain
 from everstate.local.fetch import fetch
 
@@ -194,6 +196,42 @@ def test_a_truncated_file_of_the_cache_is_fetched_again(
     cached(config, artifact).parent.mkdir(parents=True)
     cached(config, artifact).write_bytes(b"abc")
     assert obtain(config, [artifact])[0].read_bytes() == b"abcdef"
+
+
+def test_a_file_of_the_cache_that_is_another_one_of_the_same_size_is_fetched_again(
+    repository: Repository, tmp_path: Path
+) -> None:
+    repository.files = {"g/a.jar": b"abcdef"}
+    artifact = Artifact("g/a.jar", hashlib.sha256(b"abcdef").hexdigest(), 6)
+    config = project(tmp_path, repository.url)
+    (jar,) = obtain(config, [artifact])
+    looked = jar.stat()
+    jar.write_bytes(b"abcDEF")
+    # Whoever puts another file in its place can set its time, too.
+    os.utime(jar, ns=(looked.st_atime_ns, looked.st_mtime_ns))
+    assert obtain(config, [artifact])[0].read_bytes() == b"abcdef"
+
+
+def test_a_file_of_the_cache_is_read_once(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = Artifact("g/a.jar", hashlib.sha256(b"abcdef").hexdigest(), 6)
+    config = project(tmp_path, repository.url)
+    cached(config, artifact).parent.mkdir(parents=True)
+    cached(config, artifact).write_bytes(b"abcdef")
+    read: list[Path] = []
+
+    def digest_of(path: Path) -> str:
+        read.append(path)
+        return fetch_module.digest_of(path)
+
+    monkeypatch.setattr("everstate.local.artifacts.digest_of", digest_of)
+    for _ in range(3):
+        obtain(config, [artifact])
+    assert read == [cached(config, artifact)]
+    (tmp_path / "cache" / "jars" / "checked.json").write_text("[no list")
+    obtain(config, [artifact])
+    assert (len(read), repository.asked) == (2, [])
 
 
 def test_several_who_fetch_the_same_file_do_not_disturb_each_other(

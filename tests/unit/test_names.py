@@ -8,8 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from everstate.app import App
-from everstate.errors import InvalidEntityType, InvalidView
-from everstate.views import control
+from everstate.errors import InvalidCapture, InvalidEntityType, InvalidView
+from everstate.sources.cdc.declaration import Table
+from everstate.views.control import schema
 from everstate.views.names import RESERVED
 
 
@@ -19,7 +20,7 @@ class Order(BaseModel):
 
 
 SQL = "SELECT count(*) AS n FROM ordr"
-OURS = [*sorted(RESERVED), "x_gate", "x__v1", "x_history__v12", "x__v1_empty", "position_pkey"]
+OURS = [*sorted(RESERVED), "x__v1", "x_history__v12", "x__v1_empty", "position_pkey"]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -32,6 +33,21 @@ def test_names_of_the_store_are_refused(name: str) -> None:
         app.view(name, sql=SQL)
 
 
+@pytest.mark.parametrize("name", ["guest\n", "Guest", "1st", "", "a" * 41, "gäste"])
+def test_a_name_that_is_no_name_is_refused_wherever_one_is_declared(name: str) -> None:
+    app = App("shop")
+    with pytest.raises(InvalidEntityType):
+        app.entity(name, key="order_id")(Order)
+    app.entity("ordr", key="order_id")(Order)
+    app.entity("row", key="order_id", source="capture")(Order)
+    with pytest.raises(InvalidView):
+        app.view(name, sql=SQL)
+    with pytest.raises(InvalidEntityType):
+        app.process(name, on=["ordr"], react=lambda change: ())
+    with pytest.raises(InvalidCapture):
+        app.capture(name, kind="postgresql", tables={"public.row": Table(entity="row")})
+
+
 @pytest.mark.parametrize("name", ["view_count", "dead_letters", "gate", "x_v1", "held_orders"])
 def test_other_names_are_not(name: str) -> None:
     app = App("shop")
@@ -41,8 +57,10 @@ def test_other_names_are_not(name: str) -> None:
 
 
 def test_every_control_table_is_reserved() -> None:
-    tables = re.findall(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (?:\{s\}\.)?(\w+)", control._DDL)
-    assert len(tables) == 8
+    tables = re.findall(
+        r"CREATE (?:TABLE|UNIQUE INDEX|INDEX) IF NOT EXISTS (?:\{s\}\.)?(\w+)", schema._DDL
+    )
+    assert len(tables) == 11
     assert set(tables) <= RESERVED
 
 

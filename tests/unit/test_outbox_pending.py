@@ -8,7 +8,15 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstate.sources.outbox.pending import Page, Pending, Transaction, prefix, runs, sendable
+from everstate.sources.outbox.pending import (
+    Page,
+    Pending,
+    Transaction,
+    first_of,
+    prefix,
+    runs,
+    sendable,
+)
 
 
 def a_schedule(seed: int, transactions: int, keys: int) -> list[tuple[str, str, int]]:
@@ -74,6 +82,30 @@ def test_C1_any_prefix_of_what_is_sendable_is_whole_and_in_version_order(
         assert sum(len(transaction.rows) for transaction in going) == len(rows)
 
 
+@given(
+    seed=st.integers(0, 10**9),
+    transactions=st.integers(1, 12),
+    keys=st.integers(1, 5),
+    page_rows=st.integers(1, 6),
+    part_rows=st.integers(1, 4),
+)
+def test_C1_parts_of_transactions_larger_than_a_page_come_to_an_end_in_version_order(
+    seed: int, transactions: int, keys: int, page_rows: int, part_rows: int
+) -> None:
+    schedule = a_schedule(seed, transactions, keys)
+    pending = [Pending(at, xid, "e", key, 1) for at, (xid, key, _) in enumerate(schedule)]
+    version_of = {at: version for at, (_, _, version) in enumerate(schedule)}
+    sent: dict[str, int] = {}
+    while pending:
+        rows, beyond = pending[:page_rows], {row.xid for row in pending[page_rows:]}
+        page = Page(rows, bool(beyond), frozenset(beyond & {row.xid for row in rows}))
+        going = sendable(page, frozenset()) or [first_of(page).part(part_rows, 100)]
+        for row in [row for transaction in going for row in transaction.rows]:
+            assert version_of[row.id] == sent.get(row.key, 0) + 1
+            sent[row.key] = version_of[row.id]
+            pending.remove(row)
+
+
 @given(ids=st.sets(st.integers(0, 300)))
 def test_runs_hold_exactly_the_ids(ids: set[int]) -> None:
     found = runs(sorted(ids, reverse=True))
@@ -89,6 +121,17 @@ def test_a_batch_ends_at_its_limits_but_always_has_a_transaction() -> None:
     assert prefix([of(50, 1)], 10, 10) == 1
     assert prefix([of(1, 60), of(1, 60)], 10, 100) == 1
     assert prefix([of(1, 1)], 10, 10) == 1
+
+
+def test_a_part_ends_at_its_limits_but_always_has_a_change() -> None:
+    rows = [Pending(at, "x", "e", "k", 10) for at in range(5)]
+    whole = Transaction("x", rows)
+    assert [len(whole.part(*limits).rows) for limits in [(2, 99), (9, 35), (9, 5), (9, 99)]] == [
+        2,
+        3,
+        1,
+        5,
+    ]
 
 
 def test_C1_a_fact_that_came_into_the_outbox_late_does_not_put_its_transaction_behind() -> None:

@@ -104,7 +104,7 @@ def test_bytes_that_are_no_message_are_refused(payload: bytes) -> None:
 
 
 def test_a_transaction_comes_whole_at_its_commit() -> None:
-    assembler = Assembler()
+    assembler = Assembler(100_000, 2**30)
     second = {**ROW, "id": "13", "key": "o-2", "before": None}
     fed = [begin(), relation(), insert(), insert(list(second.values()))]
     assert [assembler.feed(each) for each in fed] == [None] * 4
@@ -122,8 +122,22 @@ def test_a_transaction_comes_whole_at_its_commit() -> None:
     assert row.recorded_at.isoformat() == "2026-11-21T07:00:00.123456+00:00"
 
 
+def test_of_a_transaction_that_is_too_large_only_the_facts_are_kept() -> None:
+    for limits in [(2, 2**30), (100, 20)]:
+        assembler = Assembler(*limits)
+        rows = [insert(list({**ROW, "id": f"{number}"}.values())) for number in range(20, 24)]
+        fact = message(json.dumps(FACT).encode())
+        for payload in (begin(), relation(), fact, *rows):
+            assembler.feed(payload)
+        streamed = assembler.feed(commit())
+        assert streamed is not None
+        assert streamed.is_large
+        assert [row.key for row in streamed.rows.values()] == ["c-1"]
+        assert streamed.transaction.xid == "744"
+
+
 def test_columns_are_found_by_name() -> None:
-    assembler = Assembler()
+    assembler = Assembler(100_000, 2**30)
     names = ["added_later", *reversed(ROW)]
     values = ["x", *reversed(ROW.values())]
     for payload in (begin(), relation(names), insert(values)):
@@ -134,7 +148,7 @@ def test_columns_are_found_by_name() -> None:
 
 
 def test_a_fact_is_a_change_of_version_1_beside_the_rows() -> None:
-    assembler = Assembler()
+    assembler = Assembler(100_000, 2**30)
     content = json.dumps(FACT).encode()
     foreign = message(b"theirs", prefix="other")
     for payload in (begin(), relation(), message(content), foreign, insert()):
@@ -149,7 +163,7 @@ def test_a_fact_is_a_change_of_version_1_beside_the_rows() -> None:
 
 
 def test_a_message_that_is_no_fact_is_kept_with_its_reason() -> None:
-    assembler = Assembler()
+    assembler = Assembler(100_000, 2**30)
     for payload in (begin(), message(b"{")):
         assembler.feed(payload)
     streamed = assembler.feed(commit())
@@ -161,7 +175,7 @@ def test_a_message_that_is_no_fact_is_kept_with_its_reason() -> None:
 
 
 def test_a_message_outside_of_transactions_is_nobodys_promise() -> None:
-    assembler = Assembler()
+    assembler = Assembler(100_000, 2**30)
     assert assembler.feed(message(json.dumps(FACT).encode(), flags=0)) is None
     assert assembler.is_between
 
@@ -171,7 +185,7 @@ def test_a_message_outside_of_transactions_is_nobodys_promise() -> None:
     [relation(name="other"), relation(schema="public"), relation(list(ROW)[:-1])],
 )
 def test_a_publication_of_another_table_is_refused(told: bytes) -> None:
-    assembler = Assembler()
+    assembler = Assembler(100_000, 2**30)
     assembler.feed(begin())
     assembler.feed(told)
     width = len(ROW) - (told == relation(list(ROW)[:-1]))

@@ -13,10 +13,12 @@ import pytest
 from pydantic import BaseModel
 from pyspark.cloudpickle import dumps, loads
 
+from clean_cases import unaccounted
 from everstate.app import App
 from everstate.changes import ChangeCodec, EntityType, Provenance
 from everstate.config import load
 from everstate.errors import HeldOverflow, InvalidCapture
+from everstate.sources.cdc.balance import held_rows
 from everstate.sources.cdc.connectors import Address, OwnTables, connector_settings
 from everstate.sources.cdc.declaration import Aggregate, Capture, Kind, Outbox, Table
 from everstate.sources.cdc.holding import HeldEntity
@@ -94,7 +96,9 @@ class Rig:
         versioner = OutboxVersioner(
             self.capture, ENTITIES, self.state, self.held, held_max=self.held_max
         )
+        waiting = held_rows(self.held.values())
         batch = versioner.run(rows, 1_000.0)
+        assert unaccounted(rows, batch, waiting, self.held) == {}
         held = {entity: self.held.get(entity) for entity in batch.held_changed}
         values = {entity: None if one is None else one.encode() for entity, one in held.items()}
         self.state.commit(batch.touched, values, {})

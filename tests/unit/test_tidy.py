@@ -77,6 +77,18 @@ def test_functions_are_short() -> None:
     assert long == []
 
 
+def test_the_command_line_prints_through_one_console_that_makes_text_safe() -> None:
+    own = re.compile(
+        r"rich\.markup|import Console\b|\bConsole\(|(?<![.\w])print\(|click\.echo|typer\.echo"
+    )
+    found = [
+        where(path)
+        for path in python_files("src/everstate/cli")
+        if path.name != "console.py" and own.search(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
 def test_files_are_short() -> None:
     lengths = {where(path): len(path.read_text("utf-8").splitlines()) for path in python_files()}
     assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX} == {}

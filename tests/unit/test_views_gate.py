@@ -9,10 +9,11 @@ from uuid import UUID
 import pyarrow as pa
 
 from everstate.testing.view_contract import START, Logged, history, planned, state_of
-from everstate.views.stores.postgres.gate import CONFLICT, GateRow, HeldRow, Keys, judge
-from everstate.views.stores.postgres.group import LinearTable
-from everstate.views.stores.postgres.held import packed, unpacked
-from everstate.views.stores.postgres.writes import Batch, linear_deltas
+from everstate.views.batch import Batch
+from everstate.views.control.verdicts import packed, unpacked
+from everstate.views.gate import CONFLICT, GateRow, HeldRow, Keys, judge
+from everstate.views.sums import sum_deltas
+from everstate.views.tables import SumTable
 
 STORY = history("a", [state_of("a", quantity=n) for n in range(6)])
 
@@ -49,7 +50,7 @@ def test_law_2_same_version_and_id_is_a_duplicate_another_id_a_conflict() -> Non
     other = Logged(**{**vars(STORY[1]), "change_id": str(UUID(int=7))})
     verdict = judge(keys(STORY[1], other, STORY[2]), gate(2), {}, unknown)
     assert verdict.apply.tolist() == [False, False, True]
-    assert verdict.duplicates == 1
+    assert verdict.duplicates == [0]
     assert verdict.dead == [(1, CONFLICT)]
 
 
@@ -59,7 +60,7 @@ def test_law_2_older_versions_are_asked_for_their_ids() -> None:
         return {("a", 1): STORY[0].change_id, ("a", 2): str(UUID(int=9))}
 
     verdict = judge(keys(STORY[0], STORY[1]), gate(4), {}, ids)
-    assert verdict.duplicates == 1
+    assert verdict.duplicates == [0]
     assert verdict.dead == [(1, CONFLICT)]
 
 
@@ -67,7 +68,8 @@ def test_c14_changes_beyond_a_gap_wait_and_are_released_in_order() -> None:
     held = {"a": {4: HeldRow(STORY[3].change_id, planned([(9, STORY[3])]))}}
     verdict = judge(keys(STORY[4], STORY[1], STORY[2]), gate(1), held, unknown)
     assert verdict.apply.all()
-    assert verdict.released_versions == [("a", 4)]
+    assert [(f.key, f.version, f.by) for f in verdict.released] == [("a", 4, 2)]
+    assert verdict.waited == [(0, 2)]
     assert verdict.hold == []
     verdict = judge(keys(STORY[4], STORY[2]), gate(1), {}, unknown)
     assert verdict.hold == [0, 1]
@@ -90,15 +92,15 @@ def test_a_held_change_survives_as_bytes() -> None:
 
 
 def test_c16_sums_that_do_not_fit_64_bits_are_exact() -> None:
-    table = LinearTable("v", "v__v1", (), (("n", "count"), ("a0", "sum")))
+    table = SumTable("v", 1, "", (), (("n", "count"), ("a0", "sum")))
     images = pa.array([{"a0": 2**62}] * 6)
     nothing = pa.nulls(6, images.type)
-    deltas = linear_deltas(table, pa.table({"v__original": nothing, "v__current": images}))
+    deltas = sum_deltas(table, pa.table({"v__v1__original": nothing, "v__v1__current": images}))
     assert deltas.to_pylist() == [{"n": 6, "a0": 6 * 2**62}]
 
 
 def test_changes_that_cancel_out_write_nothing() -> None:
-    table = LinearTable("v", "v__v1", ("g0",), (("n", "count"), ("a0", "sum")))
+    table = SumTable("v", 1, "", ("g0",), (("n", "count"), ("a0", "sum")))
     images = pa.array([{"g0": None, "a0": 5}, None, {"g0": "x", "a0": 1}])
-    deltas = linear_deltas(table, pa.table({"v__original": images, "v__current": images}))
+    deltas = sum_deltas(table, pa.table({"v__v1__original": images, "v__v1__current": images}))
     assert deltas.num_rows == 0

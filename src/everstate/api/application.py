@@ -6,18 +6,21 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+import msgspec
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 import everstate
 from everstate.api.commands import COMMAND_SCHEMAS, CommandDesk
+from everstate.api.guards import HeadAsGet, OnlyLocalNames
 from everstate.api.health import Health, health_router
 from everstate.api.latest import Latest
-from everstate.api.problems import handle_errors
+from everstate.api.problems import handle_errors, places
 from everstate.api.stores import close_stores, open_stores
 from everstate.app import App
 from everstate.config import Config
-from everstate.sources.crud.asgi import Desk
+from everstate.sources.crud.answers import Answer
+from everstate.sources.crud.asgi import Desk, respond
 from everstate.sources.crud.event_router import event_router
 from everstate.sources.crud.events import EventLog
 from everstate.sources.crud.openapi import Schemas
@@ -43,6 +46,14 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
         threads=config.api.threads,
     )
     commands = CommandDesk(config, app, desk.callers)
+    needs_log = bool(events or app.command_groups)
+    health = Health(
+        config,
+        used,
+        log if events else None,
+        needs_log=needs_log,
+        check_commands=commands.check,
+    )
     schemas = Schemas([*(store.entity_type for store in used.values()), *events])
 
     @asynccontextmanager
@@ -55,6 +66,7 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
         finally:
             await desk.work(commands.close)
             await desk.work(log.close)
+            health.close()
             latest.close()
             close_stores(opened)
 
@@ -67,15 +79,39 @@ def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = No
         redoc_url=None,
     )
     handle_errors(api)
-    api.include_router(health_router(Health(used, log if events else None), desk))
+    if desk.callers.local:
+        api.add_middleware(OnlyLocalNames)
+    api.add_middleware(HeadAsGet)
+    api.include_router(health_router(health, desk))
     api.include_router(commands.routes())
     for store in used.values():
-        resource = Resource(store, page_max=config.api.page_max)
+        resource = Resource(
+            store,
+            page_max=config.api.page_max,
+            message_bytes_max=config.log.message_bytes_max,
+        )
         api.include_router(entity_router(resource, desk, schemas))
     for entity_type in events:
         api.include_router(event_router(entity_type, log, desk, schemas, latest.find))
+    _list_what_there_is(api)
     _describe(api, schemas, secured=not desk.callers.local)
     return api
+
+
+def _list_what_there_is(api: FastAPI) -> None:
+    """Add `GET /`: where to look next."""
+
+    async def listed() -> Response:
+        body = {
+            "name": api.title,
+            "entities": places(api.openapi()),
+            "openapi": "/openapi.json",
+            "health": "/health",
+            "ready": "/ready",
+        }
+        return respond(Answer(200, {}, msgspec.json.encode(body).decode()))
+
+    api.add_api_route("/", listed, methods=["GET"], include_in_schema=False)
 
 
 def _describe(api: FastAPI, schemas: Schemas, *, secured: bool) -> None:

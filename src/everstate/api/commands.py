@@ -19,6 +19,7 @@ COMMAND_SCHEMAS: Final = ("CommandAnswered", "CommandProblem")
 """Schemas of the answers, by their names in the OpenAPI document."""
 
 _VERSION: Final = "v1"
+_CLOSED: Final = "commands are not taken yet, or no longer."
 
 
 class CommandDesk:
@@ -39,6 +40,13 @@ class CommandDesk:
         if client is not None:
             client.close()
 
+    def check(self) -> None:
+        """Raise an error of ours when commands cannot be answered now."""
+        if self._app.command_groups:
+            if self._client is None:
+                raise Unavailable(_CLOSED, public=_CLOSED)
+            self._client.check()
+
     def routes(self) -> APIRouter:
         """One route for each command of each entity type."""
         limit = self._config.log.message_bytes_max
@@ -47,7 +55,7 @@ class CommandDesk:
     async def send_async(self, *arguments: Any, **more: Any) -> Answer:
         """As :meth:`CommandClient.send_async`; raises Unavailable while it is not open."""
         if self._client is None:
-            raise Unavailable("commands are not taken yet, or no longer.")
+            raise Unavailable(_CLOSED, public=_CLOSED)
         return await self._client.send_async(*arguments, **more)
 
     def _provenance(self, request: Request) -> Provenance:

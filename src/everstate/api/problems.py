@@ -20,14 +20,17 @@ from everstate.errors import (
     InvalidChange,
     PreconditionFailed,
     Unauthenticated,
+    UnknownEntity,
     VersionConflict,
 )
 from everstate.sources.crud.openapi import PROBLEM
+from everstate.telemetry import Sparingly
 
 LOGGER = logging.getLogger("everstate.api")
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _RETRY_AFTER_S: Final = "1"
+_refused: Final = Sparingly(LOGGER, logging.WARNING)
 
 
 def handle_errors(api: FastAPI) -> None:
@@ -58,19 +61,22 @@ async def _ours(request: Request, error: Exception) -> Response:
     status, name = error.http_status, type(error).__name__
     if status >= 500:
         LOGGER.warning("%s %s: %s", request.method, request.url.path, error.message)
+    if isinstance(error, Unauthenticated):
+        client = request.client.host if request.client else "?"
+        _refused.log("login refused: %s %s from %s", request.method, request.url.path, client)
     headers = {}
     if status == 503:
         headers["Retry-After"] = _RETRY_AFTER_S
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     more = _members(error)
-    if error.advice:
-        more["advice"] = error.advice
+    if error.public_advice:
+        more["advice"] = error.public_advice
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     return problem(
         status,
         words[0] + words[1:].lower(),
-        error.message,
+        error.public,
         kind=f"urn:everstate:error:{name}",
         more=more,
         headers=headers,
@@ -94,6 +100,13 @@ def _members(error: EverstateError) -> dict[str, Any]:
 async def _frameworks(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    if error.status_code == 404:
+        known, parts = places(request.app.openapi()), request.url.path.split("/")
+        if len(parts) > 2 and parts[2] not in known:
+            return await _ours(request, UnknownEntity(parts[2], tuple(known)))
+        listed = known[parts[2]] if len(parts) > 2 else ["GET /"]
+        detail = f"there is nothing at {request.url.path}; there is {', '.join(listed)}."
+        return problem(404, "Not Found", detail)
     detail = f"{request.method} {request.url.path}: {error.detail}."
     if error.status_code == 405:
         allowed = ", ".join(_allowed(request))
@@ -105,11 +118,22 @@ async def _frameworks(request: Request, error: Exception) -> Response:
 def _allowed(request: Request) -> list[str]:
     """Methods of the path over all its routes; the framework knows only those of one."""
     asked = [{**request.scope, "method": method} for method in _METHODS]
-    return [
+    allowed = [
         str(scope["method"])
         for scope in asked
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
     ]
+    return ["GET", "HEAD", *allowed[1:]] if allowed[:1] == ["GET"] else allowed
+
+
+def places(described: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What an OpenAPI document has of each entity type: methods and path of its routes."""
+    found: dict[str, list[str]] = {}
+    for path, operations in described["paths"].items():
+        if path.startswith("/v1/"):
+            methods = " ".join(method.upper() for method in operations)
+            found.setdefault(path.split("/")[2], []).append(f"{methods} {path}")
+    return found
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
@@ -119,4 +143,4 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(500, "Internal Server Error", "an error of everstate's own; its log has it.")
+    return problem(500, "Internal Server Error", EverstateError.unsaid)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
 import uvicorn
 
 from everstate.api.application import create_api
+from everstate.api.guards import is_loopback, timed_protocol
 from everstate.app import App
-from everstate.config import Config
+from everstate.config import ApiConfig, Config
 from everstate.errors import InvalidConfig, Unavailable
 
 LOGGER = logging.getLogger("everstate.api")
@@ -35,6 +36,9 @@ def serve(
     """
     host, port = config.api.host, config.api.port
     check_reach(config)
+    certificate = certificate_of(config.api)
+    if not certificate and not is_loopback(host):
+        LOGGER.warning("tokens come unencrypted: set api.ssl_certfile, or put TLS in front")
     listener = _listen(host, port)
     with listener:
         server = uvicorn.Server(
@@ -46,6 +50,8 @@ def serve(
                 timeout_graceful_shutdown=_GRACE_S,
                 timeout_keep_alive=60,
                 lifespan="on",
+                http=timed_protocol(config.api.receive_timeout_s),
+                **certificate,  # type: ignore[arg-type]
             )
         )
         # In a thread of its own uvicorn leaves the signals to us.
@@ -57,7 +63,7 @@ def serve(
                 if server.started and not told:
                     told = True
                     if on_ready is not None:
-                        on_ready(address_of(listener))
+                        on_ready(address_of(listener, secure=bool(certificate)))
         finally:
             server.should_exit = True
             runner.join()
@@ -75,20 +81,39 @@ def check_reach(config: Config) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
+def certificate_of(api: ApiConfig) -> dict[str, str]:
+    """The server's options for TLS; none without a certificate.
+
+    Raises InvalidConfig for files that are none, before anything listens.
+    """
+    if api.ssl_certfile is None:
+        if api.ssl_keyfile is not None:
+            raise InvalidConfig("api.ssl_certfile", None, "the certificate of api.ssl_keyfile")
+        return {}
+    given = api.ssl_keyfile_password
+    password = "" if given is None else given.get_secret_value()
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            api.ssl_certfile, api.ssl_keyfile, lambda: password
+        )
+    except OSError as cause:
+        reason = getattr(cause, "reason", None) or cause.strerror or str(cause)
+        raise InvalidConfig(
+            "api.ssl_certfile",
+            str(api.ssl_certfile),
+            f"a certificate chain in PEM whose key is in it or in api.ssl_keyfile ({reason})",
+        ) from None
+    options = {"ssl_certfile": str(api.ssl_certfile)}
+    if api.ssl_keyfile is not None:
+        options["ssl_keyfile"] = str(api.ssl_keyfile)
+    return {**options, "ssl_keyfile_password": password} if password else options
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, *, secure: bool = False) -> str:
     """URL of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

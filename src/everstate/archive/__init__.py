@@ -12,7 +12,7 @@ from everstate.archive.commits import (
     Position,
 )
 from everstate.archive.layout import app_id, ledger_path, table_path
-from everstate.archive.ledger import Ledger, LedgerRow
+from everstate.archive.ledger import Ledger, LedgerRow, last_commit
 from everstate.archive.reader import ArchiveFile, ArchiveReader, Counts, Location
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Location",
     "Position",
     "app_id",
+    "last_commit",
     "ledger_path",
     "table_path",
 ]

@@ -125,6 +125,10 @@ class Commit:
         return CommitNote.from_json(self.user_metadata)
 
 
+class PositionForgotten(ArchiveError):
+    """The table's log was cleaned of the commit that said where the archive is."""
+
+
 class ArchiveLog:
     """Reads the commits of one entity type's table."""
 
@@ -150,8 +154,8 @@ class ArchiveLog:
         """The newest commit that moved the position; ``None`` before the first.
 
         Commits in between (compaction, other programs) are passed over. Raises ArchiveError when
-        the table has data, and the log no longer has the commit that says where it is: the
-        archive never guesses a position. Cost: a listing and a small file or two.
+        the table has data, and the log no longer has the commit that says where it is: see
+        :func:`everstate.archive.ledger.last_commit`. Cost: a listing and a small file or two.
         """
         if not self.exists():
             return None
@@ -171,9 +175,10 @@ class ArchiveLog:
                         advice="Restore the table to a version written by everstate.",
                     )
                 return commit
-        raise ArchiveError(
-            f"archive of {self.entity}: no commit of the table's log says where it is.",
-            advice="The ledger beside it has the last position; restore the table from a copy.",
+        raise PositionForgotten(
+            f"archive of {self.entity}: no commit of the table's log says where it is, and the "
+            "ledger beside it does not know its newest append.",
+            advice="Restore the table, or the ledger beside it, from a copy.",
         )
 
     def commits(self, after: int = -1) -> Iterator[Commit]:

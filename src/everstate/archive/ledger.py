@@ -11,7 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, write_deltalake
 
-from everstate.archive.commits import ArchiveLog, Commit
+from everstate.archive.commits import (
+    ArchiveLog,
+    Commit,
+    CommitNote,
+    Position,
+    PositionForgotten,
+)
 from everstate.archive.layout import archive_errors, ledger_path
 from everstate.config import Config
 
@@ -97,6 +103,30 @@ class Ledger:
         once = {(r.commit_version, r.generation, r.partition, r.start): r for r in self._stored()}
         return [once[place] for place in sorted(once)]
 
+    def last(self, epoch: int | None) -> Commit | None:
+        """The append with this number as a commit that says where the archive is.
+
+        ``None``: it is not the newest that the ledger knows.
+        """
+        rows = self.rows()
+        if not rows or epoch is None or max(row.epoch for row in rows) != epoch:
+            return None
+        newest = max(rows, key=lambda row: row.commit_version)
+        positions: Position = {}
+        for row in rows:
+            at = positions.setdefault(row.generation, {})
+            at[row.partition] = max(row.end, at.get(row.partition, row.end))
+        note = CommitNote(
+            entity=self.entity,
+            epoch=epoch,
+            writer="",
+            ranges=(),
+            positions=positions,
+            topics={row.generation: (row.cluster_id or "", row.topic_id or "") for row in rows},
+        )
+        said = note.to_json()
+        return Commit(newest.commit_version, newest.committed_at, "WRITE", said, (), 0)
+
     def _stored(self) -> list[LedgerRow]:
         found = self._read()
         return [LedgerRow(**row) for row in found.to_pylist()] if found is not None else []
@@ -107,6 +137,22 @@ class Ledger:
             if not DeltaTable.is_deltatable(self.path):
                 return None
             return DeltaTable(self.path).to_pyarrow_dataset().to_table(**what)
+
+
+def last_commit(log: ArchiveLog, ledger: Ledger) -> Commit | None:
+    """The newest commit that moved the position; ``None`` before the first.
+
+    Delta cleans its log of commits that are older than a month. The ledger was told of each of them
+    before, so that it knows the position of a table that nothing was appended to since. Raises
+    ArchiveError when it knows another append as the newest: a position is never guessed.
+    """
+    try:
+        return log.last()
+    except PositionForgotten:
+        found = ledger.last(log.epoch())
+        if found is None:
+            raise
+        return found
 
 
 def ledger_rows(commit: Commit) -> list[LedgerRow]:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from everstate.archive.commits import ArchiveLog, Position
 from everstate.archive.layout import archive_errors, table_path
-from everstate.archive.ledger import Ledger, LedgerRow, ledger_rows
+from everstate.archive.ledger import Ledger, LedgerRow, last_commit, ledger_rows
 from everstate.config import Config
 
 
@@ -72,7 +72,7 @@ class ArchiveReader:
 
     def position(self) -> Position:
         """Next offset of each partition, exclusive; empty before the first commit."""
-        commit = self._log.last()
+        commit = last_commit(self._log, self._ledger)
         if commit is None:
             return {}
         note = commit.note

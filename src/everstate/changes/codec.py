@@ -16,6 +16,7 @@ import msgspec
 
 from everstate.changes.change import Change, DomainEvent, Kind, Provenance, SourceTransaction
 from everstate.changes.entity import EntityType, holds_nul
+from everstate.changes.moments import moment_fault
 from everstate.errors import ChangeTooLarge, InvalidChange, MissingProvenance
 
 Headers: TypeAlias = list[tuple[str, bytes]]
@@ -95,6 +96,8 @@ _STATES = {
 }
 _ID_START = len(b'{"id":"')
 _ID_END = _ID_START + 36
+_NAMES_BYTES_MAX = 16_384
+"""Of what is in the headers, too: a producer takes little besides a message's value."""
 _SPEC_VERSION = ("ce_specversion", b"1.0")
 _CONTENT_TYPE = ("content-type", b"application/json")
 
@@ -185,10 +188,9 @@ class ChangeCodec:
         """
         check_shape(change)
         recorded_at, occurred_at, event = change.recorded_at, change.occurred_at, change.event
-        if recorded_at.tzinfo is None:
-            raise _naive(change, "recordedAt")
-        if occurred_at.tzinfo is None:
-            raise _naive(change, "occurredAt")
+        for field, moment in (("recordedAt", recorded_at), ("occurredAt", occurred_at)):
+            if fault := moment_fault(moment):
+                raise InvalidChange(change.entity, change.key, field, fault)
         source = self._source
         if source is None or source.provenance is not change.provenance:
             source = self._source = _source(change)
@@ -205,7 +207,9 @@ class ChangeCodec:
                 recorded_at,
             )
         )
-        current, original, block = change.current, change.original, change.transaction
+        block = change.transaction
+        current = b"null" if change.current is None else self._json(change.current)
+        original = b"null" if change.original is None else self._json(change.original)
         parts = (
             head[:-1],
             b',"event":null,' if event is None else b',"event":%b,' % _raw_event(event),
@@ -214,15 +218,23 @@ class ChangeCodec:
             if block is None
             else _encode(WireTransaction(block.id, block.index, block.count)),
             b'},"currentEntityState":',
-            b"null" if current is None else self._json(current),
+            current,
             b',"originalEntityState":',
-            b"null" if original is None else self._json(original),
+            original,
             b"}" if not change.extra else b",%b" % _encode(_plain(change.extra))[1:],
         )
         value = b"".join(parts)
         if len(value) > self.message_bytes_max:
-            raise ChangeTooLarge(entity, key, len(value), self.message_bytes_max)
+            size = len(value) - min(len(current), len(original))
+            if size > self.message_bytes_max:
+                raise ChangeTooLarge(entity, key, size, self.message_bytes_max)
         key_bytes = key.encode()
+        names = len(key_bytes) + len(source.header[1]) + (0 if event is None else len(event.type))
+        if names > _NAMES_BYTES_MAX:
+            reason = (
+                f"key, service and event type have {names:,} bytes, at most {_NAMES_BYTES_MAX:,}"
+            )
+            raise InvalidChange(entity, key[:40], "headers", reason)
         # The id and the time are cut out of the encoded text: cheaper than to format them again.
         headers = [
             _SPEC_VERSION,
@@ -294,10 +306,6 @@ def check_shape(change: Change[Any]) -> None:
         raise InvalidChange(change.entity, change.key, "version", "versions start at 1")
     if not change.key:
         raise InvalidChange(change.entity, None, "key", "the key is empty")
-
-
-def _naive(change: Change[Any], field: str) -> InvalidChange:
-    return InvalidChange(change.entity, change.key, field, "the time has no UTC offset")
 
 
 def _source(change: Change[Any]) -> _Source:

@@ -54,8 +54,12 @@ class Drifted(NamedTuple):
     what: What
     stored: int
     logged: int
-    logged_state: str | None
+    logged_id: str | None = None
+    """Id of the change that the log ends with."""
+    logged_state: str | None = None
     """JSON text of the state that the log ends with; ``None``: deleted, or not there."""
+    refused: str | None = None
+    """Why readers of the log would refuse a change with the source's state."""
 
 
 class Truth(Protocol):
@@ -79,5 +83,6 @@ class Truth(Protocol):
         """Bring them into the log in the source's own way; says how many it could.
 
         What is missing or stale is sent as it is, versions in order. What is different or extra
-        becomes a new version, above both, in source and log, with the source's state.
+        becomes a new version, above both, in source and log, with the source's state. No change
+        is made of a state that is refused: its entity is left out.
         """

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, partial
@@ -14,19 +13,24 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from everstate.changes.arrow import Columns
+from everstate.changes.keys import NAME
+from everstate.changes.moments import OUT_OF_RANGE, is_kept, times_in
+from everstate.changes.values import (
+    UNSTORABLE,
+    holds_numbers,
+    holds_sets,
+    in_order,
+    may_hold_unstorable,
+    storable,
+)
 from everstate.errors import InvalidChange, InvalidEntityType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
-
 _NUMBERS_MAX = 8
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _BACKSLASH = 0x5C
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_AS_ZEROS = bytes.maketrans(b"0123456789", b"0000000000")
-_INT64_DIGITS = b"0" * len(str(_INT64_MAX))
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -45,7 +49,7 @@ class EntityType:
     _columns: Columns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not NAME.match(self.name):
+        if not NAME.fullmatch(self.name):
             raise InvalidEntityType(
                 f"entity type name {self.name!r} must match {NAME.pattern}",
                 advice="Use lower case words joined by underscores.",
@@ -70,6 +74,11 @@ class EntityType:
         return self._columns.names
 
     @property
+    def shape(self) -> dict[str, Any]:
+        """What a state's JSON is, for a judge that has neither Python nor Arrow."""
+        return self._columns.shape()
+
+    @property
     def required_fields(self) -> tuple[str, ...]:
         """Columns that a stored state must have and must not be null."""
         return self._columns.required
@@ -79,7 +88,7 @@ class EntityType:
         return tuple(
             name
             for name, info in self.model.model_fields.items()
-            if _holds_numbers(info.annotation, set())
+            if holds_numbers(info.annotation, set())
         )
 
     @cached_property
@@ -90,6 +99,10 @@ class EntityType:
         return len(numbers) <= _NUMBERS_MAX and all(
             {*(get_args(annotation) or (annotation,))} <= plain for annotation in numbers
         )
+
+    @cached_property
+    def _may_hold_sets(self) -> bool:
+        return holds_sets(self.model, set())
 
     @cached_property
     def _validator(self) -> Callable[[Any], BaseModel]:
@@ -138,12 +151,12 @@ class EntityType:
         return InvalidChange(self.name, None if key is None else str(key), where, first["msg"])
 
     def encode(self, entity: BaseModel) -> bytes:
-        """JSON of an entity's state, UTF-8.
+        """JSON of an entity's state, UTF-8; an equal entity has the same in every process.
 
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently), for
-        integers beyond 64 bits, which no column holds, and for NUL characters, which PostgreSQL's
-        text cannot hold. Cost: one pass in Rust; numbers are looked at where the text may hold
-        such a one.
+        integers beyond 64 bits, which no column holds, for times outside the years 1 to 9999 in
+        UTC, and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust;
+        numbers and times are looked at where the text may hold such a one.
         """
         try:
             encoded = self._to_json(entity)
@@ -151,8 +164,15 @@ class EntityType:
             raise InvalidChange(
                 self.name, str(getattr(entity, self.key, None)), "state", str(cause)
             ) from cause
-        if self._number_fields and (self._is_quickly_checked or _may_hold_unstorable(encoded)):
-            self._check_numbers(entity)
+        if self._number_fields and (self._is_quickly_checked or may_hold_unstorable(encoded)):
+            self._check_storable(entity, self._number_fields, entity.__dict__)
+        extra = entity.__pydantic_extra__
+        if extra:
+            self._check_storable(entity, extra, extra)
+        if self._may_hold_sets:
+            encoded = in_order(entity, encoded)
+        if b"0001-01-01T" in encoded or b"9999-12-31T" in encoded:
+            self._check_times(entity)
         # One byte is found ten times faster than six; few states hold a backslash at all.
         if _BACKSLASH in encoded and holds_nul(encoded):
             raise InvalidChange(
@@ -160,65 +180,26 @@ class EntityType:
             )
         return encoded
 
-    def _check_numbers(self, entity: BaseModel) -> None:
-        fields = entity.__dict__
-        for name in self._number_fields:
-            value = fields.get(name)
-            if value is not None and not _storable(value):
+    def _check_storable(
+        self, entity: BaseModel, names: Iterable[str], values: Mapping[str, Any]
+    ) -> None:
+        for name in names:
+            value = values.get(name)
+            if value is not None and not storable(value):
                 raise InvalidChange(
                     self.name,
                     str(getattr(entity, self.key)),
                     name,
-                    "NaN, infinity and integers beyond 64 bits are refused",
+                    UNSTORABLE,
                 )
+
+    def _check_times(self, entity: BaseModel) -> None:
+        computed = {name: getattr(entity, name) for name in self.model.model_computed_fields}
+        for name, value in {**entity.__dict__, **computed}.items():
+            if not all(map(is_kept, times_in(value))):
+                raise InvalidChange(self.name, str(getattr(entity, self.key)), name, OUT_OF_RANGE)
 
 
 def holds_nul(encoded: bytes) -> bool:
     """Whether JSON text has an escaped NUL character (the only way JSON can hold one)."""
     return _ESCAPED_NUL.search(encoded) is not None
-
-
-def _holds_numbers(annotation: Any, seen: set[type]) -> bool:
-    """Whether a value of this annotation may hold a number at any depth."""
-    if annotation in (int, float, Decimal):
-        return True
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if annotation in seen:
-            return False
-        seen.add(annotation)
-        return any(_holds_numbers(i.annotation, seen) for i in annotation.model_fields.values())
-    return any(_holds_numbers(part, seen) for part in get_args(annotation))
-
-
-def _may_hold_unstorable(encoded: bytes) -> bool:
-    """Whether JSON text may come from a number that :func:`_storable` refuses.
-
-    A float that is not finite is ``null`` by default; a decimal, or a float of a model that is
-    configured so, is a word. A tenth of the cost of walking through the values.
-    """
-    return (
-        b"null" in encoded
-        or b"NaN" in encoded
-        or b"Infinity" in encoded
-        or _INT64_DIGITS in encoded.translate(_AS_ZEROS)
-    )
-
-
-def _storable(value: Any) -> bool:
-    """Whether a typed column can hold every number of a value."""
-    kind = value.__class__
-    if kind is int:
-        return bool(_INT64_MIN <= value <= _INT64_MAX)
-    if kind is str:
-        return True
-    if kind is Decimal:
-        return bool(value.is_finite())
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, BaseModel):
-        return all(_storable(part) for part in value.__dict__.values())
-    if isinstance(value, Mapping):
-        return all(_storable(part) for part in value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(_storable(part) for part in value)
-    return True

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everstate.archive import ArchiveReader
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.cli.console import (
+    AppOption,
+    JsonOption,
+    config_of,
+    load_app,
+    print_json,
+    table,
+    working,
+)
 from everstate.config import Config
 from everstate.errors import InvalidConfig, VerificationFailed
 from everstate.local import connect
@@ -33,21 +41,26 @@ def verify(
     context: typer.Context,
     entity: EntityArgument = None,
     against_log: Annotated[
-        bool, typer.Option("--against-log", help="Compare each record that the log still has.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--against-log/--no-against-log", help="Compare each record that the log still has."
+        ),
+    ] = True,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
     """Prove that no offset is missing or doubled, versions are dense, and the chain holds."""
     from everstate.pipeline.audit import audit
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.session import own_spark
 
-    config = connect(config_of(context))
-    spark = spark_session(config)
-    reports = [
-        audit(spark, config, name, against_log=against_log)
-        for name in _entities(entity, app, config)
-    ]
+    config = config_of(context)
+    names = _entities(entity, app, config)
+    config = connect(config)
+    reports = []
+    with working("starting Spark") as tell, own_spark(config) as spark:
+        for name in names:
+            tell(f"reading the archive of {name}, and its log")
+            reports.append(audit(spark, config, name, against_log=against_log))
     if json:
         print_json([report.to_dict() for report in reports])
     else:
@@ -73,13 +86,15 @@ def compact(
 ) -> None:
     """Write small files together; readers and appends go on meanwhile."""
     from everstate.pipeline.compact import compact as compact_one
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.session import own_spark
 
     config = config_of(context)
-    spark = spark_session(config)
-    done = [
-        compact_one(spark, config, name, cluster=cluster) for name in _entities(entity, app, config)
-    ]
+    names = _entities(entity, app, config)
+    done = []
+    with working("starting Spark") as tell, own_spark(config) as spark:
+        for name in names:
+            tell(f"compacting the archive of {name}")
+            done.append(compact_one(spark, config, name, cluster=cluster))
     if json:
         print_json(done)
         return
@@ -133,10 +148,12 @@ def replay(
 ) -> None:
     """Make the changelog again from the archive, byte for byte, in another topic."""
     from everstate.pipeline.replay import replay as replay_one
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.session import own_spark
 
     config = connect(config_of(context))
-    done = replay_one(spark_session(config), config, entity, to, generation=generation)
+    with working("starting Spark") as tell, own_spark(config) as spark:
+        tell(f"writing {to}")
+        done = replay_one(spark, config, entity, to, generation=generation)
     if json:
         print_json(done)
         return

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
+from everstate.cli.cdc_balance import balance_of, has_vanished, tell_balances
+from everstate.cli.cdc_captures import capturing_of, connected, declared_capture, status_of
 from everstate.cli.cdc_preview import held, preview
 from everstate.cli.console import (
+    SIGNS,
     AppOption,
     JsonOption,
     config_of,
@@ -19,9 +22,7 @@ from everstate.cli.console import (
     print_json,
     table,
 )
-from everstate.config import Config
-from everstate.errors import CaptureFailed, InvalidConfig
-from everstate.local import ConsoleProgress, Stack
+from everstate.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from everstate.sources.cdc.capturing import CaptureStatus, Capturing
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _NOT_WELL = 6
 """Exit code when a capture does not read, as of a server that is not there."""
-_SIGNS = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 cdc = typer.Typer(no_args_is_help=True, help="Captures of other systems' databases, by Debezium.")
 
@@ -54,12 +54,18 @@ def add(
     json: JsonOption = False,
 ) -> None:
     """Make publication, tables, topics and connector of a capture; the same again is no change."""
-    done = _capturing(context, name, app, start=True).add(snapshot=snapshot, wait_s=wait)
+    # Asked before a worker is started, which a capture that is refused does not need.
+    declared_capture(context, name, app, config_of(context)).refuse_unfit()
+    done = capturing_of(context, name, app, start=True).add(snapshot=snapshot, wait_s=wait)
     if json:
         print_json({**_plain(done), "changed": done.changed})
         return
     _tell_steps(done.steps)
     table(("table", "raw topic"), list(done.topics.items()))
+    for warning in done.warnings:
+        err.print(Text.assemble(SIGNS["warn"], f" {warning.name}: {warning.found}"))
+    if done.warnings:
+        err.print(f"`everstate cdc doctor {name}` says what to do about it", highlight=False)
 
 
 @cdc.command("status")
@@ -69,19 +75,30 @@ def status(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how captures stand, and whether they are really connected; exit code 6 if one is not."""
-    config = _connected(context)
-    captures = load_app(app, config).captures
-    names = [name] if name else [c.name for c in captures.values() if c.dsn is not None]
-    found = [_capturing(context, each, app).status() for each in names]
+    """Show how captures stand and what became of their rows.
+
+    Exit code 6 if a capture reads nothing, a table of it is broken, or a row vanished.
+    """
+    project = load_app(app, config_of(context))
+    asked = project.captures if name is None else {name: project.capture_of(name)}
+    own = [each.name for each in asked.values() if each.dsn is not None]
+    found = {each: status_of(context, each, app) for each in own}
+    rows = {each.name: balance_of(connected(context), each) for each in asked.values()}
     if json:
-        print_json([{**_plain(each), "well": each.well} for each in found])
-    elif not found:
-        out.print("the app declares no capture with a dsn", highlight=False)
+        print_json([{"capture": each, **_whole(found.get(each)), **rows[each]} for each in asked])
+    elif not asked:
+        out.print("the app declares no capture", highlight=False)
     else:
-        _tell_status(found)
-    if not all(each.well for each in found):
+        if found:
+            _tell_status(list(found.values()))
+        tell_balances(rows)
+    if not all(each.well for each in found.values()) or has_vanished(rows):
         raise typer.Exit(_NOT_WELL)
+
+
+def _whole(found: CaptureStatus | None) -> dict[str, object]:
+    """A status for a program; empty for a capture that somebody else runs."""
+    return {} if found is None else {**_plain(found), "well": found.well}
 
 
 @cdc.command("pause")
@@ -89,7 +106,7 @@ def pause(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Stop reading; the database holds its log until the capture is resumed."""
-    capturing = _capturing(context, name, app)
+    capturing = capturing_of(context, name, app)
     capturing.pause()
     _tell_state(capturing, json=json)
 
@@ -99,7 +116,7 @@ def resume(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Go on reading where it was paused; a failed task is started again."""
-    capturing = _capturing(context, name, app)
+    capturing = capturing_of(context, name, app)
     capturing.resume()
     _tell_state(capturing, json=json)
 
@@ -125,8 +142,8 @@ def snapshot(
     """Read rows again while streaming goes on: all tables, one, a range of it, or one row."""
     from everstate.sources.cdc.snapshots import snapshot as take
 
-    config = _connected(context)
-    capturing = _capturing(context, name, app)
+    config = connected(context)
+    capturing = capturing_of(context, name, app)
     done = take(
         config,
         capturing,
@@ -140,7 +157,8 @@ def snapshot(
         print_json(done)
         return
     out.print(
-        f"snapshot {done.id}: {done.state.lower()}, {done.rows:,} rows in {done.seconds:.1f} s",
+        f"snapshot {done.id}: {done.state.lower()}, {done.rows:,} rows are in the raw topics after "
+        f"{done.seconds:.1f} s; `everstate cdc status {name}` tells what became of them",
         highlight=False,
     )
 
@@ -157,7 +175,7 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a capture's connector; without --drop a later add goes on where it ended."""
-    steps = _capturing(context, name, app).remove(drop=drop, topics=topics)
+    steps = capturing_of(context, name, app).remove(drop=drop, topics=topics)
     if json:
         print_json(steps)
         return
@@ -171,51 +189,20 @@ def doctor(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Check the database of a capture and print the SQL that mends it; exit code 1 at a failure."""
-    findings = _capturing(context, name, app, offline=True).check()
+    findings = declared_capture(context, name, app, config_of(context)).check()
     if json:
         print_json(findings)
     else:
         for finding in findings:
-            line = f"{_SIGNS[finding.outcome]} {finding.name}: {escape(finding.found)}"
-            out.print(line, highlight=False)
+            line = f" {finding.name}: {finding.found}"
+            out.print(Text.assemble(SIGNS[finding.outcome], line))
             for statement in finding.sql:
-                out.print(f"    [cyan]{escape(statement)}[/]", highlight=False)
+                out.print(f"    {statement}", style="cyan", highlight=False)
             if finding.advice and finding.outcome != "ok":
-                out.print(f"    {escape(finding.advice)}", highlight=False)
+                out.print(f"    {finding.advice}", highlight=False)
     if any(finding.outcome == "fail" for finding in findings):
         err.print("something is missing: see the lines with ✗")
         raise typer.Exit(1)
-
-
-def _capturing(
-    context: typer.Context,
-    name: str,
-    app: str | None,
-    *,
-    start: bool = False,
-    offline: bool = False,
-) -> Capturing:
-    """The capture, with Connect's address; ``start``: a local worker is started when needed."""
-    from everstate.sources.cdc.capturing import Capturing
-
-    given = config_of(context)
-    capture = load_app(app, given).capture_of(name)
-    own = capture.connect_url or given.capture.connect_url
-    if offline:
-        return Capturing(given, capture, local=own is None)
-    if own is None and start:
-        Stack(given, also=("connect",)).start(ConsoleProgress(err))
-    config = _connected(context)
-    if (own or config.capture.connect_url) is None:
-        raise CaptureFailed(
-            f"capture {name} was not added, or the local connect does not run.",
-            advice=f"`everstate cdc add {name}` starts it; `everstate status` shows the servers.",
-        )
-    return Capturing(config, capture, local=own is None)
-
-
-def _connected(context: typer.Context) -> Config:
-    return Stack(config_of(context)).connect()
 
 
 def _key(given: Sequence[str]) -> Mapping[str, str] | Sequence[str]:
@@ -237,7 +224,9 @@ def _plain(value: object) -> dict[str, object]:
 
 def _tell_steps(steps: Sequence[Step]) -> None:
     for step in steps:
-        out.print(f"{step.done:<8}{escape(step.what)}", highlight=False)
+        out.print(f"{step.done:<8}{step.what}", highlight=False)
+        if step.note:
+            out.print(f"        {step.note}", highlight=False)
 
 
 def _tell_state(capturing: Capturing, *, json: bool) -> None:
@@ -260,14 +249,19 @@ def _tell_status(found: Sequence[CaptureStatus]) -> None:
                 None if each.behind_s is None else f"{each.behind_s:,.1f}",
                 _size(each.behind_bytes),
                 _size(each.held_bytes),
-                each.snapshot,
+                f"reads {', '.join(each.reads_again)}" if each.reads_again else each.snapshot,
             )
             for each in found
         ],
     )
     for each in found:
         if each.reason:
-            out.print(f"{each.capture}: {escape(each.reason)}", highlight=False)
+            out.print(f"{each.capture}: {each.reason}", highlight=False)
+        for problem in each.problems:
+            out.print(f"{each.capture}: {problem}", highlight=False)
+        if each.problems:
+            advice = f"`everstate cdc doctor {each.capture}` says what to do about it"
+            out.print(f"{each.capture}: {advice}", highlight=False)
 
 
 def _tell_progress(step: Notification) -> None:
@@ -284,8 +278,3 @@ def _size(count: int | None) -> str | None:
 
 cdc.command("preview")(preview)
 cdc.command("held")(held)
-
-
-def capturing_of(context: typer.Context, name: str, app: str | None) -> tuple[Config, Capturing]:
-    """Settings with addresses, and the capture with Connect's; raises CaptureFailed."""
-    return _connected(context), _capturing(context, name, app)

@@ -9,16 +9,15 @@ from typing import Annotated
 
 import typer
 
+from everstate.cli.cdc_captures import capturing_of, connected
 from everstate.cli.console import (
     AppOption,
     JsonOption,
-    config_of,
     err,
-    load_app,
     print_json,
+    project_of,
     table,
 )
-from everstate.local import connect
 from everstate.sources.cdc.holding import HeldEntity, read_held
 from everstate.sources.cdc.preview import preview as preview_rows
 
@@ -33,8 +32,7 @@ def preview(
     json: JsonOption = False,
 ) -> None:
     """Show newest raw rows of a capture and what clean makes of each; writes nothing."""
-    config = connect(config_of(context))
-    project = load_app(app, config)
+    config, project = project_of(context, app)
     found = preview_rows(config, project.capture_of(name), project.entities, rows)
     if json:
         print_json([asdict(one) for one in found])
@@ -57,15 +55,18 @@ def held(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Capture, as the app declares it.")],
     snapshot: Annotated[
-        bool, typer.Option("--snapshot", help="Take a snapshot of each key that asks for one.")
+        bool, typer.Option("--snapshot", help="Take a snapshot of each key that needs one.")
     ] = False,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List entities whose rows wait, and for what; a snapshot of its key lets one go on."""
-    config = connect(config_of(context))
-    project = load_app(app, config)
-    found = read_held(config, project.capture_of(name).name)
+    """List entities whose rows wait or were refused, and who has to do what about each."""
+    from everstate.sources.cdc.asking import can_ask
+
+    config, project = project_of(context, app)
+    capture = project.capture_of(name)
+    found = read_held(config, capture.name)
+    asks = can_ask(capture)
     if snapshot:
         _take_snapshots(context, name, app, found)
     if json:
@@ -80,7 +81,8 @@ def held(
                     "since": datetime.fromtimestamp(one.since_s, UTC),
                     "rows": len(one.rows),
                     "waitsFor": one.waits_for,
-                    "asksForSnapshot": one.asks_for_snapshot,
+                    "needsSnapshot": one.needs_snapshot,
+                    "asksForSnapshot": asks and one.waits_for_state,
                 }
                 for one in found
             ]
@@ -93,24 +95,34 @@ def held(
             len(one.rows),
             one.reason,
             "" if one.waits_for is None else " ".join(one.waits_for),
-            "yes" if one.asks_for_snapshot else "",
+            _snapshot_of(one, asks=asks),
             datetime.fromtimestamp(one.since_s, UTC).isoformat(timespec="seconds"),
         )
         for one in found
     ]
-    table(("table", "key", "rows", "reason", "waits for", "asks for snapshot", "since"), rows)
+    table(("table", "key", "rows", "reason", "waits for", "snapshot", "since"), rows)
+    if any(one.needs_snapshot and not (asks and one.waits_for_state) for one in found):
+        by_hand = f"take it with `everstate cdc held {name} --snapshot`"
+        theirs = "have the capture's own connector read these rows again"
+        err.print(f"nobody asks for a snapshot that is needed: {by_hand if asks else theirs}")
+
+
+def _snapshot_of(one: HeldEntity, *, asks: bool) -> str:
+    """Whether a snapshot of its key is needed, and whether the clean role asks for it."""
+    if not one.needs_snapshot:
+        return ""
+    return "the clean role asks" if asks and one.waits_for_state else "needed"
 
 
 def _take_snapshots(
     context: typer.Context, name: str, app: str | None, found: Sequence[HeldEntity]
 ) -> None:
-    """Have each key that asks for it read again, one after the other."""
-    from everstate.cli.cdc import capturing_of
+    """Have each key that needs it read again, one after the other."""
     from everstate.sources.cdc.snapshots import snapshot
 
-    config, capturing = capturing_of(context, name, app)
+    config, capturing = connected(context), capturing_of(context, name, app)
     for one in found:
-        if one.asks_for_snapshot:
+        if one.needs_snapshot:
             key = {column: str(value) for column, value in one.columns.items()}
             done = snapshot(config, capturing, table=one.table, key=key)
             err.print(f"{one.table} {one.key}: {done.rows} rows were read", highlight=False)

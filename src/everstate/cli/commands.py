@@ -14,15 +14,13 @@ from everstate.changes import Provenance
 from everstate.cli.console import (
     AppOption,
     JsonOption,
-    config_of,
     err,
-    load_app,
     out,
     print_json,
+    project_of,
     table,
 )
 from everstate.errors import InvalidCommand
-from everstate.local import connect
 
 if TYPE_CHECKING:
     from everstate.sources.commands import Answer, Parked
@@ -64,8 +62,7 @@ def send(
     from everstate.sources.commands.client import CommandClient
     from everstate.sources.commands.group import group_of
 
-    config = connect(config_of(context))
-    project = load_app(app, config)
+    config, project = project_of(context, app)
     group = group_of(project, entity)
     if name not in group.by_name:
         raise InvalidCommand(
@@ -102,8 +99,8 @@ def parked(
     """List commands that could not be decided, the oldest first, and why."""
     from everstate.sources.commands import read_parked
 
-    config = connect(config_of(context))
-    load_app(app, config).entity_type(entity)
+    config, project = project_of(context, app)
+    project.entity_type(entity)
     found = read_parked(config, entity)
     if json:
         print_json([parked_record(each) for each in found])
@@ -155,8 +152,8 @@ def _send_again(
 
     if bool(ids) == all_:
         raise typer.BadParameter("give ids, or --all")
-    config = connect(config_of(context))
-    load_app(app, config).entity_type(entity)
+    config, project = project_of(context, app)
+    project.entity_type(entity)
     sent = send_again(config, entity, None if all_ else ids, give_up=give_up)
     err.print(f"{len(sent)} commands {'given up' if give_up else 'sent again'}")
 

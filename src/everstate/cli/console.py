@@ -4,37 +4,75 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import orjson
 import typer
 from rich import box
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
+import everstate
 from everstate.config import CONFIG_FILE, Config, load
-from everstate.errors import EverstateError, InvalidConfig
+from everstate.errors import EverstateError, InvalidConfig, InvalidProject
+from everstate.telemetry import safe_text
 
 if TYPE_CHECKING:
     from everstate.app import App
 
 _PIPED_WIDTH = 240
+_PACKAGE = Path(everstate.__file__).parent
 
-out = Console(soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that shows text as it is, whoever wrote it.
+
+    Text is no markup here, unless it is asked for: style with ``style=`` or a rich ``Text``. What
+    a terminal would obey is shown as :func:`~everstate.telemetry.safe_text` writes it.
+    """
+
+    def __init__(self, *, markup: bool = False, **options: Any) -> None:
+        super().__init__(markup=markup, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments of what is printed; every text goes through here."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else safe_text(text), style, control)
+
+
+out = SafeConsole(soft_wrap=True)
 """Results."""
 
-err = Console(stderr=True, soft_wrap=True)
+err = SafeConsole(stderr=True, soft_wrap=True)
 """Progress and errors."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
 AppOption = Annotated[
     str | None, typer.Option("--app", help="module:attribute; default: project.app.")
 ]
+
+
+READING: Final = ("postgres",)
+"""The servers of the local stack that a question about store or views needs."""
+
+SIGNS: Final[Mapping[str, tuple[str, str]]] = {
+    "ok": ("✓", "green"),
+    "warn": ("!", "yellow"),
+    "fail": ("✗", "red"),
+}
+"""Sign and style of an outcome, for ``Text.assemble``."""
 
 
 @dataclass
@@ -52,9 +90,43 @@ class Session:
 
 def tell_error(error: EverstateError) -> None:
     """Print an error's message and advice to stderr."""
-    err.print(f"[bold red]error:[/] {escape(error.message)}", highlight=False)
+    err.print(Text.assemble(("error:", "bold red"), " ", error.message))
     if error.advice:
-        err.print(f"[cyan]{escape(error.advice)}[/]", highlight=False)
+        err.print(error.advice, style="cyan", highlight=False)
+
+
+_SIGN_OF_LIFE_S: Final = 10.0
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Say what goes on while the block runs; gives what tells the next step.
+
+    On a terminal it turns a wheel; else it writes a line a step, and one every ten seconds, so that
+    a log shows that it lives.
+    """
+    if err.is_terminal:
+        with err.status(text) as status:
+            yield status.update
+        return
+    begun, now, ended = time.monotonic(), [text], threading.Event()
+
+    def tell(step: str) -> None:
+        now[0] = step
+        err.print(step, highlight=False)
+
+    def live() -> None:
+        while not ended.wait(_SIGN_OF_LIFE_S):
+            err.print(f"{now[0]} ({time.monotonic() - begun:.0f} s)", highlight=False)
+
+    tell(text)
+    thread = threading.Thread(target=live, name="sign of life", daemon=True)
+    thread.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        thread.join()
 
 
 def config_of(context: typer.Context) -> Config:
@@ -66,7 +138,8 @@ def config_of(context: typer.Context) -> Config:
 def print_json(value: Any) -> None:
     """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    sys.stdout.write(orjson.dumps(value, default=str, option=options).decode() + "\n")
+    # In JSON the characters that are not safe stand in texts only, where \\u009b means the same.
+    sys.stdout.write(safe_text(orjson.dumps(value, default=str, option=options).decode()) + "\n")
     sys.stdout.flush()
 
 
@@ -75,26 +148,53 @@ def table(
 ) -> None:
     """Print rows as a table; ``None`` is an empty cell, numbers stand to the right."""
     shown = [list(row) for row in rows]
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown_title = None if title is None else safe_text(title)
+    grid = Table(title=shown_title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for at, column in enumerate(columns):
         numeric = any(isinstance(row[at], int | float) for row in shown)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if numeric else "left"
+        grid.add_column(safe_text(column), justify=side, overflow="fold")
     for row in shown:
-        grid.add_row(*("" if cell is None else escape(_cell(cell)) for cell in row))
+        grid.add_row(*("" if cell is None else safe_text(_cell(cell)) for cell in row))
     # A pipe has no width: rows stay whole there, so that grep finds them.
-    wide = out if out.is_terminal else Console(width=_PIPED_WIDTH)
+    wide = out if out.is_terminal else SafeConsole(width=_PIPED_WIDTH)
     wide.print(grid, soft_wrap=False)
 
 
-def load_app(spec: str | None, config: Config) -> App:
+def project_of(
+    context: typer.Context,
+    spec: str | None,
+    *,
+    needs: Collection[str] | None = None,
+    views: bool = True,
+) -> tuple[Config, App]:
+    """Settings with the running servers' addresses, and the app.
+
+    The project is checked before the servers: what is wrong in a file is told first. ``needs``
+    as for :func:`everstate.local.connect`, ``views`` as for :func:`load_app`.
+    """
+    from everstate.local import connect
+
+    config = config_of(context)
+    app = load_app(spec, config, views=views)
+    return connect(config, needs=needs), app
+
+
+def load_app(spec: str | None, config: Config, *, views: bool = True) -> App:
     """The App that ``spec`` or `project.app` names as ``module:attribute``.
 
-    The working folder and the project's folder can be imported from. Raises InvalidConfig that
-    says what to set; an error inside the module itself is raised as it is.
+    ``views``: whether the verb needs its views; else they are not compiled now. The project's
+    folder and the working folder can be imported from. Raises InvalidConfig that says what to
+    set, and InvalidProject that names the line of an error in the module itself.
     """
-    from everstate.app import App
+    from everstate.app import App, views_compiled_later
 
     field = "--app" if spec else "project.app"
+    if not spec and not config.project.app and not (config.folder / CONFIG_FILE).is_file():
+        raise InvalidProject(
+            f"there is no {CONFIG_FILE} in {config.folder}, and no --app.",
+            advice="Go to the project's folder, or give it with -C before the verb.",
+        )
     spec = spec or config.project.app
     expected = f"module:attribute of an App (--app, or app under [project] in {CONFIG_FILE})"
     if not spec:
@@ -102,21 +202,56 @@ def load_app(spec: str | None, config: Config) -> App:
     module_name, separator, attribute = spec.partition(":")
     if not (module_name and separator and attribute):
         raise InvalidConfig(field, spec, expected)
-    for folder in (str(config.project.data_dir.parent), str(Path.cwd())):
+    for folder in (str(Path.cwd()), str(config.folder)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(module_name)
+        with nullcontext() if views else views_compiled_later():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as cause:
         missing = cause.name or ""
         if module_name != missing and not module_name.startswith(missing + "."):
-            raise
-        raise InvalidConfig(field, spec, f"{expected}; there is no module {missing!r}") from cause
+            raise _refused_app(module_name, config, cause) from cause
+        places = f"in {config.folder} nor on Python's path"
+        wanted = f"module:attribute, and there is no module {missing!r} {places}"
+        raise InvalidConfig(field, spec, wanted) from cause
+    except EverstateError as error:
+        error.args = (f"{_line_of(module_name, config, error)}: {error.message}",)
+        raise
+    except Exception as cause:
+        # The project's own code may raise anything.
+        raise _refused_app(module_name, config, cause) from cause
     app = getattr(module, attribute, None)
     if not isinstance(app, App):
-        found = f"{module_name} has no App named {attribute!r}"
-        raise InvalidConfig(field, spec, f"{expected}; {found}")
+        wanted = f"module:attribute, and {module_name} has no App named {attribute!r}"
+        raise InvalidConfig(field, spec, wanted)
     return app
+
+
+def _refused_app(module: str, config: Config, cause: Exception) -> InvalidProject:
+    """The error for an app's module that cannot be imported."""
+    reason = f"{cause.msg}" if isinstance(cause, SyntaxError) else f"{cause}"
+    return InvalidProject(
+        f"{_line_of(module, config, cause)}: {type(cause).__name__}: {reason}.".replace("..", "."),
+        advice="Correct the module; `everstate --debug` before the verb shows the traceback.",
+    )
+
+
+def _line_of(module: str, config: Config, error: Exception) -> str:
+    """File and line of the project's own code that raised; the module's name where there is none.
+
+    The last call from the project's folder: an error in a library is due to the line that calls.
+    """
+    places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        places.append((error.filename, error.lineno))
+    for file, line in reversed(places):
+        path = Path(file)
+        is_library = "site-packages" in path.parts or path.is_relative_to(_PACKAGE)
+        for folder in (config.folder, Path.cwd()):
+            if path.is_relative_to(folder) and not is_library:
+                return f"{path.relative_to(folder)}:{line}"
+    return module
 
 
 def _cell(value: Any) -> str:

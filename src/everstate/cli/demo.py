@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from everstate.cli.console import Session
+from everstate.cli.console import SafeConsole, Session
 from everstate.demo import FEBRUARY, YEAR
 
 _PIPED_WIDTH = 110
@@ -24,6 +24,13 @@ def demo(
     year: Annotated[
         bool, typer.Option("--year", help="All 336,776 flights; default: February's 24,951.")
     ] = False,
+    begin: Annotated[
+        datetime | None,
+        typer.Option("--from", formats=["%Y-%m-%d"], help="First day, in 2013; for --days."),
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option("--days", min=1, max=365, help="As many days; needs --from.")
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Go on with the data of the last demonstration.")
     ] = False,
@@ -40,7 +47,7 @@ def demo(
 
     session = context.find_object(Session)
     project = session.project if session is not None else Path(".")
-    first, last = YEAR if year else FEBRUARY
+    first, last = _period(year, begin, days)
     options = DemoOptions(
         folder=folder or project / ".everstate" / "demo",
         first=first,
@@ -48,7 +55,21 @@ def demo(
         keep=keep,
         stay=stay,
     )
-    console = Console(highlight=False)
+    # The demonstration is written in markup, and shows public data that it brings along.
+    console = SafeConsole(markup=True, highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPED_WIDTH)
+        console = SafeConsole(markup=True, highlight=False, width=_PIPED_WIDTH)
     run_demo(options, console)
+
+
+def _period(year: bool, begin: datetime | None, days: int | None) -> tuple[date, date]:
+    """First and last day to play."""
+    if begin is None and days is None:
+        return YEAR if year else FEBRUARY
+    if year or begin is None or days is None:
+        raise typer.BadParameter("--from and --days go together, and without --year")
+    first = begin.date()
+    last = first + timedelta(days=days - 1)
+    if first < YEAR[0] or last > YEAR[1]:
+        raise typer.BadParameter(f"the flights are those of {YEAR[0]} to {YEAR[1]}")
+    return first, last

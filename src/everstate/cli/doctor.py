@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
-from everstate.cli.console import JsonOption, config_of, err, load_app, out, print_json
+from everstate.cli.console import SIGNS, JsonOption, config_of, err, load_app, out, print_json
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.local import Check, machine_checks, stack_checks
-
-_SIGNS = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 
 def register(cli: typer.Typer) -> None:
@@ -30,11 +28,9 @@ def doctor(context: typer.Context, json: JsonOption = False) -> None:
         print_json(checks)
     else:
         for check in checks:
-            out.print(
-                f"{_SIGNS[check.outcome]} {check.name:<13}{escape(check.found)}", highlight=False
-            )
+            out.print(Text.assemble(SIGNS[check.outcome], f" {check.name:<13}{check.found}"))
             if check.mend:
-                out.print(f"  {'':<13}[cyan]{escape(check.mend)}[/]", highlight=False)
+                out.print(f"  {'':<13}{check.mend}", style="cyan", highlight=False)
     if any(check.outcome == "fail" for check in checks):
         err.print("something is missing: see the lines with ✗")
         raise typer.Exit(1)

@@ -9,15 +9,13 @@ import typer
 from everstate.cli.console import (
     AppOption,
     JsonOption,
-    config_of,
-    err,
-    load_app,
     out,
     print_json,
+    project_of,
     table,
+    working,
 )
 from everstate.errors import InvalidQuery, VerificationFailed
-from everstate.local import connect
 
 if TYPE_CHECKING:
     from everstate.changes.drift import Truth
@@ -26,6 +24,12 @@ if TYPE_CHECKING:
 drift = typer.Typer(
     no_args_is_help=True,
     help="Compare the sources of truth with their logs, and mend what differs.",
+)
+
+_WHY_NOT = "They have moved on since, or neither side has a state to write; check again."
+_REFUSED = (
+    "{:,} of them have a state in the source that readers of the log would refuse; the report"
+    " names the field. Correct the state in the source, and repair again."
 )
 
 EntityArgument = Annotated[str, typer.Argument(help="Name of the entity type.")]
@@ -64,7 +68,7 @@ def repair(
     if not report.holds:
         raise VerificationFailed(
             f"{report.drifted - report.mended:,} entities of {entity} could not be mended.",
-            advice="They have moved on since, or neither side has a state to write; check again.",
+            advice=_WHY_NOT if not report.refused else _REFUSED.format(report.refused),
         )
 
 
@@ -73,24 +77,22 @@ def _run(
 ) -> DriftReport:
     # Imported here: Spark takes a second that no other verb should pay.
     from everstate.pipeline.drift import check_drift
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.session import own_spark
 
-    config = connect(config_of(context))
-    project = load_app(app, config)
-    project.entity_type(entity)
+    config, project = project_of(context, app)
+    entity_type = project.entity_type(entity)
     truths: dict[str, Truth] = project.truths(config)
     if entity not in truths:
         raise InvalidQuery(
             f"{entity} cannot drift: its source of truth is {project.source_of(entity)!r}.",
             advice="Drift is between a store (PostgreSQL, Cassandra) and the log.",
         )
-    with err.status("starting Spark") as status:
-        spark = spark_session(config, app_name="everstate drift")
-        try:
-            status.update(f"comparing {entity}")
-            report = check_drift(spark, config, entity, truths[entity], repair=repair)
-        finally:
-            spark.stop()
+    with (
+        working("starting Spark") as tell,
+        own_spark(config, app_name="everstate drift") as spark,
+    ):
+        tell(f"comparing {entity}")
+        report = check_drift(spark, config, entity_type, truths[entity], repair=repair)
     if json:
         print_json(report)
     else:

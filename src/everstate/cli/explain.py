@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
 from everstate.cli.history import version_record
-from everstate.local import connect
 from everstate.serving import Reader
 from everstate.serving.words import explanation_lines
 
@@ -29,8 +28,8 @@ def explain(
     json: JsonOption = False,
 ) -> None:
     """Explain a version: its change, log position, source transaction, file in the lake, views."""
-    config = connect(config_of(context))
-    with Reader(config, load_app(app, config)) as reader:
+    config, project = project_of(context, app, needs=READING)
+    with Reader(config, project) as reader:
         found = reader.explain(entity, key, version)
     if json:
         print_json(

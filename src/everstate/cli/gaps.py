@@ -10,6 +10,7 @@ import typer
 
 from everstate.changes import Provenance
 from everstate.cli.console import (
+    READING,
     AppOption,
     JsonOption,
     config_of,
@@ -17,10 +18,12 @@ from everstate.cli.console import (
     load_app,
     out,
     print_json,
+    project_of,
     table,
 )
 from everstate.errors import NoGap
 from everstate.local import connect
+from everstate.telemetry import safe_text
 from everstate.views.gaps import Gap
 
 gaps = typer.Typer(
@@ -45,9 +48,10 @@ def list_(
     """List keys whose changes wait, which version is missing, and since when."""
     from everstate.pipeline.gaps import list_gaps
 
-    config = connect(config_of(context))
+    config = config_of(context)
     if entity is not None:
         load_app(app, config).entity_type(entity)
+    config = connect(config, needs=READING)
     found = list_gaps(config, entity)
     if json:
         print_json(found)
@@ -88,13 +92,13 @@ def accept(
     """
     from everstate.pipeline.gaps import accept_gap, list_gaps
 
-    config = connect(config_of(context))
-    entity_type = load_app(app, config).entity_type(entity)
+    config, project = project_of(context, app)
+    entity_type = project.entity_type(entity)
     if not yes and _is_terminal():
         found = list_gaps(config, entity, key)
         if not found:
             raise NoGap(entity, key)
-        typer.confirm(_question(found[0]), abort=True)
+        typer.confirm(safe_text(_question(found[0])), abort=True)
     by = Provenance(
         api_version="cli", service_name="everstate", identifier=getpass.getuser(), reason=reason
     )

@@ -8,16 +8,17 @@ from typing import Annotated
 import typer
 
 from everstate.cli.console import (
+    READING,
     AppOption,
     JsonOption,
-    config_of,
-    load_app,
     out,
     print_json,
+    project_of,
     table,
 )
-from everstate.local import connect
-from everstate.serving import Reader, parse_moment
+from everstate.cli.standing import ahead_of_views, not_yet, say_how_far, say_newer
+from everstate.errors import NotFound
+from everstate.serving import Entity, Reader, parse_moment
 from everstate.serving.words import moment_text, provenance_text, value_text
 
 AtOption = Annotated[
@@ -49,16 +50,30 @@ def get(
     json: JsonOption = False,
 ) -> None:
     """Show one entity: now, at a time, or at a version; exit code 4 when it is not there."""
-    config = connect(config_of(context))
+    config, project = project_of(context, app, needs=READING, views=False)
     moment, recorded = moment_of(at), moment_of(recorded_at)
-    with Reader(config, load_app(app, config)) as reader:
-        found = reader.get(entity, key, at=moment, recorded_at=recorded, version=version)
+    with Reader(config, project) as reader:
+        try:
+            found = reader.get(entity, key, at=moment, recorded_at=recorded, version=version)
+        except NotFound as error:
+            stored = ahead_of_views(config, project, reader, entity, key)
+            raise error if stored is None else not_yet(entity, key, stored) from error
+        _show(found, moment, json)
+        if stored := ahead_of_views(config, project, reader, entity, key):
+            say_newer(entity, key, stored)
+            say_how_far(reader, f"{entity}_latest")
+        elif project.source_of(entity) != "store":
+            say_how_far(reader, f"{entity}_latest")
+
+
+def _show(found: Entity, moment: datetime | None, json: bool) -> None:
+    """Print an entity; times are those of the zone that was asked in."""
     if json:
         print_json(found)
         return
     zone = moment.tzinfo if moment is not None else None
     table(
-        (entity, found.key),
+        (found.entity, found.key),
         [(name, value_text(value)) for name, value in found.state.items()],
     )
     out.print(

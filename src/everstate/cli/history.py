@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
-from everstate.local import connect
+from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
+from everstate.cli.standing import ahead_of_views, not_yet, say_how_far, say_newer
+from everstate.errors import NotFound
 from everstate.serving import ABSENT, Reader, Version
 from everstate.serving.words import (
     difference_record,
@@ -36,9 +37,16 @@ def history(
     json: JsonOption = False,
 ) -> None:
     """Show every version of an entity: when, what, by whom, and what it changed."""
-    config = connect(config_of(context))
-    with Reader(config, load_app(app, config)) as reader:
-        versions = reader.history(entity, key, limit=limit)
+    config, project = project_of(context, app, needs=READING, views=False)
+    with Reader(config, project) as reader:
+        try:
+            versions = reader.history(entity, key, limit=limit)
+        except NotFound as error:
+            stored = ahead_of_views(config, project, reader, entity, key)
+            raise error if stored is None else not_yet(entity, key, stored) from error
+        if stored := ahead_of_views(config, project, reader, entity, key):
+            say_newer(entity, key, stored)
+        say_how_far(reader, f"{entity}_history")
     if json:
         print_json([version_record(version) for version in versions])
         return

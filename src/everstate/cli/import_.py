@@ -15,10 +15,23 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from everstate.changes import Provenance
-from everstate.cli.console import AppOption, JsonOption, config_of, err, load_app, out, print_json
+from everstate.changes import EntityType, Provenance
+from everstate.cli.console import (
+    READING,
+    AppOption,
+    JsonOption,
+    config_of,
+    err,
+    load_app,
+    out,
+    print_json,
+    table,
+)
+from everstate.config import Config
 from everstate.local import connect
-from everstate.sources.outbox import EntityStore, Imported, import_file
+from everstate.sources.outbox import Checked, EntityStore, Imported, check_file, import_file
+
+_REFUSED = 2
 
 
 def register(cli: typer.Typer) -> None:
@@ -40,19 +53,31 @@ def import_entities(
     first_row: Annotated[
         int, typer.Option("--from-row", min=1, help="Go on where an import ended; the first is 1.")
     ] = 1,
+    ignored: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", help="A column that is not imported; repeatable."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="List all rows that are wrong; write nothing, ask no server."),
+    ] = False,
     app: AppOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put every row of FILE into the store; equal states are no changes.
 
-    A row that is no entity ends the import and is told; up to 5,000 rows are one transaction.
+    A row that is no entity ends the import and is told; up to 5,000 rows are one transaction. A
+    column that the entity type does not have is refused, unless it is ignored.
     """
-    project = config_of(context)
-    entity_type = load_app(app, project).check_source(entity, "store")
+    config = config_of(context)
+    entity_type = load_app(app, config).check_source(entity, "store")
+    if check:
+        _check(config, entity_type, file, first_row, ignored or (), as_json)
+        return
     provenance = Provenance(
         api_version=api_version, service_name=service, identifier=identifier or file.name
     )
-    config = connect(project)
+    config = connect(config, needs=READING)
     with EntityStore(config, entity_type, connections_max=1) as store, _bar() as bar:
         store.install()
         task = bar.add_task(f"import {entity}", total=1.0, rows=0, rate=0.0)
@@ -63,7 +88,12 @@ def import_entities(
             bar.update(task, completed=imported.done, rows=imported.rows, rate=rate)
 
         imported = import_file(
-            store, file, provenance=provenance, first_row=first_row, on_progress=show
+            store,
+            file,
+            provenance=provenance,
+            first_row=first_row,
+            ignored=ignored or (),
+            on_progress=show,
         )
     if as_json:
         print_json(
@@ -79,6 +109,46 @@ def import_entities(
         f"{imported.unchanged:,} unchanged",
         highlight=False,
     )
+
+
+def _check(
+    config: Config,
+    entity_type: EntityType,
+    file: Path,
+    first_row: int,
+    ignored: list[str] | tuple[str, ...],
+    as_json: bool,
+) -> None:
+    with _bar() as bar:
+        task = bar.add_task(f"check {entity_type.name}", total=1.0, rows=0, rate=0.0)
+
+        def show(checked: Checked) -> None:
+            rate = checked.rows / (bar.tasks[0].elapsed or 1.0)
+            bar.update(task, completed=checked.done, rows=checked.rows, rate=rate)
+
+        found = check_file(
+            entity_type,
+            file,
+            message_bytes_max=config.log.message_bytes_max,
+            first_row=first_row,
+            ignored=ignored,
+            on_progress=show,
+        )
+    if as_json:
+        bad = [{"row": row, "reason": reason} for row, reason in found.bad]
+        print_json({"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad})
+    else:
+        if found.bad:
+            table(("row", "why it cannot be imported"), found.bad)
+        if found.bad_rows > len(found.bad):
+            err.print(f"… and {found.bad_rows - len(found.bad):,} more")
+        out.print(
+            f"{found.rows:,} rows of {file.name}: {found.bad_rows:,} cannot be imported; nothing "
+            "was written",
+            highlight=False,
+        )
+    if found.bad_rows:
+        raise typer.Exit(_REFUSED)
 
 
 def _bar() -> Progress:

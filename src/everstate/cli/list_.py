@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everstate.cli.console import (
+    READING,
     AppOption,
     JsonOption,
-    config_of,
     err,
-    load_app,
     print_json,
+    project_of,
     table,
 )
 from everstate.cli.get import AtOption, moment_of
-from everstate.local import connect
+from everstate.cli.standing import say_how_far, say_what_waits
 from everstate.serving import Reader
 from everstate.serving.words import value_text
 
@@ -50,24 +50,25 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List entities that exist now, or existed at a time, and meet all conditions."""
-    config = connect(config_of(context))
-    project = load_app(app, config)
+    config, project = project_of(context, app, needs=READING, views=False)
     with Reader(config, project) as reader:
         found = reader.list(
             entity, at=moment_of(at), where=where or (), order=order or (), limit=limit + 1
         )
-    shown = found[:limit]
-    if json:
-        print_json(shown)
-    else:
-        names = _names(project, entity, fields)
-        rows = [
-            (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
-            for one in shown
-        ]
-        table(("key", "version", *names), rows)
-    if len(found) > limit:
-        err.print(f"there are more than {limit}; see them with --limit", highlight=False)
+        shown = found[:limit]
+        if json:
+            print_json(shown)
+        else:
+            names = _names(project, entity, fields)
+            rows = [
+                (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
+                for one in shown
+            ]
+            table(("key", "version", *names), rows)
+        if len(found) > limit:
+            err.print(f"there are more than {limit}; see them with --limit", highlight=False)
+        say_what_waits(config, project, entity)
+        say_how_far(reader, f"{entity}_{'latest' if at is None else 'history'}")
 
 
 def _names(project: App, entity: str, fields: str | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -18,12 +18,14 @@ from everstate.cli.console import (
     print_json,
     table,
 )
-from everstate.config import Config
+from everstate.config import Config, check_dsn
+from everstate.errors import InvalidConfig
 from everstate.local import connect as connect_stack
 from everstate.sources.outbox import (
     Installation,
     drop_slot,
     install_outbox,
+    read_emitters,
     read_registered,
     read_slot,
     read_status,
@@ -49,7 +51,12 @@ def install(
     context: typer.Context,
     dsn: DsnArgument = None,
     role: Annotated[
-        list[str] | None, typer.Option("--role", help="Login role of a service; may emit.")
+        list[str] | None,
+        typer.Option(
+            "--role",
+            help="Login role that may emit, as the service of its own name; ROLE=SERVICE: as that "
+            "service.",
+        ),
     ] = None,
     relay_role: Annotated[
         list[str] | None, typer.Option("--relay-role", help="Login role that runs the relay.")
@@ -62,7 +69,7 @@ def install(
     """Make the outbox and its roles in a database; what is there stays, so it may be repeated.
 
     Every entity type of the app whose source of truth is the store, or the log (then it is a
-    fact), may be emitted afterwards, by whoever was named with --role.
+    fact), may be emitted afterwards, by whoever was named with --role, now or before.
     """
     config = config_of(context)
     project_app = load_app(app, config)
@@ -71,9 +78,10 @@ def install(
     wanted = Installation(
         entity_types=types,
         events=[each.name for each in facts],
-        roles=role or (),
+        roles=_services(role or ()),
         relay_roles=relay_role or (),
         message_bytes_max=config.log.message_bytes_max,
+        ahead_hours=config.log.occurred_ahead_hours,
     )
     if show:
         sys.stdout.write(wanted.script())
@@ -84,19 +92,35 @@ def install(
     out.print(f"installed; may be emitted: {names}", highlight=False)
 
 
+def _services(given: Sequence[str]) -> dict[str, list[str]]:
+    """Services that each role may name: ``ROLE`` or ``ROLE=SERVICE``, repeatable."""
+    found: dict[str, list[str]] = {}
+    for each in given:
+        role, named, service = each.partition("=")
+        if not role or (named and not service):
+            raise InvalidConfig("--role", each, "ROLE or ROLE=SERVICE")
+        found.setdefault(role, []).append(service or role)
+    return found
+
+
 @outbox.command("status")
 def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = False) -> None:
     """Show what may be emitted, what is not yet in the log, and the WAL held for the relay."""
     with _database(config_of(context), dsn) as database:
         registered = read_registered(database)
+        emitters = read_emitters(database)
         moved, slot = read_status(database), read_slot(database)
     if json:
-        print_json({"registered": registered, "outbox": moved, "slot": slot})
+        told = {"registered": registered, "emitters": emitters, "outbox": moved, "slot": slot}
+        print_json(told)
         return
     table(
         ("entity", "schema version", "kind"),
         [(r.entity, r.schema_version, "facts" if r.is_event else "changes") for r in registered],
     )
+    if emitters:
+        rows = [(role, ", ".join(services)) for role, services in emitters.items()]
+        table(("role", "may emit as service"), rows)
     table(
         (
             "newest batch",
@@ -142,6 +166,8 @@ def drop(context: typer.Context, dsn: DsnArgument = None) -> None:
 
 @contextmanager
 def _database(config: Config, dsn: str | None) -> Iterator[Connection]:
+    if dsn is not None:
+        check_dsn("DSN", dsn)
     address = dsn or connect_stack(config).store_dsn
     with (
         translated(address, "the outbox"),

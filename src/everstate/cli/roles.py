@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 from everstate.app import App
+from everstate.cli.metrics import serving_figures
 from everstate.config import Config
 from everstate.errors import InvalidEntityType
+from everstate.parts import Journal, Run, run_parts, states_folder
 
 
 class Role(enum.StrEnum):
@@ -23,9 +25,18 @@ class Role(enum.StrEnum):
     CLEAN = "clean"
 
 
-def run_role(role: Role, config: Config, app: App, stop: threading.Event) -> None:
-    """Do a role's work in this process until ``stop`` is set."""
-    _WORK[role].run(config, app, stop)
+def run_role(
+    role: Role, config: Config, app: App, stop: threading.Event, *, given: Config | None = None
+) -> None:
+    """Do a role's work in this process until ``stop`` is set.
+
+    ``given``: the settings without the addresses of the local servers that run now.
+    """
+    with serving_figures(config, role.value):
+        if role is Role.CLEAN:
+            run_clean(config, app, stop, given=given)
+        else:
+            _WORK[role].run(config, app, stop)
 
 
 def roles_of(app: App) -> list[Role]:
@@ -38,13 +49,16 @@ def run_relay(config: Config, app: App, stop: threading.Event) -> None:
     from everstate.log.topics import Topics
     from everstate.sources.outbox import relay_of
 
-    # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
-    with Topics(config) as topics:
-        topics.ensure(app.entities)
-    # Facts come through the outbox's stream too, beside those that the API writes to the log.
-    entity_types = (*app.entities_from("store"), *app.entities_from("log"))
-    with relay_of(config, entity_types) as relay:
-        relay.run(stop)
+    def relay_until(stop: threading.Event) -> None:
+        # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
+        with Topics(config) as topics:
+            topics.ensure(app.entities)
+        # Facts come through the outbox's stream too, beside those that the API writes to the log.
+        entity_types = (*app.entities_from("store"), *app.entities_from("log"))
+        with relay_of(config, entity_types) as relay:
+            relay.run(stop)
+
+    _run_alone(config, Role.RELAY, relay_until, stop)
 
 
 def run_pipeline(config: Config, app: App, stop: threading.Event) -> None:
@@ -60,17 +74,17 @@ def run_publisher(config: Config, app: App, stop: threading.Event) -> None:
     from everstate.log.topics import Topics
     from everstate.sources.crud.stores.cassandra import Publisher
 
-    with Topics(config) as topics:
-        topics.ensure(app.entities)
-    with Publisher(config, app.entities_from("cassandra")) as publisher:
-        publisher.run(stop)
+    def publish_until(stop: threading.Event) -> None:
+        with Topics(config) as topics:
+            topics.ensure(app.entities)
+        with Publisher(config, app.entities_from("cassandra")) as publisher:
+            publisher.run(stop)
+
+    _run_alone(config, Role.PUBLISHER, publish_until, stop)
 
 
 def run_commands(config: Config, app: App, stop: threading.Event) -> None:
-    """Decide commands, and run all process managers.
-
-    Each has a thread; when one fails, all are stopped and its error is raised.
-    """
+    """Decide commands, and run all process managers; each is a part that fails alone."""
     from everstate.sources.commands import CommandHandler, ProcessRunner
 
     if not app.command_groups:
@@ -78,30 +92,54 @@ def run_commands(config: Config, app: App, stop: threading.Event) -> None:
             f"app {app.name} has no entity type that takes commands",
             advice='Register one with source="commands" and declare app.commands(…) for it.',
         )
-    runners: list[CommandHandler | ProcessRunner] = [CommandHandler(config, app)]
-    runners += [ProcessRunner(config, app, name) for name in app.processes]
-    with ThreadPoolExecutor(len(runners), thread_name_prefix="commands") as pool:
-        running = [pool.submit(runner.run, stop) for runner in runners]
-        wait(running, return_when=FIRST_COMPLETED)
-        stop.set()
-    for runner in runners:
-        runner.close()
-    for each in running:
-        each.result()
+
+    def handle(stop: threading.Event) -> None:
+        with CommandHandler(config, app) as handler:
+            handler.run(stop)
+
+    def react(name: str, stop: threading.Event) -> None:
+        with ProcessRunner(config, app, name) as runner:
+            runner.run(stop)
+
+    parts: dict[str, Run] = {"handler": handle}
+    parts |= {f"process-{name}": partial(react, name) for name in app.processes}
+    run_parts(_journal(config, Role.COMMANDS), parts, stop)
 
 
-def run_clean(config: Config, app: App, stop: threading.Event) -> None:
-    """Turn what captures wrote into changes, and restart their connectors when they fail."""
+def run_clean(
+    config: Config, app: App, stop: threading.Event, *, given: Config | None = None
+) -> None:
+    """Turn what captures wrote into changes, and restart what stops writing it.
+
+    That is a connector that failed, and the local Connect when it crashed. ``given``: the settings
+    without the addresses of the local servers that run now.
+    """
     from everstate.local import connect
-    from everstate.pipeline.clean import run_cleaners
+    from everstate.local import keep_running as keep_servers_running
+    from everstate.pipeline.clean import cleaning_part
     from everstate.sources.cdc.restarting import keep_running, restarters_of
 
-    restarters = restarters_of(app.captures, lambda: connect(config))
-    watching = threading.Thread(
-        target=keep_running, args=(restarters, stop), name="restart-captures", daemon=True
-    )
-    watching.start()
-    run_cleaners(config, app.cleanings(config), stop)
+    parts = {
+        name: cleaning_part(config, partial(app.cleaning, config, name)) for name in app.captures
+    }
+    servers = given or config
+    restarters = restarters_of(app.captures, lambda: connect(servers))
+    parts["connectors"] = partial(keep_running, restarters)
+    captures = app.captures.values()
+    if servers.capture.connect_url is None and any(
+        capture.dsn is not None and capture.connect_url is None for capture in captures
+    ):
+        parts["connect"] = partial(keep_servers_running, servers, ("connect",))
+    run_parts(_journal(config, Role.CLEAN), parts, stop)
+
+
+def _journal(config: Config, role: Role) -> Journal:
+    return Journal(role.value, states_folder(config.project.data_dir))
+
+
+def _run_alone(config: Config, role: Role, run: Run, stop: threading.Event) -> None:
+    """Run a role that is one part: what it raises ends the process, as nothing else is in it."""
+    run_parts(_journal(config, role), {role.value: run}, stop, fatal=(BaseException,))
 
 
 @dataclass(frozen=True, slots=True)

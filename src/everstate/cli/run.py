@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, config_of, err, load_app
+from everstate.app import App
+from everstate.cli.claim import claimed
+from everstate.cli.console import AppOption, config_of, err, project_of
 from everstate.cli.roles import Role, roles_of, run_role
 from everstate.cli.supervisor import (
     Supervisor,
@@ -17,9 +20,10 @@ from everstate.cli.supervisor import (
     stop_on_signals,
     stop_with_parent,
 )
+from everstate.cli.watching import SUPERVISOR, Watch
 from everstate.config import Config
-from everstate.errors import InvalidConfig
-from everstate.local import connect
+from everstate.errors import EverstateError, InvalidConfig
+from everstate.parts import Journal, states_folder
 from everstate.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
@@ -44,16 +48,28 @@ def run(
     kind.
     """
     configure_logging()
-    config = connect(config_of(context))
-    project_app = load_app(app, config)
+    given = config_of(context)
+    config, project_app = project_of(context, app)
     stop = threading.Event()
     stop_on_signals(stop)
     if with_parent:
         stop_with_parent(stop)
+    if only is None:
+        _tell_plan(config, project_app)
     if only is not None:
-        run_role(only, config, project_app, stop)
+        run_role(only, config, project_app, stop, given=given)
     else:
         _supervise(config, app, roles_of(project_app), stop)
+
+
+def _tell_plan(config: Config, app: App) -> None:
+    """Print what becomes of the views, when the app declares others than are kept."""
+    from everstate.cli.plan import planned_steps, print_plan
+
+    with suppress(EverstateError):  # the pipeline waits for a server that is away
+        found = planned_steps(config, app)
+        if any(step.published is not None for step in found):
+            print_plan(found)
 
 
 def _supervise(
@@ -62,11 +78,19 @@ def _supervise(
     spec = app or config.project.app
     if spec is None:
         raise InvalidConfig("project.app", None, "module:attribute of an App")
-    folder, logs = config.project.data_dir.parent, config.project.data_dir / "logs"
-    supervisor = Supervisor({role: role_argv(role, folder, spec) for role in roles}, logs)
-    *others, last = roles
-    err.print(
-        f"{', '.join(others)} and {last} run; their logs are in {logs}. Ctrl-C stops them all."
-    )
-    supervisor.run(stop)
+    data_dir = config.project.data_dir
+    logs = data_dir / "logs"
+    with claimed(config):
+        journal = Journal(SUPERVISOR, states_folder(data_dir))
+        argv_of = {role.value: role_argv(role, config.folder, spec) for role in roles}
+        supervisor = Supervisor(argv_of, logs, journal)
+        *others, last = roles
+        err.print(
+            f"{', '.join(others)} and {last} run; their logs are in {logs}. Ctrl-C stops them all.",
+            highlight=False,
+        )
+        try:
+            supervisor.run(stop, Watch(data_dir).look)
+        finally:
+            journal.remove()
     err.print("stopped")

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from everstate.cli.console import AppOption, config_of, err, load_app
+from everstate.cli.metrics import serving_figures
 from everstate.cli.supervisor import stop_on_signals
 from everstate.local import connect
+from everstate.parts import Journal, states_folder
 from everstate.telemetry import configure_logging
 
 
@@ -41,8 +43,17 @@ def serve(
     chosen = {name: value for name, value in given.items() if value is not None}
     config = config.model_copy(update={"api": config.api.model_copy(update=chosen)})
     server.check_reach(config)
-    project_app, config = load_app(app, config), connect(config)
+    project_app = load_app(app, config)
+    config = connect(config)
     stop = threading.Event()
     stop_on_signals(stop)
-    server.serve(config, project_app, stop, on_ready=lambda url: err.print(f"serving {url}"))
+    with serving_figures(config, "serve"):
+        journal = Journal("serve", states_folder(config.project.data_dir))
+
+        def ready(url: str) -> None:
+            journal.serves(url)
+            err.print(f"serving {url}", highlight=False)
+
+        with journal.beating():
+            server.serve(config, project_app, stop, on_ready=ready)
     err.print("stopped")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import JsonOption, config_of, err, out, tell_error
+from everstate.cli.console import JsonOption, config_of, err, out, print_json, tell_error
 from everstate.cli.status import print_servers
 from everstate.local import ConsoleProgress, Stack, supervise
 
@@ -35,12 +35,19 @@ def up(
     progress = ConsoleProgress(err)
     if not foreground:
         stack.start(progress)
-        print_servers(stack, json=json)
+        _show(stack, json)
         return
     with stack:
-        print_servers(stack, json=json)
+        _show(stack, json)
         err.print("Ctrl-C stops the servers")
         try:
             supervise(stack, threading.Event(), tell=tell_error, progress=progress)
         except KeyboardInterrupt:
             err.print("stopping")
+
+
+def _show(stack: Stack, json: bool) -> None:
+    if json:
+        print_json(stack.status())
+    else:
+        print_servers(stack)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from everstate.cli.console import tell_error
-from everstate.errors import EverstateError
+from everstate.errors import EverstateError, MissingExtra
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ VERBS = (
     Verb(
         "status",
         "status",
-        "Show the servers of this project; exit code 6 when one does not run.",
+        "Show servers and roles; exit code 6 when a server does not run, 1 when a role does not.",
     ),
     Verb(
         "doctor",
@@ -76,7 +76,18 @@ VERBS = (
     ),
     Verb("commands", "commands", "Send commands; see, replay and give up those that are parked."),
     Verb("views", "views", "How the views stand, and the proof of them."),
+    Verb(
+        "psql",
+        "psql",
+        "Ask the views in SQL: one statement with -c, else psql, where it is installed.",
+    ),
+    Verb(
+        "plan",
+        "plan",
+        "Show what starting this app would change of its views: what is built, and what it reads.",
+    ),
     Verb("gaps", "gaps", "List keys whose changes wait for a missing version; accept that."),
+    Verb("log", "log", "The log that the changes go to."),
     Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
     Verb("outbox", "outbox", "The outbox in a service's own database."),
     Verb("archive", "archive", "The lake: its proof, its files, and replay."),
@@ -138,3 +149,9 @@ class VerbGroup(TyperGroup):
                 raise
             tell_error(error)
             raise typer.Exit(error.exit_code) from error
+        except ModuleNotFoundError as cause:
+            missing = MissingExtra.of(cause)
+            if missing is None or ctx.params.get("debug"):
+                raise
+            tell_error(missing)
+            raise typer.Exit(missing.exit_code) from cause

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everstate.cli.console import (
+    READING,
     AppOption,
     JsonOption,
-    config_of,
     err,
-    load_app,
     print_json,
+    project_of,
     table,
+    working,
 )
+from everstate.cli.rebuild import drop, rebuild
+from everstate.cli.standing import say_how_far
 from everstate.errors import VerificationFailed
-from everstate.local import connect
 from everstate.serving import Reader
 from everstate.serving.words import value_text
 
 if TYPE_CHECKING:
     from everstate.pipeline.verify import ViewReport
+
+_LEGEND = (
+    "position: offsets that were read; lag: changes in the log that the view does not have; "
+    "seconds: age of the oldest of them"
+)
 
 views = typer.Typer(no_args_is_help=True, help="How the views stand, and the proof of them.")
 
@@ -33,20 +40,31 @@ def register(cli: typer.Typer) -> None:
     cli.add_typer(views, name="views")
 
 
+views.command("rebuild")(rebuild)
+views.command("drop")(drop)
+
+
 @views.command("list")
 def list_(context: typer.Context, app: AppOption = None, json: JsonOption = False) -> None:
     """List every view: rows, position, lag, and when it was last proved."""
-    config = connect(config_of(context))
-    with Reader(config, load_app(app, config)) as reader:
+    config, project = project_of(context, app, needs=READING)
+    with Reader(config, project) as reader:
         found = reader.views()
+    if any(view.lag_changes is None for view in found):
+        err.print("note: Kafka does not answer: the lag is not known", style="yellow")
     if json:
         print_json(found)
         return
+    err.print(_LEGEND, style="dim")
     table(
-        ("view", "kind", "entity", "rows", "position", "lag", "seconds", "verified", "status"),
+        (
+            *("view", "version", "kind", "entity", "rows", "position", "lag", "seconds"),
+            *("verified", "status"),
+        ),
         [
             (
                 view.name,
+                view.version,
                 view.kind,
                 view.entity,
                 view.rows,
@@ -70,13 +88,14 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show the rows of a view as they are now."""
-    config = connect(config_of(context))
-    with Reader(config, load_app(app, config)) as reader:
+    config, project = project_of(context, app, needs=READING)
+    with Reader(config, project) as reader:
         columns, rows = reader.rows(name, limit=limit)
-    if json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-        return
-    table(columns, [[_cell(cell) for cell in row] for row in rows])
+        if json:
+            print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        else:
+            table(columns, [[cell(value) for value in row] for row in rows])
+        say_how_far(reader, name)
 
 
 @views.command("verify")
@@ -88,32 +107,31 @@ def verify(
 ) -> None:
     """Prove views: the kept rows against the same SQL, run in batch over the archive."""
     # Imported here: Spark takes a second that no other verb should pay.
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.session import own_spark
     from everstate.pipeline.verify import failing, verify_views
 
-    config = connect(config_of(context))
-    project = load_app(app, config)
-    with err.status("starting Spark") as status:
-        spark = spark_session(config, app_name="everstate views verify")
-        try:
-            status.update("verifying")
-            reports = verify_views(
-                spark,
-                config,
-                project,
-                names or None,
-                on_report=lambda report: status.update(f"verified {report.name}"),
-            )
-        finally:
-            spark.stop()
+    config, project = project_of(context, app)
+    with (
+        working("starting Spark") as tell,
+        own_spark(config, app_name="everstate views verify") as spark,
+    ):
+        tell("verifying")
+        reports = verify_views(
+            spark,
+            config,
+            project,
+            names or None,
+            on_report=lambda report: tell(f"verified {report.name}, in {report.seconds:.1f} s"),
+        )
     if json:
         print_json(reports)
     else:
         print_reports(reports)
     if bad := failing(reports):
         raise VerificationFailed(
-            f"{len(bad)} of {len(reports)} views differ from the batch result.",
-            advice="The differing rows are above; `everstate explain` tells where each came from.",
+            f"the proof of {len(bad)} of {len(reports)} views does not hold.",
+            advice="What differs, or was not read, is above; `everstate explain` tells where a row "
+            "came from.",
         )
 
 
@@ -128,13 +146,15 @@ def print_reports(reports: Sequence[ViewReport]) -> None:
                 report.expected_rows,
                 report.kept_hash,
                 report.seconds,
-                "holds" if report.holds else f"{report.different_rows:,} rows differ",
+                _proof(report),
                 # The reason why the columns that readers see were not compared is in --json.
                 report.as_read.partition(":")[0],
             )
             for report in reports
         ],
     )
+    for line in dict.fromkeys(line for report in reports for line in report.not_read):
+        err.print(f"not read: {line}", highlight=False, markup=False)
     for report in reports:
         if report.differences:
             table(
@@ -144,9 +164,19 @@ def print_reports(reports: Sequence[ViewReport]) -> None:
             )
 
 
-def _cell(cell: object) -> object:
-    plain = cell is None or isinstance(cell, int | float | str)
-    return cell if plain else str(cell) if not isinstance(cell, dict | list) else value_text(cell)
+def _proof(report: ViewReport) -> str:
+    if report.holds:
+        return "holds"
+    if report.different_rows:
+        return f"{report.different_rows:,} rows differ"
+    return "not all of the log was read"
+
+
+def cell(value: object) -> object:
+    """A value of a row as a table shows it."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    return value_text(value) if isinstance(value, dict | list) else str(value)
 
 
 def _verified(moment: datetime | None, report: dict[str, object] | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 
 from rich.console import Console
@@ -128,7 +129,7 @@ def prove(config: Config, console: Console, folder: str) -> None:
     """
     # Imported here: Spark takes a second that the questions should not wait for.
     from everstate.pipeline.audit import audit
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.session import own_spark
     from everstate.pipeline.verify import failing, verify_views
 
     show.heading(
@@ -136,9 +137,9 @@ def prove(config: Config, console: Console, folder: str) -> None:
         "Are the views right? The SQL of each, run in batch over the lake at the view's position",
         f"everstate -C {folder} views verify",
     )
-    with console.status("starting Spark"):
-        spark = spark_session(config, app_name="everstate demo proofs")
-    try:
+    with ExitStack() as until_proved:
+        with console.status("starting Spark"):
+            spark = until_proved.enter_context(own_spark(config, app_name="everstate demo proofs"))
         with console.status("comparing row by row"):
             reports = verify_views(
                 spark, config, app, on_report=lambda report: console.print(show.proof(report))
@@ -151,8 +152,6 @@ def prove(config: Config, console: Console, folder: str) -> None:
         with console.status("reading the lake"):
             found = audit(spark, config, "flight")
         console.print(show.audit(found))
-    finally:
-        spark.stop()
     failed = [report.name for report in failing(reports)]
     failed += [] if found.holds else ["the archive"]
     if failed:

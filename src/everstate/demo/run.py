@@ -23,6 +23,7 @@ from everstate.demo.play import Timetable, read_timetable
 from everstate.demo.watch import Course, Display, Memory, Watcher
 from everstate.errors import LocalStackError, Unavailable
 from everstate.local import ConsoleProgress, Stack
+from everstate.private import private_folder
 
 APP = "everstate.demo.flights:app"
 _SETTINGS = f"""\
@@ -102,7 +103,7 @@ def _prepare(options: DemoOptions) -> Config:
             settings.unlink()
     elif folder.exists() and any(folder.iterdir()):
         raise _not_ours(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     if not settings.is_file():
         settings.write_text(_SETTINGS, encoding="utf-8")
     return load(folder)

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import psutil
 import psycopg
-from psycopg import sql
 from psycopg.errors import InvalidSchemaName, UndefinedTable
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -24,6 +23,7 @@ from everstate.config import Config
 from everstate.demo.play import NEW_YORK
 from everstate.log.lag import Lag, Position
 from everstate.log.topics import TopicNames
+from everstate.views.control import Control
 
 _PLAIN_EVERY_S = 5.0
 _RATE_OVER_S = 3.0
@@ -205,12 +205,7 @@ class Watcher:
         self._lag = Lag(config)
         self._archived = 0
         self._archive_due = 0.0
-        self._positions = sql.SQL(
-            "SELECT view_group, generation, partition, next_offset FROM {} WHERE entity = %s"
-        ).format(sql.Identifier(schema, "position"))
-        self._applied = sql.SQL("SELECT sum(applied) FROM {} WHERE view_group = %s").format(
-            sql.Identifier(schema, "counters")
-        )
+        self._control = Control(self._views, schema)
 
     def close(self) -> None:
         """Give up the connections."""
@@ -235,20 +230,19 @@ class Watcher:
         )
 
     def _kept(self) -> tuple[int, float | None]:
-        """Changes applied by the main view group, and its lag; ``None`` before it is made."""
+        """Changes that the core applied, and its lag; ``None`` before it is made."""
         try:
-            row = self._views.execute(self._applied, [self._entity]).fetchone()
-            places = self._views.execute(self._positions, [self._entity]).fetchall()
+            applied = self._control.counters(self._entity).applied
+            vector = self._control.core_vector(self._entity)
         except (UndefinedTable, InvalidSchemaName):
             return 0, None
-        names = TopicNames(self._config.log.prefix)
+        topic = TopicNames(self._config.log.prefix).changes(self._entity)
         positions = [
-            Position(group, names.changes(self._entity, generation), partition, offset)
-            for group, generation, partition, offset in places
+            Position(self._entity, topic, partition, offset) for partition, offset in vector.items()
         ]
         lags = [behind.lag_seconds for behind in self._lag.rows(positions)]
         seconds = max(lags) if lags else None
-        return int(row[0]) if row and row[0] is not None else 0, seconds
+        return applied, seconds
 
     def _in_archive(self) -> int:
         """Rows in the lake, counted from its statistics at most once a second."""

@@ -18,12 +18,16 @@ from everstate.errors.commands import (
     StateStoreFailed,
 )
 from everstate.errors.declarations import (
+    HIDDEN,
     InvalidCapture,
     InvalidConfig,
     InvalidEntityType,
+    InvalidProject,
     InvalidView,
+    MissingExtra,
     UnknownCapture,
     UnknownEntity,
+    UnknownSetting,
     UnknownView,
     WrongSource,
 )
@@ -42,7 +46,9 @@ from everstate.errors.log import (
     DeliveryFailed,
     LogError,
     LogIdentityChanged,
+    LogTruncated,
     RecordRefused,
+    TopicResized,
 )
 from everstate.errors.outbox import (
     ChainBroken,
@@ -63,6 +69,7 @@ from everstate.errors.pipeline import (
     NoGap,
     PipelineError,
     PositionMoved,
+    PublishRefused,
     SparkLost,
     VerificationFailed,
     ViewFailed,
@@ -88,6 +95,7 @@ from everstate.errors.servers import (
 )
 
 __all__ = [
+    "HIDDEN",
     "AlreadyExists",
     "ArchiveError",
     "ArchiveFull",
@@ -113,6 +121,7 @@ __all__ = [
     "InvalidCommand",
     "InvalidConfig",
     "InvalidEntityType",
+    "InvalidProject",
     "InvalidQuery",
     "InvalidRequest",
     "InvalidView",
@@ -120,6 +129,8 @@ __all__ = [
     "LocalStateError",
     "LogError",
     "LogIdentityChanged",
+    "LogTruncated",
+    "MissingExtra",
     "MissingProvenance",
     "NoGap",
     "NotAllowed",
@@ -129,6 +140,7 @@ __all__ = [
     "PositionMoved",
     "PreconditionFailed",
     "ProcessFailed",
+    "PublishRefused",
     "RecordRefused",
     "Rejected",
     "ReplicationFailed",
@@ -139,10 +151,12 @@ __all__ = [
     "SourceError",
     "SparkLost",
     "StateStoreFailed",
+    "TopicResized",
     "Unauthenticated",
     "Unavailable",
     "UnknownCapture",
     "UnknownEntity",
+    "UnknownSetting",
     "UnknownView",
     "UnsupportedMediaType",
     "VerificationFailed",

@@ -41,7 +41,8 @@ class ChangeTooLarge(InvalidChange):
             entity,
             key,
             "size",
-            f"the change is {size:,} bytes and log.message_bytes_max is {limit:,}. "
+            f"the change is {size:,} bytes (of its two states the larger one counts) and "
+            f"log.message_bytes_max is {limit:,}. "
             "Raise the limit, or keep large values outside and store a reference.",
         )
 
@@ -73,16 +74,19 @@ class ImportFailed(EverstateError):
         reason: str,
         committed: int = 0,
         next_row: int | None = None,
+        *,
+        advice: str | None = None,
     ) -> None:
         self.path, self.row, self.reason, self.committed = path, row, reason, committed
         self.next_row = next_row
         where = f"{path}, row {row}" if row is not None else path
-        super().__init__(
-            f"{where}: {reason} ({committed:,} rows before it were committed).",
-            advice=None
-            if next_row is None
-            else f"Mend the row, and import the file again with --from-row {next_row}.",
-        )
+        before = "" if row is None else f" ({committed:,} rows before it were committed)"
+        if next_row is not None:
+            advice = (
+                f"Mend the row, and import the file again with --from-row {next_row}; --check "
+                "lists all rows that are wrong."
+            )
+        super().__init__(f"{where}: {reason}{before}.", advice=advice)
 
 
 class InvalidQuery(EverstateError):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from everstate.errors.base import EverstateError
+
+BEGIN_NEW_LOG: Final = (
+    "Bring the old topic back if you can. Otherwise begin a new log: `everstate log begin --help` "
+    "lists the steps."
+)
 
 
 class DeliveryFailed(EverstateError):
@@ -32,11 +39,41 @@ class LogIdentityChanged(EverstateError):
 
     exit_code = 9
 
+    def __init__(self, message: str, *, advice: str = BEGIN_NEW_LOG) -> None:
+        super().__init__(message, advice=advice)
+
+
+class TopicResized(LogError):
+    """A topic has another number of partitions than the stored positions know (C8, V12)."""
+
+    exit_code = 9
+
+    def __init__(self, topic: str, stored: int, found: int) -> None:
+        self.topic, self.stored, self.found = topic, stored, found
+        super().__init__(
+            f"topic {topic} has {found} partitions; the stored positions belong to {stored}. "
+            "Nothing was read or written: a key's next change may lie in another partition than "
+            "its earlier ones.",
+            advice="Kafka cannot take partitions away. Begin a new log: `everstate log begin "
+            "--help` lists the steps.",
+        )
+
 
 class DataLoss(EverstateError):
     """The log no longer holds offsets that were not yet read; nothing was skipped."""
 
     exit_code = 9
+
+
+class LogTruncated(DataLoss):
+    """The log ends before a position that was read: it lost its newest records (C8).
+
+    It is raised at once, and nothing is read or written: what the log takes next would get the
+    offsets of what it lost, and would be passed over.
+    """
+
+    def __init__(self, message: str, *, advice: str = BEGIN_NEW_LOG) -> None:
+        super().__init__(message, advice=advice)
 
 
 class CorruptRecord(EverstateError):

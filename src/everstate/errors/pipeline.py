@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from everstate.errors.base import EverstateError
 
 
@@ -48,7 +50,7 @@ class VerificationFailed(EverstateError):
 
 
 class ViewFailed(EverstateError):
-    """One view of a group cannot take a change; the others can, without it.
+    """One view cannot take a change; the others can, without it.
 
     ``offset`` and ``key`` name the change when it could be told, else they are ``None``.
     """
@@ -70,14 +72,35 @@ def _view_failed(view: str, reason: str, offset: int | None, key: str | None) ->
 
 
 class HeldOverflow(EverstateError):
-    """More changes wait behind version gaps than may be held; the group stops, nothing is lost."""
+    """More changes wait than may be held; the core or capture stops, nothing is lost."""
 
-    def __init__(self, view_group: str, held: int, limit: int) -> None:
-        self.view_group, self.held, self.limit = view_group, held, limit
+    def __init__(
+        self,
+        who: str,
+        held: int,
+        limit: int,
+        *,
+        why: str = "behind version gaps",
+        advice: str = "Look for the lost versions (everstate archive verify), or raise the limit.",
+    ) -> None:
+        self.who, self.held, self.limit = who, held, limit
         super().__init__(
-            f"{view_group}: {held:,} changes wait behind version gaps, "
-            f"and pipeline.held_max is {limit:,}.",
-            advice="Look for the lost versions (everstate archive verify), or raise the limit.",
+            f"{who}: {held:,} changes wait {why}, and pipeline.held_max is {limit:,}.",
+            advice=advice,
+        )
+
+
+class PublishRefused(EverstateError):
+    """Readers' views depend on a name whose columns would change; readers keep the old version."""
+
+    exit_code = 5
+
+    def __init__(self, view: str, dependents: Sequence[str]) -> None:
+        self.view, self.dependents = view, tuple(dependents)
+        super().__init__(
+            f"view {view}: its new version has other columns, and {', '.join(dependents)} depends "
+            "on it. Readers keep the old version.",
+            advice="Drop what depends on it, or declare the view under a new name.",
         )
 
 

@@ -7,9 +7,9 @@ from everstate.local.artifacts import spark_jars
 from everstate.local.checks import Check, machine_checks, stack_checks
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import java_home
-from everstate.local.progress import ConsoleProgress, Progress, Silent
+from everstate.local.progress import ConsoleProgress, Progress, Silent, Tell
 from everstate.local.stack import ServerStatus, Stack, connect
-from everstate.local.supervise import supervise
+from everstate.local.supervise import keep_running, supervise
 
 __all__ = [
     "Check",
@@ -18,9 +18,11 @@ __all__ = [
     "ServerStatus",
     "Silent",
     "Stack",
+    "Tell",
     "class_archive_options",
     "connect",
     "java_home",
+    "keep_running",
     "machine_checks",
     "spark_jars",
     "stack_checks",

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -15,8 +16,9 @@ from typing import Any
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.fetch import fetch
+from everstate.local.fetch import digest_of, fetch
 from everstate.local.progress import Progress, Silent
+from everstate.private import write_private
 
 _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
 
@@ -100,17 +102,22 @@ def obtain(
 ) -> list[Path]:
     """Paths of ``artifacts`` in the cache, fetching those that are not there.
 
-    Offline when all are cached. Cost when cached: one stat a file. Raises LocalStackError when a
-    file cannot be had or is not what the lock says.
+    Offline when all are cached. Cost when cached: one stat a file; a file that is new or was
+    touched is read and compared once. Raises LocalStackError when a file cannot be had or is not
+    what the lock says.
     """
     wanted = list(artifacts)
-    missing = [a for a in wanted if not _is_whole(cached(config, a), a.size)]
+    checked = _Checked(cache_dir(config) / "jars" / "checked.json")
+    missing = [a for a in wanted if not checked.is_whole(cached(config, a), a)]
     if missing:
         base = (config.local.jars_url or _public_url()).rstrip("/")
         fetch(
             [(f"{base}/{a.path}", cached(config, a), a.sha256, a.size) for a in missing],
             progress or Silent(),
         )
+        for artifact in missing:
+            checked.is_whole(cached(config, artifact), artifact)
+    checked.keep()
     return [cached(config, a) for a in wanted]
 
 
@@ -127,9 +134,41 @@ def _public_url() -> str:
     return str(MAVEN_CENTRAL_URL)
 
 
-def _is_whole(path: Path, size: int) -> bool:
-    """A cached file was verified when it was put there; its size tells a later truncation."""
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
+class _Checked:
+    """Which files of the cache were compared with the lock, and how they looked then.
+
+    A file that somebody changed has another time of change, which only the system sets.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._new: dict[str, str] = {}
+        self._known = self._read()
+
+    def is_whole(self, path: Path, artifact: Artifact) -> bool:
+        """Whether a file is what the lock says; it is read when it looks new."""
+        try:
+            found = path.stat()
+            if found.st_size != artifact.size:
+                return False
+            look = f"{found.st_size} {found.st_ctime_ns} {artifact.sha256}"
+            if self._known.get(artifact.path) != look:
+                if digest_of(path) != artifact.sha256:
+                    return False
+                self._known[artifact.path] = self._new[artifact.path] = look
+        except OSError:
+            return False
+        return True
+
+    def keep(self) -> None:
+        """Write down what is new; a cache that cannot be written is read again next time."""
+        if self._new:
+            with suppress(OSError):
+                write_private(self._file, json.dumps({**self._read(), **self._new}))
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = json.loads(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return dict(known) if isinstance(known, dict) else {}

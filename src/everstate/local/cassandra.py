@@ -13,8 +13,10 @@ from typing import Final
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import Artifact, cached, cassandra_artifacts
+from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import Jvm, find_jvm, java_home
 from everstate.local.server import Launch, Ports
+from everstate.private import private_folder
 
 _PROBE_S: Final = 2.0
 _JAVA_MAJOR: Final = 17
@@ -129,7 +131,7 @@ class CassandraServer:
     def prepare(self, ports: Ports) -> Launch:
         """Write its settings; raises LocalStackError when the Java found is not 17."""
         cassandra_java()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         places = {
             name: json.dumps(str(self._folder / name))
             for name in ("data", "commitlog", "caches", "hints", "cdc")
@@ -138,10 +140,11 @@ class CassandraServer:
         self._settings.write_text(_SETTINGS.format(**places, **ports, sync=sync), "utf-8")
         logging = self._folder / "logback.xml"
         logging.write_text(_LOGGING, "utf-8")
-        jars = (str(cached(self._config, artifact)) for artifact in self.artifacts)
+        jars = [str(cached(self._config, artifact)) for artifact in self.artifacts]
         env = {**os.environ, "CLASSPATH": os.pathsep.join(jars)}
         argv = (
             str(java_home(self._config) / "bin" / "java"),
+            *class_archive_options(self._config, self.name, jars),
             *self._java_options(logging, ports),
             "org.apache.cassandra.service.CassandraDaemon",
         )

@@ -51,6 +51,7 @@ def machine_checks(config: Config) -> list[Check]:
         _root(),
         _memory(),
         _disk("data folder", config.project.data_dir),
+        *_closed(config.project.data_dir),
         _disk("cache folder", cache_dir(config)),
         _ports(),
         _cache(config),
@@ -128,6 +129,14 @@ def _disk(name: str, folder: Path) -> Check:
             name, "warn", found, "make room, or move it (project.data_dir, local.cache_dir)"
         )
     return Check(name, "ok", found)
+
+
+def _closed(folder: Path) -> list[Check]:
+    """Whether others on this machine can read the data; nothing while there is none."""
+    if not folder.exists() or not folder.stat().st_mode & 0o077:
+        return []
+    found = f"{folder}: others on this machine may read it"
+    return [Check("data folder", "warn", found, f"chmod 700 {folder}")]
 
 
 def _ports() -> Check:

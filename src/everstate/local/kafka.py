@@ -14,8 +14,10 @@ from pathlib import Path
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import Artifact, cached, kafka_artifacts
+from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import java_home
 from everstate.local.server import Launch, Ports
+from everstate.private import private_folder
 
 _PROBE_S = 2.0
 _METADATA, _METADATA_VERSION = 3, 1
@@ -72,16 +74,18 @@ class KafkaServer:
     def prepare(self, ports: Ports) -> Launch:
         """Write server.properties and format the data folder when it is new (about 1.5 s)."""
         data = self._folder / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        private_folder(data)
         self._properties.write_text(_PROPERTIES.format(data=data, **ports), "utf-8")
         logging = self._folder / "log4j2.properties"
         logging.write_text(_LOGGING, "utf-8")
         java = java_home(self._config) / "bin" / "java"
-        jars = (str(cached(self._config, artifact)) for artifact in self.artifacts)
+        jars = [str(cached(self._config, artifact)) for artifact in self.artifacts]
         env = {**os.environ, "CLASSPATH": os.pathsep.join(jars)}
-        options = (f"-Dlog4j2.configurationFile={logging}", "-XX:+UseSerialGC")
+        options: tuple[str, ...] = (f"-Dlog4j2.configurationFile={logging}", "-XX:+UseSerialGC")
         if not (data / "meta.properties").exists():
-            self._format(java, options, env)
+            classes = class_archive_options(self._config, self.name, jars, writes=False)
+            self._format(java, (*classes, *options), env)
+        options = (*class_archive_options(self._config, self.name, jars), *options)
         heap = f"-Xmx{self._config.local.kafka_heap_mb}m"
         argv = (str(java), heap, "-XX:+ExitOnOutOfMemoryError", *options, "kafka.Kafka")
         return Launch((*argv, self.marker), env, self._folder)

@@ -15,8 +15,9 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, mariadb_artifact
-from everstate.local.files import unpacked, write_private
+from everstate.local.files import unpacked
 from everstate.local.server import Launch, Ports
+from everstate.private import private_folder, write_private
 
 _USER = "everstate"
 _DATABASE = "everstate"
@@ -86,7 +87,7 @@ class MariaDbServer:
     def prepare(self, ports: Ports) -> Launch:
         """Unpack the binaries once per user, make the data folder once, write the settings."""
         home = self._unpack()
-        (self._folder / "tmp").mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder / "tmp")
         self._write_secrets()
         fsync = self._config.local.fsync
         self._settings.write_text(

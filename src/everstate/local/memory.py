@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from everstate.local.processes import ProcessId
+from everstate.private import private_folder, write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,16 @@ class Memory:
 
     def write(self, servers: dict[str, Remembered]) -> None:
         """Replace the file."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         text = json.dumps(
             {"servers": {name: asdict(server) for name, server in servers.items()}}, indent=1
         )
-        part = self._file.with_name(f"stack.json.{os.getpid()}.part")
-        part.write_text(text + "\n", "utf-8")
-        os.replace(part, self._file)
+        write_private(self._file, text + "\n")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the stack against other processes that start or stop it; waits for its turn."""
-        if not self._folder.exists():
-            self._folder.mkdir(parents=True)
-            # Data of the entities and the database's password: nobody else's business.
-            self._folder.chmod(0o700)
+        private_folder(self._folder)
         with open(self._folder / "stack.lock", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -12,15 +12,17 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import psutil
 import psycopg
 from psycopg import sql
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local import unprivileged
+from everstate.local import processes, unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, postgres_artifact
 from everstate.local.files import unpacked
 from everstate.local.server import Launch, Ports
+from everstate.private import private_folder
 
 _USER = "everstate"
 _DATABASE = "everstate"
@@ -63,7 +65,7 @@ class PostgresServer:
     def prepare(self, ports: Ports) -> Launch:
         """Unpack the binaries once per user, make the data folder once, write the settings."""
         home = self._unpack()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         env = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
         if not (self._data / "PG_VERSION").exists():
             self._initdb(home, env)
@@ -71,6 +73,7 @@ class PostgresServer:
             port=ports["client"], fsync="on" if self._config.local.fsync else "off"
         )
         (self._data / _SETTINGS_FILE).write_text(settings, "utf-8")
+        self._drop_lock_of_zombie()
         argv = (str(home / "bin" / "postgres"), "-D", self.marker)
         return Launch((*unprivileged.prefix(self._data), *argv), env, self._folder)
 
@@ -97,6 +100,21 @@ class PostgresServer:
     def _dsn(self, ports: Ports, database: str) -> str:
         password = self._password.read_text("utf-8").strip()
         return f"postgresql://{_USER}:{password}@127.0.0.1:{ports['client']}/{database}"
+
+    def _drop_lock_of_zombie(self) -> None:
+        """Remove the lock file of a server that ended, but whose parent never asked how.
+
+        PostgreSQL takes a zombie for a running server. A container whose first process does not
+        reap leaves zombies. The lock stays while any process works in the data folder.
+        """
+        lock = self._data / "postmaster.pid"
+        try:
+            owner = psutil.Process(int(lock.read_text("utf-8").split()[0]))
+            is_zombie = owner.status() == psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, IndexError, psutil.Error):
+            return
+        if is_zombie and not processes.in_folder(self._data):
+            lock.unlink(missing_ok=True)
 
     def _unpack(self) -> Path:
         """The folder of the binaries in the cache."""

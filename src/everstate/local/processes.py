@@ -121,6 +121,18 @@ def strays(marker: str) -> list[ProcessId]:
     return found
 
 
+def in_folder(folder: Path) -> list[int]:
+    """Numbers of the processes that have ``folder`` as their working directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder.resolve()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
 def resident_bytes(process: ProcessId) -> int | None:
     """Memory of the process and its children in bytes; None when it is gone."""
     try:

@@ -39,6 +39,23 @@ class Silent:
         yield lambda _size: None
 
 
+class Tell:
+    """Gives each thing as a sentence to a function; a download is one sentence."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def step(self, text: str) -> None:
+        """Tell one thing."""
+        self._tell(text)
+
+    @contextmanager
+    def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:
+        """Tell that a download begins."""
+        self._tell(f"fetching {files} files, {total_bytes / 1e6:,.1f} MB")
+        yield lambda _size: None
+
+
 class ConsoleProgress:
     """Tells on a Rich console: a bar with bytes, rate and time left; plain lines when piped."""
 
@@ -47,7 +64,10 @@ class ConsoleProgress:
 
     def step(self, text: str) -> None:
         """Print one line."""
-        self._console.print(f"[green]✓[/] {text}", highlight=False)
+        # Imported here: who starts nothing needs no console.
+        from rich.text import Text
+
+        self._console.print(Text.assemble(("✓", "green"), " ", text))
 
     @contextmanager
     def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from everstate.local.processes import (
 )
 from everstate.local.progress import Progress, Silent
 from everstate.local.server import Ports, Server
+from everstate.private import private_folder
 
 State = Literal["running", "not answering", "crashed", "stopped"]
 
@@ -111,23 +112,24 @@ class Stack:
         with self._memory.lock():
             wanted = [a for server in self._servers.values() for a in server.artifacts]
             obtain(self._config, wanted, told)
-            (self._config.project.data_dir / "logs").mkdir(exist_ok=True)
+            private_folder(self._config.project.data_dir / "logs")
             for wave in _waves(self._servers):
                 with ThreadPoolExecutor(len(wave)) as pool:
                     list(pool.map(lambda name: self._bring_up(name, told), wave))
         return self.connect()
 
-    def connect(self) -> Config:
+    def connect(self, needs: Collection[str] | None = None) -> Config:
         """The configuration with the running servers' addresses filled in.
 
-        Raises LocalStackError when one of them does not run; an optional one is left out.
+        Raises LocalStackError when one of them does not run; an optional one is left out, and so
+        is one that is not among ``needs`` (``None``: all are needed).
         """
         remembered = self._memory.read()
         ports: dict[str, Ports] = {}
         for name in self._servers:
             known = remembered.get(name)
             if known is None or not _runs(known):
-                if name in _OPTIONAL:
+                if name in _OPTIONAL or (needs is not None and name not in needs):
                     continue
                 crashed = known is not None and known.process is not None
                 raise LocalStackError(
@@ -139,7 +141,7 @@ class Stack:
             ports[name] = known.ports
         kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
         cassandra, config = self._servers.get("cassandra"), self._config
-        if isinstance(cassandra, CassandraServer):
+        if isinstance(cassandra, CassandraServer) and "cassandra" in ports:
             config = config.with_cassandra(*cassandra.address(ports["cassandra"]))
         if "connect" in ports:
             url = ConnectServer.address(ports["connect"])
@@ -147,10 +149,10 @@ class Stack:
             config = config.model_copy(update={"capture": capture})
         return config.with_addresses(
             bootstrap_servers=kafka.address(ports["kafka"])
-            if isinstance(kafka, KafkaServer)
+            if isinstance(kafka, KafkaServer) and "kafka" in ports
             else None,
             store_dsn=postgres.dsn(ports["postgres"])
-            if isinstance(postgres, PostgresServer)
+            if isinstance(postgres, PostgresServer) and "postgres" in ports
             else None,
         )
 
@@ -173,6 +175,31 @@ class Stack:
         """The servers whose process is not there; cheap, for a supervisor's loop."""
         remembered = self._memory.read()
         return [name for name in self._servers if not _runs(remembered.get(name))]
+
+    def crashed(self) -> list[str]:
+        """The servers whose process is not there, though nobody stopped them."""
+        remembered = self._memory.read()
+        known = {name: remembered.get(name) for name in self._servers}
+        return [n for n, k in known.items() if k is not None and k.process is not None
+                and not _runs(k)]  # fmt: skip
+
+    def has_crashed(self, name: str) -> bool | None:
+        """Whether a server is gone though nobody stopped it; ``None``: it was never started."""
+        return None if name not in self._memory.read() else name in self.crashed()
+
+    def revive(self, names: Iterable[str], progress: Progress | None = None) -> list[str]:
+        """Start those of ``names`` again that crashed, and return them.
+
+        Does nothing while another server is away, which they may need. Raises LocalStackError.
+        """
+        wanted = set(names)
+        if not wanted.intersection(self.crashed()) or set(self.gone()) - wanted:
+            return []
+        with self._memory.lock():
+            crashed = [name for name in self.crashed() if name in wanted]
+            for name in crashed:
+                self._bring_up(name, progress or Silent())
+        return crashed
 
     def check(self) -> None:
         """Raise LocalStackError, with the end of its log, when a server is gone."""
@@ -355,13 +382,14 @@ class Stack:
         return "\n".join(lines[starts[-1] if starts else 0 :][-_TAIL_LINES:])
 
 
-def connect(config: Config) -> Config:
+def connect(config: Config, *, needs: Collection[str] | None = None) -> Config:
     """Fill in the addresses of the project's running stack.
 
     Returns ``config`` itself when all addresses are configured. Raises LocalStackError with the
-    advice `everstate up` when a server does not run.
+    advice `everstate up` when a server of ``needs`` does not run (``None``: any server of the
+    stack); the address of another one that does not run stays empty.
     """
-    return Stack(config).connect()
+    return Stack(config).connect(needs)
 
 
 def _waves(names: Iterable[str]) -> list[list[str]]:

@@ -1,16 +1,21 @@
-"""Watch a running stack: a server that crashes is told of and started again."""
+"""Watch a running stack: a server that crashes is reported and started again."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.progress import Progress
 from everstate.local.stack import Stack
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 1.0
+_LOOK_S = 2.0
 _CRASHES_MAX = 3
 _WINDOW_S = 120.0
 
@@ -39,3 +44,16 @@ def supervise(
                 raise failure
             tell(failure)
             stack.restart(name, progress)
+
+
+def keep_running(given: Config, names: Iterable[str], stop: threading.Event) -> None:
+    """Start servers of ``names`` again when they crash, until ``stop`` is set.
+
+    ``given``: the settings without the addresses of running servers. A server that was never
+    started, or was stopped on purpose, is left alone. Raises LocalStackError when one does not
+    start; call it again later.
+    """
+    wanted = tuple(names)
+    while not stop.wait(_LOOK_S):
+        for name in Stack(given).revive(wanted):
+            log.warning("the local %s was gone and is started again", name)

@@ -1,9 +1,11 @@
 """Settings of every Kafka client of ours.
 
-Sizes, smallest first: a value may have ``log.message_bytes_max`` bytes (checked at the write); a
-producer takes that and :data:`RECORD_ROOM_BYTES` for key, headers and framing; a changelog topic
-takes twice the room, so that what a producer sent is never refused for framing; a dead-letter
-topic takes four times, because a dead letter is the record and its reason.
+Sizes, smallest first: a change may have ``log.message_bytes_max`` bytes, of its two states only the
+larger one counted (checked at the write), so that its message has up to twice as many; a producer
+takes that and :data:`RECORD_ROOM_BYTES` for key, headers and framing; a changelog topic takes twice
+the room, so that what a producer sent is never refused for framing; a dead-letter topic takes four
+times, because a dead letter is the record and its reason. A raw topic takes much more: a row that
+is too large for a change must not stop its connector.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import time
 from typing import Any, Final
 
 from everstate.config import Config
-from everstate.errors import InvalidConfig
+from everstate.errors import HIDDEN, InvalidConfig
+from everstate.log.java import java_options
 
 LOGGER = logging.getLogger("everstate.log")
 
@@ -46,6 +49,7 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 """Only for an audit that wants to see what aborted transactions left behind."""
 
 RECORD_ROOM_BYTES: Final = 65_536
+_RAW_BYTES_MIN: Final = 8 * 1_048_576
 TRANSACTION_TIMEOUT_MS: Final = 300_000
 ADMIN_TIMEOUT_S: Final = 10.0
 _TRANSACTION_LINGER_MS: Final = 25.0
@@ -62,37 +66,27 @@ _GUARANTEES: Final = {
     "transactional.id": "the publisher's",
     "group.id": "the reader's",
 }
-_SAME_IN_JAVA: Final = (
-    "client.dns.lookup",
-    "client.rack",
-    "request.timeout.ms",
-    "sasl.kerberos.service.name",
-    "security.protocol",
-    "ssl.cipher.suites",
-    "ssl.key.password",
-    "ssl.keystore.location",
-    "ssl.keystore.password",
-)
+_READERS: Final = frozenset({"auto.offset.reset", "key.deserializer", "value.deserializer"})
 
 
 def record_bytes_max(config: Config) -> int:
     """Bytes of the largest record a producer takes: value, key, headers and framing."""
-    return config.log.message_bytes_max + RECORD_ROOM_BYTES
+    return 2 * config.log.message_bytes_max + RECORD_ROOM_BYTES
 
 
 def changelog_bytes_max(config: Config) -> int:
     """``max.message.bytes`` of `.changes` and `.state`."""
-    return config.log.message_bytes_max + 2 * RECORD_ROOM_BYTES
+    return 2 * config.log.message_bytes_max + 2 * RECORD_ROOM_BYTES
 
 
 def dead_bytes_max(config: Config) -> int:
     """``max.message.bytes`` of the dead-letter topics: any record and its reason."""
-    return config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
+    return 2 * config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
 
 
 def raw_bytes_max(config: Config) -> int:
-    """``max.message.bytes`` of raw topics: a row before and after, and what surrounds them."""
-    return 2 * config.log.message_bytes_max + 4 * RECORD_ROOM_BYTES
+    """``max.message.bytes`` of raw topics, which take rows that are refused later, too."""
+    return max(_RAW_BYTES_MIN, dead_bytes_max(config))
 
 
 def client_settings(config: Config, client_id: str) -> dict[str, Any]:
@@ -103,7 +97,7 @@ def client_settings(config: Config, client_id: str) -> dict[str, Any]:
     for name in config.log.options:
         if name in _GUARANTEES:
             wanted = f"no such option; the log needs {_GUARANTEES[name]}"
-            raise InvalidConfig(f"log.options[{name!r}]", config.log.options[name], wanted)
+            raise InvalidConfig(f"log.options[{name!r}]", HIDDEN, wanted)
     return {
         "bootstrap.servers": config.bootstrap_servers,
         "client.id": client_id,
@@ -218,10 +212,14 @@ def member_settings(
 def spark_options(config: Config) -> dict[str, str]:
     """Options of a Spark Kafka reader of this log: read_committed, and loss is an error (C5, C8).
 
-    Out: ``spark.read.format("kafka").options(**…)``. Of ``log.options`` Spark gets those that the
-    Java client spells the same, SASL user and password as a JAAS line, and PEM files of TLS.
+    Out: ``spark.read.format("kafka").options(**…)``. The security settings of ``log.options`` are
+    there in Java's words. Raises InvalidConfig for one that Java does not have.
     """
-    options = config.log.options
+    own = config.log.java_options
+    for name in own:
+        if name in _GUARANTEES or name in _READERS:
+            wanted = "no such option; readers of the log need their own"
+            raise InvalidConfig(f"log.java_options[{name!r}]", HIDDEN, wanted)
     client_settings(config, "everstate-spark")  # refuses what would weaken the log
     kafka = {
         "bootstrap.servers": config.bootstrap_servers,
@@ -229,30 +227,6 @@ def spark_options(config: Config) -> dict[str, str]:
         "allow.auto.create.topics": "false",
         "max.partition.fetch.bytes": str(max(4_194_304, dead_bytes_max(config))),
         "reconnect.backoff.max.ms": "1000",
-        **{name: options[name] for name in _SAME_IN_JAVA if name in options},
-        **_java_sasl(options),
+        **java_options(config.log.options, own),
     }
-    if "ssl.ca.location" in options:
-        kafka["ssl.truststore.type"] = "PEM"
-        kafka["ssl.truststore.location"] = options["ssl.ca.location"]
     return {f"kafka.{name}": value for name, value in kafka.items()} | {"failOnDataLoss": "true"}
-
-
-def _java_sasl(options: dict[str, str]) -> dict[str, str]:
-    mechanism = options.get("sasl.mechanism", options.get("sasl.mechanisms"))
-    if mechanism is None:
-        return {}
-    java = {"sasl.mechanism": mechanism}
-    if "sasl.username" in options:
-        module = (
-            "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
-        )
-        user, password = (
-            options.get(name, "").replace("\\", "\\\\").replace('"', '\\"')
-            for name in ("sasl.username", "sasl.password")
-        )
-        java["sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{module} required "
-            f'username="{user}" password="{password}";'
-        )
-    return java

@@ -159,7 +159,8 @@ class Follower:
         settings = consumer_settings(config, client_id)
         # How often the broker is asked while there is nothing; what comes, it tells at once.
         settings |= {"fetch.wait.max.ms": 100}
-        self._ends: dict[tuple[str, int], int] = {}
+        self._told, self._at = dict(starts), dict(starts)
+        """Next offset of each partition: when :meth:`spans` was called last, and now."""
         self._client = confluent_kafka.Consumer(settings)
         self._client.assign(
             [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
@@ -193,23 +194,34 @@ class Follower:
         for message in messages:
             error = message.error()
             if error is None:
-                found.append(as_record(message))
+                record = as_record(message)
+                found.append(record)
+                self._at[record.topic, record.partition] = record.offset + 1
             elif error.code() == END_OF_PARTITION:
                 topic, partition, offset = message.topic(), message.partition(), message.offset()
                 assert topic is not None
                 assert partition is not None
                 assert offset is not None
-                self._ends[topic, partition] = offset
+                self._at[topic, partition] = offset
             elif error.code() in OFFSET_GONE:
                 raise DataLoss(f"{self._doing}: the log no longer holds it ({error.str()}).")
             elif not is_transport(error):
                 raise translate(error, self._doing)
         return found
 
-    def ends(self) -> dict[tuple[str, int], int]:
-        """Ends that were come to since the last call: next offsets, behind markers too."""
-        ends, self._ends = self._ends, {}
-        return ends
+    def spans(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """What was read since the last call: first and next offset of each such partition.
+
+        All that is there between them was given by :meth:`poll`; an end that was come to counts,
+        so that markers at the end of a partition are passed, too.
+        """
+        spans = {
+            place: (self._told[place], end)
+            for place, end in self._at.items()
+            if end != self._told[place]
+        }
+        self._told = dict(self._at)
+        return spans
 
 
 def as_record(message: Message) -> Record:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from everstate.config import Config
 from everstate.errors import DataLoss
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 
+_REACH_S: Final = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next offset that a view group (or the archive) will read of one partition."""
+    """The next offset that a reader, such as a view, will read of one partition."""
 
-    view_group: str
+    reader: str
     topic: str
     partition: int
     next_offset: int
@@ -24,7 +28,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class LagRow:
-    """Lag of one view group on one partition at one moment.
+    """Lag of one reader on one partition at one moment.
 
     ``lag_changes`` counts offsets up to the last stable one, a transaction's marker among them,
     and is 0 when nothing but markers is left. ``lag_seconds`` is the age of the oldest record
@@ -33,11 +37,26 @@ class LagRow:
 
     topic: str
     partition: int
-    view_group: str
+    reader: str
     position: int
     end: int
     lag_changes: int
     lag_seconds: float
+
+
+def is_reachable(config: Config) -> bool:
+    """Whether a broker takes connections: asked before a question that would wait long for none.
+
+    False too when no address is known, as of a local broker that does not run.
+    """
+    for address in (config.log.bootstrap_servers or "").split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S):
+                return True
+        except (OSError, ValueError):
+            continue
+    return False
 
 
 class Lag:
@@ -83,7 +102,7 @@ class Lag:
                 LagRow(
                     position.topic,
                     position.partition,
-                    position.view_group,
+                    position.reader,
                     position.next_offset,
                     end,
                     changes,

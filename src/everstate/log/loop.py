@@ -22,6 +22,7 @@ from everstate.log.client import member_settings
 from everstate.log.collector import collector_paused
 from everstate.log.outcome import OFFSET_GONE, is_transport, translate, translated
 from everstate.log.producer import Producer
+from everstate.parts import waits, works
 
 log = logging.getLogger("everstate.log")
 
@@ -132,11 +133,13 @@ class TransactionalLoop:
             while not stop.is_set():
                 try:
                     self.step(0.2)
+                    works()
                 except EverstateError as error:
                     if not error.retryable:
                         raise
                     pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
                     self._failures += 1
+                    waits(error, pause_s)
                     log.warning("%s: %s Again in %.1f s.", self._id, error.message, pause_s)
                     self.close()
                     stop.wait(pause_s)

@@ -36,6 +36,7 @@ CONSEQUENCES: Final = frozenset(
         KafkaError._GAPLESS_GUARANTEE,
     }
 )
+_LOOK: Final = "`everstate status` shows the local broker, and `everstate up` starts it."
 END_OF_PARTITION: Final = KafkaError._PARTITION_EOF
 OFFSET_GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _TRANSPORT: Final = frozenset(
@@ -86,7 +87,7 @@ def translate(error: KafkaError, doing: str) -> EverstateError:
             advice="Stop this one; start it again only when the other one is gone.",
         )
     if is_transport(error):
-        return Unavailable(f"{doing}: Kafka does not answer ({error.str()}).")
+        return Unavailable(f"{doing}: Kafka does not answer ({error.str()}).", advice=_LOOK)
     return LogError(f"{doing}: {error.str()} ({error.name()}).")
 
 
@@ -98,4 +99,4 @@ def translated(doing: str) -> Iterator[None]:
     except KafkaException as cause:
         raise translate(cause.args[0], doing) from cause
     except TimeoutError as cause:
-        raise Unavailable(f"{doing}: Kafka does not answer.") from cause
+        raise Unavailable(f"{doing}: Kafka does not answer.", advice=_LOOK) from cause

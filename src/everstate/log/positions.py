@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from everstate.config import Config
-from everstate.errors import Unavailable
+from everstate.errors import LogTruncated, TopicResized, Unavailable
+from everstate.errors.log import BEGIN_NEW_LOG
 from everstate.log.client import ADMIN_TIMEOUT_S, admin_settings
 from everstate.log.outcome import translate, translated
 
 Ends = dict[tuple[str, int], int]
 
 _SPEC: Any = OffsetSpec  # the driver has no types for it
+_COUNT_AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,14 @@ class Range:
 class Offsets:
     """Asks for offsets of whole topics: one round trip a call, about 1.5 ms on a local broker.
 
-    A topic's partition count is asked once: a topic that is resized is a new generation. Every
-    call raises Unavailable when the broker does not answer for 10 s, and LogError for a topic
-    that does not exist.
+    Every call raises Unavailable when the broker does not answer for 10 s, LogError for a topic
+    that does not exist, and TopicResized for one that has got another number of partitions since
+    it was first asked for (this is looked up once a second).
     """
 
     def __init__(self, config: Config) -> None:
         self._admin = AdminClient(admin_settings(config))
-        self._partitions: dict[str, int] = {}
+        self._partitions: dict[str, tuple[int, float]] = {}
 
     def __enter__(self) -> Offsets:
         return self
@@ -123,9 +125,42 @@ class Offsets:
         return ends
 
     def _count(self, topic: str) -> int:
-        if topic not in self._partitions:
-            self._partitions[topic] = partition_count(self._admin, topic)
-        return self._partitions[topic]
+        known, asked_at = self._partitions.get(topic, (0, 0.0))
+        now = time.monotonic()
+        if known and now - asked_at < _COUNT_AGAIN_S:
+            return known
+        found = partition_count(self._admin, topic)
+        if known and found != known:
+            raise TopicResized(topic, known, found)
+        self._partitions[topic] = (found, now)
+        return found
+
+
+def check_ends(
+    who: str,
+    topic: str,
+    position: Mapping[int, int],
+    ends: Mapping[int, int],
+    *,
+    advice: str = BEGIN_NEW_LOG,
+) -> None:
+    """Raise LogTruncated when a partition ends before the position that was read of it (C8).
+
+    ``who`` begins the sentence. A stable end never goes back by itself: a broker that was
+    restored from a copy, or lost its disk, has fewer records than it served.
+    """
+    lost = [
+        f"{topic}[{partition}] ends at {ends.get(partition, 0):,}, offsets "
+        f"{ends.get(partition, 0):,} to {at - 1:,} are gone"
+        for partition, at in sorted(position.items())
+        if ends.get(partition, 0) < at
+    ]
+    if lost:
+        raise LogTruncated(
+            f"{who}: the log lost records that were read before: {'; '.join(lost)}. Nothing was "
+            "skipped.",
+            advice=advice,
+        )
 
 
 class OpenTransactions:

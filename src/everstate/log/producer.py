@@ -129,28 +129,41 @@ class Producer:
         Raises RecordRefused when the record is larger than the producer takes (nothing was
         queued, the producer goes on), DeliveryFailed when an earlier record was not delivered.
         """
+        while not self.offer(topic, key, value, headers, partition, timestamp_ms):
+            self._serve(self._client.poll, _STEP_S)
+
+    def offer(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[Header] = (),
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> bool:
+        """As :meth:`send_raw`, without waiting: ``False`` when the queue is full."""
         if self._failures:
             raise self._fail()
         listed = headers if headers.__class__ is list else list(headers)
-        while True:
-            try:
-                self._produce(
-                    topic,
-                    value,
-                    key,
-                    partition=partition,
-                    timestamp=timestamp_ms,
-                    headers=listed,
-                )
-                break
-            except BufferError:
-                self._serve(self._client.poll, _STEP_S)
-            except KafkaException as cause:
-                raise self._refusal(cause.args[0], topic, key) from cause
+        try:
+            self._produce(
+                topic,
+                value,
+                key,
+                partition=partition,
+                timestamp=timestamp_ms,
+                headers=listed,
+            )
+        except BufferError:
+            self._serve(self._client.poll, 0)
+            return False
+        except KafkaException as cause:
+            raise self._refusal(cause.args[0], topic, key) from cause
         self._unpolled += 1
         if self._unpolled >= _POLL_EVERY:
             self._unpolled = 0
             self._serve(self._client.poll, 0)
+        return True
 
     def poll(self) -> None:
         """Serve delivery reports without waiting; raises what ``send`` would."""

@@ -197,7 +197,6 @@ class OncePublisher:
     def _read_progress(self, deadline: float) -> Progress | None:
         with Offsets(self._config) as offsets:
             place = (self._topic, 0)
-            start = offsets.beginnings([self._topic])[place]
             # Another publisher's open transaction may hide a progress of ours that is committed.
             end = offsets.high_watermarks([self._topic])[place]
             while offsets.stable_ends([self._topic])[place] < end:
@@ -207,21 +206,29 @@ class OncePublisher:
                         f"{self._topic}; the broker aborts it after its time-out."
                     )
                 time.sleep(0.02)
-        return self._newest(start, end)
+        return read_progress(self._config, self._name)
 
-    def _newest(self, start: int, end: int) -> Progress | None:
-        """Newest progress of this name, looked for in windows from the end."""
-        window = _WINDOW_RECORDS
-        with Consumer(self._config, client_id=self._id) as consumer:
-            while start < end:
-                low = max(start, end - window)
-                found = None
-                for record in consumer.read(self._topic, 0, low, end):
-                    if record.key == self._name.encode():
-                        batch = dict(record.headers)[_BATCH_HEADER]
-                        assert batch is not None
-                        found = Progress(int(batch), record.value or b"")
-                if found is not None:
-                    return found
-                end, window = low, window * 2
-        return None
+
+def read_progress(config: Config, name: str) -> Progress | None:
+    """How far the publisher of this name came, as all can see it; ``None``: it never published.
+
+    Looks for its newest record in windows from the end. Raises LogError when the log has no
+    progress topic yet, and Unavailable.
+    """
+    topic, window = TopicNames(config.log.prefix).progress, _WINDOW_RECORDS
+    with Offsets(config) as offsets:
+        start = offsets.beginnings([topic])[topic, 0]
+        end = offsets.stable_ends([topic])[topic, 0]
+    with Consumer(config, client_id=f"{config.log.prefix}.{name}") as consumer:
+        while start < end:
+            low = max(start, end - window)
+            found = None
+            for record in consumer.read(topic, 0, low, end):
+                if record.key == name.encode():
+                    batch = dict(record.headers)[_BATCH_HEADER]
+                    assert batch is not None
+                    found = Progress(int(batch), record.value or b"")
+            if found is not None:
+                return found
+            end, window = low, window * 2
+    return None

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from everstate.config import Config
-from everstate.errors import LogError, LogIdentityChanged, Unavailable
+from everstate.errors import LogError, LogIdentityChanged, TopicResized, Unavailable
 from everstate.log.client import (
     ADMIN_TIMEOUT_S,
     LOGGER,
@@ -62,6 +62,10 @@ class TopicNames:
         """Command id → a command of a process manager that is not due yet; compacted."""
         return f"{self.prefix}.process.{process}.timers"
 
+    def seen(self, process: str) -> str:
+        """Entity → versions of it that a process manager has reacted to; compacted."""
+        return f"{self.prefix}.process.{process}.seen"
+
     def partials(self, entity: str) -> str:
         """The changed fields only, as a capture's source gave them."""
         return f"{self.prefix}.{entity}.partials"
@@ -99,10 +103,18 @@ class TopicNames:
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """Which topic it is: a topic made again under its old name has another id."""
+    """Which topic it is: a topic made again under its old name has another id.
+
+    The number of partitions belongs to it: where it grows, a key's next change may lie in another
+    partition than its earlier ones, and positions of the old partitions say nothing of the new.
+    """
 
     cluster_id: str
     topic_id: str
+    partitions: int
+
+    def __str__(self) -> str:
+        return f"{self.topic_id} of cluster {self.cluster_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +171,14 @@ class Topics:
     ) -> tuple[TopicDifference, ...]:
         """Make what commands to these entity types need, their changelog included; idempotent.
 
-        ``processes`` are names of process managers, whose timers have a topic each. See
-        :meth:`ensure`.
+        ``processes`` are names of process managers, whose timers and memories have a topic each.
+        See :meth:`ensure`.
         """
         names = tuple(entity_names)
         wanted = [*self._wanted(names, 1), *self._wanted_commands(names)]
-        return self._ensure([*wanted, *(self._kept(self.names.timers(each)) for each in processes)])
+        for each in processes:
+            wanted += [self._kept(self.names.timers(each)), self._kept(self.names.seen(each))]
+        return self._ensure(wanted)
 
     def _ensure(self, topics: Iterable[_Wanted]) -> tuple[TopicDifference, ...]:
         wanted = {topic.name: topic for topic in topics}
@@ -193,6 +207,18 @@ class Topics:
         ]
         self._make(missing)
         return [topic.name for topic in missing]
+
+    def raise_sizes(self, names: Iterable[str], bytes_max: int) -> None:
+        """Let existing topics take records of this size, where they take smaller ones only."""
+        listed = list(names)
+        for topic, settings in (self._configs(listed) if listed else {}).items():
+            if int(settings[_SIZE]) < bytes_max:
+                self.set_config(topic, {_SIZE: str(bytes_max)})
+
+    def reach(self, timeout_s: float) -> None:
+        """Ask a broker for anything at all; raises Unavailable when none answers in time."""
+        with translated("asking Kafka"):
+            self._admin.list_topics(topic=self.names.progress, timeout=timeout_s)
 
     def existing(self) -> set[str]:
         """Names of all topics of the cluster."""
@@ -234,21 +260,18 @@ class Topics:
         found = {}
         for topic, future in described.items():
             with translated(f"describing topic {topic}"):
-                topic_id = str(future.result(ADMIN_TIMEOUT_S).topic_id)
-            found[topic] = TopicIdentity(cluster_id, topic_id)
+                answer = future.result(ADMIN_TIMEOUT_S)
+            found[topic] = TopicIdentity(cluster_id, str(answer.topic_id), len(answer.partitions))
         return found
 
     def check_identity(self, expected: Mapping[str, TopicIdentity]) -> None:
-        """Raise LogIdentityChanged when a topic is not the one its positions belong to (C8)."""
+        """Raise when a topic is not the one its positions belong to (C8).
+
+        LogIdentityChanged: it is another topic. TopicResized: it has another number of partitions.
+        """
         found = self.identities(list(expected)) if expected else {}
         for topic, identity in expected.items():
-            if found[topic] != identity:
-                raise LogIdentityChanged(
-                    f"topic {topic} is {found[topic].topic_id} of cluster "
-                    f"{found[topic].cluster_id}; the stored positions belong to "
-                    f"{identity.topic_id} of {identity.cluster_id}. Nothing was read.",
-                    advice="Point log.bootstrap_servers at the old cluster, or rebuild the views.",
-                )
+            check_same_topic(topic, identity, found[topic])
 
     def partitions(self, topic: str) -> int:
         """Number of partitions; raises LogError when there is no such topic."""
@@ -408,11 +431,22 @@ class Topics:
                 )
             for setting, wanted in topic.config.items():
                 value = found[topic.name].get(setting, "")
-                if setting == _SIZE and int(value) < int(wanted):
-                    self.set_config(topic.name, {_SIZE: wanted})
-                elif value != wanted and setting != _SIZE:
+                if setting == _SIZE:
+                    self.raise_sizes([topic.name], int(wanted))
+                elif value != wanted:
                     differences.append(TopicDifference(topic.name, setting, wanted, value))
         return tuple(differences)
+
+
+def check_same_topic(topic: str, stored: TopicIdentity, found: TopicIdentity) -> None:
+    """Raise LogIdentityChanged or TopicResized when ``found`` is not the topic of the positions."""
+    if (stored.cluster_id, stored.topic_id) != (found.cluster_id, found.topic_id):
+        raise LogIdentityChanged(
+            f"topic {topic} is {found}; the stored positions belong to {stored}. Nothing was read "
+            "or written."
+        )
+    if stored.partitions != found.partitions:
+        raise TopicResized(topic, stored.partitions, found.partitions)
 
 
 def _is(error: LogError, code: int) -> bool:

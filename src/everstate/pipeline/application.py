@@ -5,28 +5,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
 from typing import Final, Protocol
 
+from pyspark.sql import SparkSession
+
+from everstate.changes import EntityType
 from everstate.changes.drift import Truth
 from everstate.config import Config
-from everstate.errors import EverstateError
+from everstate.errors import EverstateError, Fenced, SparkLost
+from everstate.local import Tell, spark_jars
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
+from everstate.parts import Journal, Run, run_parts, states_folder, waits, works
 from everstate.pipeline.archiver import ArchivedBatch, Archiver
+from everstate.pipeline.build import Builder
 from everstate.pipeline.compact import compact
 from everstate.pipeline.dead import DeadLetterSender
 from everstate.pipeline.drift import drift_on_schedule
 from everstate.pipeline.hanging import HangingTransactions
 from everstate.pipeline.keep import Keeper
-from everstate.pipeline.session import spark_session
+from everstate.pipeline.session import own_spark, spark_session
+from everstate.pipeline.trail import Trailer
 from everstate.pipeline.wire import DebeziumForm
 from everstate.views.project import Project
 
 log = logging.getLogger(__name__)
 
-_JOIN_S: Final = 120.0
 _COMPACT_POLL_S: Final = 5.0
+_PREPARE_AGAIN_S: Final = 1.0
 
 
 class PublishedProject(Project, Protocol):
@@ -41,9 +50,9 @@ class PipelineApplication:
     """Keeps the views and the archive of a project until it is told to stop.
 
     The keeper, the archive of each entity type, the scheduled compaction, the dead letters, the
-    alarm for open transactions and the scheduled look for drift (of the ``truths``) each have a
-    thread, and share one Spark session. When one ends with an error that does not pass, all end,
-    and :meth:`run` raises it.
+    alarm for open transactions and the scheduled look for drift (of the ``truths``) each are a
+    part of their own, and share one Spark session. A part that fails stops alone and is started
+    again; a lost JVM, or another pipeline in this one's place, ends all of them.
     """
 
     def __init__(
@@ -51,72 +60,105 @@ class PipelineApplication:
     ) -> None:
         self._config, self._project = config, project
         self._truths = truths or {}
-        self._failure: BaseException | None = None
+        self._prepared = threading.Event()
+        """The keeper has made tables and positions."""
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set, then finish the batches in hand and the last archive step."""
-        spark = spark_session(self._config, app_name=f"everstate {self._project.name}")
-        keeper, sender = Keeper(spark, self._config, self._project), DeadLetterSender(self._config)
-        offsets, topics = Offsets(self._config), Topics(self._config)
+        journal = Journal("pipeline", states_folder(self._config.project.data_dir))
+        spark_jars(self._config, Tell(journal.doing))
+        journal.doing("starting Spark")
+        name = f"everstate {self._project.name}"
+        with (
+            own_spark(self._config, app_name=name) as spark,
+            closing(Offsets(self._config)) as offsets,
+            closing(Topics(self._config)) as topics,
+        ):
+            run_parts(
+                journal,
+                self._parts(spark, offsets, topics),
+                stop,
+                fatal=(SparkLost, Fenced),
+            )
+
+    def _parts(self, spark: SparkSession, offsets: Offsets, topics: Topics) -> dict[str, Run]:
+        """What each part does; it is called again when the part is started again."""
+        names = list(self._project.entities)
+        changelogs = [topics.names.changes(name) for name in names]
+        parts: dict[str, Run] = {
+            "keeper": partial(self._keep, spark),
+            "trailing-views": partial(self._catch_up, spark),
+            "builds": partial(self._build, spark),
+            "dead-letters": self._send_dead_letters,
+            "compaction": self._compact_on_schedule,
+            "transactions": lambda stop: HangingTransactions(offsets, changelogs).run(stop),
+        }
+        for name, entity_type in self._project.entities.items():
+            parts[f"archive-{name}"] = partial(
+                _archive, spark, self._config, entity_type, offsets, topics
+            )
+        if self._truths and self._config.drift.every_s > 0:
+            parts["drift"] = drift_on_schedule(
+                spark, self._config, self._project.entities, self._truths
+            )
+        for name in self._project.debezium_forms:
+            parts[f"debezium-{name}"] = partial(self._publish_debezium, name)
+        return parts
+
+    def _keep(self, spark: SparkSession, stop: threading.Event) -> None:
+        """Prepare the keeper, and keep the views; servers that are still starting are awaited."""
+        keeper = Keeper(spark, self._config, self._project)
         try:
-            self._prepare(keeper, stop)
-            changelogs = [topics.names.changes(name) for name in self._project.entities]
-            parts: dict[str, Callable[[threading.Event], None]] = {
-                "keeper": keeper.run,
-                "dead-letters": sender.run,
-                "compaction": self._compact_on_schedule,
-                "transactions": HangingTransactions(offsets, changelogs).run,
-            }
-            for name, entity_type in self._project.entities.items():
-                archiver = Archiver(
-                    spark, self._config, entity_type, offsets=offsets, topics=topics
-                )
-                parts[f"archive-{name}"] = _archive(archiver)
-            if self._truths and self._config.drift.every_s > 0:
-                parts["drift"] = drift_on_schedule(spark, self._config, self._truths)
-            for name in self._project.debezium_forms:
-                form = DebeziumForm(self._config, self._project.entities[name])
-                parts[f"debezium-{name}"] = _closing(form)
-            threads = [
-                threading.Thread(target=self._guarded, args=(part, stop), name=name, daemon=True)
-                for name, part in parts.items()
-            ]
-            for thread in threads:
-                thread.start()
+            while not stop.is_set():
+                try:
+                    keeper.prepare()
+                    break
+                except EverstateError as error:
+                    if not error.retryable:
+                        raise
+                    log.warning("the keeper waits: %s", error)
+                    waits(error, _PREPARE_AGAIN_S)
+                    stop.wait(_PREPARE_AGAIN_S)
+            else:
+                return
+            self._prepared.set()
+            works()
             log.info("keeping %s", ", ".join(self._project.entities))
-            stop.wait()
-            for thread in threads:
-                thread.join(_JOIN_S)
+            keeper.run(stop)
         finally:
             keeper.close()
-            sender.close()
-            offsets.close()
-            topics.close()
-            spark.stop()
-        if self._failure is not None:
-            raise self._failure
 
-    def _prepare(self, keeper: Keeper, stop: threading.Event) -> None:
-        """Prepare the keeper; servers that are still starting are waited for."""
-        while True:
+    def _catch_up(self, spark: SparkSession, stop: threading.Event) -> None:
+        """Let views that are behind catch up, once the keeper has made the tables."""
+        if _either(self._prepared, stop):
+            trailer = Trailer(spark, self._config, self._project)
             try:
-                keeper.prepare()
-                return
-            except EverstateError as error:
-                if not error.retryable or stop.is_set():
-                    raise
-                log.warning("the pipeline waits: %s", error)
-                stop.wait(1.0)
+                trailer.run(stop)
+            finally:
+                trailer.close()
 
-    def _guarded(self, part: Callable[[threading.Event], None], stop: threading.Event) -> None:
-        """Run a part; an error that does not pass stops all parts and is kept for the caller."""
+    def _build(self, spark: SparkSession, stop: threading.Event) -> None:
+        """Build the versions of views that wait for it."""
+        if _either(self._prepared, stop):
+            builder = Builder(spark, self._config, self._project)
+            try:
+                builder.run(stop)
+            finally:
+                builder.close()
+
+    def _send_dead_letters(self, stop: threading.Event) -> None:
+        sender = DeadLetterSender(self._config)
         try:
-            part(stop)
-        except BaseException as error:
-            log.error("%s ended: %s", threading.current_thread().name, error)
-            if self._failure is None:
-                self._failure = error
-            stop.set()
+            sender.run(stop)
+        finally:
+            sender.close()
+
+    def _publish_debezium(self, name: str, stop: threading.Event) -> None:
+        form = DebeziumForm(self._config, self._project.entities[name])
+        try:
+            form.run(stop)
+        finally:
+            form.close()
 
     def _compact_on_schedule(self, stop: threading.Event) -> None:
         """Compact each archive every `archive.compact_every_s`; an error waits for the next."""
@@ -134,8 +176,23 @@ class PipelineApplication:
                     log.warning("compaction of %s: %s", entity_type.name, error)
 
 
-def _archive(archiver: Archiver) -> Callable[[threading.Event], None]:
-    def told(batch: ArchivedBatch) -> None:
+def _either(event: threading.Event, stop: threading.Event) -> bool:
+    """Wait for an event; false when ``stop`` came first."""
+    while not event.wait(_PREPARE_AGAIN_S):
+        if stop.is_set():
+            return False
+    return True
+
+
+def _archive(
+    spark: SparkSession,
+    config: Config,
+    entity_type: EntityType,
+    offsets: Offsets,
+    topics: Topics,
+    stop: threading.Event,
+) -> None:
+    def log_batch(batch: ArchivedBatch) -> None:
         log.info(
             "archived %d changes of %s in %.1f s (commit %d)",
             batch.rows,
@@ -144,14 +201,5 @@ def _archive(archiver: Archiver) -> Callable[[threading.Event], None]:
             batch.commit_version,
         )
 
-    return lambda stop: archiver.run(stop, on_batch=told)
-
-
-def _closing(form: DebeziumForm) -> Callable[[threading.Event], None]:
-    def run(stop: threading.Event) -> None:
-        try:
-            form.run(stop)
-        finally:
-            form.close()
-
-    return run
+    archiver = Archiver(spark, config, entity_type, offsets=offsets, topics=topics)
+    archiver.run(stop, on_batch=log_batch)

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from prometheus_client import Counter
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from everstate.archive import (
     ArchiveLog,
@@ -19,14 +22,16 @@ from everstate.archive import (
     CommittedRange,
     Ledger,
     app_id,
+    last_commit,
     table_path,
 )
 from everstate.archive.layout import TABLE_PROPERTIES
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import ArchiveError, DataLoss, EverstateError, Fenced
-from everstate.log.positions import Offsets
+from everstate.log.positions import Offsets, check_ends
 from everstate.log.topics import TopicIdentity, Topics
+from everstate.parts import waits, works
 from everstate.pipeline.parse import parse, parsed_schema
 from everstate.pipeline.session import spark_errors
 from everstate.pipeline.source import fair_spans, read_ranges
@@ -37,6 +42,9 @@ _LEDGER_EVERY: Final = 50
 _RETRY_S_MIN: Final = 0.5
 _RETENTION_TIMES_MAX: Final = 8
 _POOL: Final = "archive"
+
+
+ARCHIVED = Counter("everstate_archive_records", "Records that were archived", ["entity"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +89,14 @@ class Archiver:
         self._log = ArchiveLog(config, self._entity)
         self._ledger = Ledger(config, self._entity)
         self._writer = uuid.uuid4().hex
+        self._schema: StructType | None = None
 
     def step(self) -> ArchivedBatch | None:
         """Archive what came since the last commit, at most ``archive.batch_changes_max`` records.
 
         Returns ``None`` when there is nothing new. Raises Fenced when another process archives
-        this entity type, LogIdentityChanged or DataLoss when the log is not the one the archive
-        belongs to or lost what was not yet read (nothing is skipped), ArchiveFull, Unavailable;
+        this entity type, LogIdentityChanged, TopicResized or DataLoss when the log is not the one
+        the archive belongs to or lost records (nothing is skipped), ArchiveFull, Unavailable;
         after every error the table is as it was. Cost: one Spark job, about 1 s and 10 µs a
         record on one core.
         """
@@ -99,6 +108,7 @@ class Archiver:
         position = note.positions[self._generation]
         self._check_begin(position)
         ends = self._ends()
+        check_ends(f"the archive of {self._entity}", self._topic, position, ends)
         spans = fair_spans(position, ends, self._config.archive.batch_changes_max)
         if not spans:
             return None
@@ -121,6 +131,7 @@ class Archiver:
         )
         if (note.epoch + 1) % _LEDGER_EVERY == 0:
             self._fill_ledger()
+        ARCHIVED.labels(self._entity).inc(sum(file.rows for file in commit.added))
         return ArchivedBatch(
             entity=self._entity,
             epoch=note.epoch + 1,
@@ -150,6 +161,7 @@ class Archiver:
             stopping = stop.is_set()
             try:
                 self.catch_up(stop, on_batch=on_batch)
+                works()
                 pause = _RETRY_S_MIN
             except EverstateError as error:
                 if not error.retryable:
@@ -158,6 +170,7 @@ class Archiver:
                     LOGGER.warning("archive of %s stops behind the log: %s", self._entity, error)
                     return
                 LOGGER.warning("archive of %s waits %.1f s: %s", self._entity, pause, error)
+                waits(error, pause)
                 due = time.monotonic() + pause
                 pause = min(2 * pause, self._config.pipeline.retry_s_max)
             if stopping:
@@ -181,7 +194,7 @@ class Archiver:
 
     def _last(self) -> Commit:
         """The commit that says where the archive is: the table's own, never a checkpoint (C25)."""
-        return self._log.last() or self._create()
+        return last_commit(self._log, self._ledger) or self._create()
 
     def _create(self) -> Commit:
         """The first commit: an empty table that says where the log began when it was made."""
@@ -203,22 +216,10 @@ class Archiver:
 
     def _append(self, rows: DataFrame, note: CommitNote) -> Commit:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        writer = (
-            rows.write.format("delta")
-            .mode("append")
-            .option("txnAppId", app_id(self._entity))
-            .option("txnVersion", str(note.epoch))
-            .option("userMetadata", note.to_json())
-            .option("compression", "zstd")
-        )
-        # A table exists with its properties; only a new schema version may add columns.
-        writer = (
-            writer.options(**TABLE_PROPERTIES)
-            if note.epoch == 0
-            else writer.option("mergeSchema", "true")
-        )
         with spark_errors(f"archiving {self._entity}"):
-            writer.save(self._path)
+            if note.epoch > 0:
+                rows = conformed(rows, self._table_schema())
+            self._writer_of(rows, note).save(self._path)
         commit = self._log.last()
         written = None if commit is None else commit.note
         if commit is None or written is None or written.writer != note.writer:
@@ -231,6 +232,26 @@ class Archiver:
         assert written.epoch == note.epoch, "one writer appends one epoch at a time"
         return commit
 
+    def _writer_of(self, rows: DataFrame, note: CommitNote) -> DataFrameWriter:
+        writer = (
+            rows.write.format("delta")
+            .mode("append")
+            .option("txnAppId", app_id(self._entity))
+            .option("txnVersion", str(note.epoch))
+            .option("userMetadata", note.to_json())
+            .option("compression", "zstd")
+        )
+        # A table exists with its properties; only a model that changed may add columns.
+        if note.epoch == 0:
+            return writer.options(**TABLE_PROPERTIES)
+        return writer.option("mergeSchema", "true")
+
+    def _table_schema(self) -> StructType:
+        """The table's columns; asked once, because only this process changes them."""
+        if self._schema is None:
+            self._schema = self._spark.read.format("delta").load(self._path).schema
+        return self._schema
+
     def _fill_ledger(self) -> None:
         """Take new commits over; what fails now is taken over by a later call."""
         try:
@@ -242,8 +263,7 @@ class Archiver:
         return {p: end for (_, p), end in self._offsets.stable_ends([self._topic]).items()}
 
     def _check_identity(self, note: CommitNote) -> None:
-        cluster_id, topic_id = note.topics[self._generation]
-        self._topics.check_identity({self._topic: TopicIdentity(cluster_id, topic_id)})
+        self._topics.check_identity({self._topic: archived_topic(note, self._generation)})
 
     def _check_begin(self, position: dict[int, int]) -> None:
         for (_, partition), begin in self._offsets.beginnings([self._topic]).items():
@@ -274,3 +294,33 @@ class Archiver:
             )
             if longer > retention_ms:
                 self._topics.set_config(self._topic, {"retention.ms": str(longer)})
+
+
+def conformed(rows: DataFrame, table: StructType) -> DataFrame:
+    """Parsed records as a table takes them whose model was another when it was made.
+
+    A typed column keeps the type that it began with; what has another type now is null there. The
+    message beside it is whole, and is what is read when the model has changed (`read_archive`).
+    """
+    known = {field.name: field.dataType for field in table}
+    columns = []
+    for field in rows.schema:
+        kept, found = known.get(field.name), field.dataType
+        if isinstance(kept, StructType) and isinstance(found, StructType) and kept != found:
+            types = {part.name: part.dataType for part in kept}
+            parts = [
+                F.col(field.name)[part.name].alias(part.name)
+                if types.get(part.name, part.dataType) == part.dataType
+                else F.lit(None).cast(types[part.name]).alias(part.name)
+                for part in found
+            ]
+            filled = F.when(F.col(field.name).isNotNull(), F.struct(*parts))
+            columns.append(filled.alias(field.name))
+        else:
+            columns.append(F.col(field.name))
+    return rows.select(*columns)
+
+
+def archived_topic(note: CommitNote, generation: int) -> TopicIdentity:
+    """The topic that an archive's positions of one generation belong to."""
+    return TopicIdentity(*note.topics[generation], len(note.positions[generation]))

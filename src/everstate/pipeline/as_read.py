@@ -71,11 +71,11 @@ def _number(value: Any) -> Decimal | None:
 def _whole_columns(rows: Sequence[Numbers]) -> list[int]:
     """Columns of whole numbers alone: order by these first, they are exact on both sides."""
     width = len(rows[0]) if rows else 0
-    return [
-        place
-        for place in range(width)
-        if all(row[place] is None or row[place] % 1 == 0 for row in rows)  # type: ignore[operator]
-    ]
+    return [place for place in range(width) if all(_is_whole(row[place]) for row in rows)]
+
+
+def _is_whole(value: Decimal | None) -> bool:
+    return value is None or value == value.to_integral_value()
 
 
 def _order(row: Numbers, whole: Sequence[int]) -> list[tuple[bool, Decimal]]:

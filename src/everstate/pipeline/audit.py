@@ -12,11 +12,20 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from everstate.archive import ArchiveLog, CommitNote, Ledger, LedgerRow, Position, table_path
+from everstate.archive import (
+    ArchiveLog,
+    CommitNote,
+    Ledger,
+    LedgerRow,
+    Position,
+    last_commit,
+    table_path,
+)
 from everstate.config import Config
-from everstate.errors import ArchiveError, LogError, LogIdentityChanged
-from everstate.log.positions import Offsets
-from everstate.log.topics import TopicIdentity, TopicNames, Topics
+from everstate.errors import ArchiveError
+from everstate.log.extent import LogExtent, log_extent
+from everstate.log.topics import TopicNames
+from everstate.pipeline.archiver import archived_topic
 from everstate.pipeline.audit_offsets import PIECE_OFFSETS, RESULT_SCHEMA, SAMPLES_MAX, PieceCheck
 from everstate.pipeline.session import spark_errors
 
@@ -72,6 +81,8 @@ class AuditReport:
     runs: list[UnservedRun] = field(default_factory=list)
     conflict_rows: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
+    """What of the log the audit did not read, and why."""
     seconds: float = 0.0
 
     @property
@@ -98,20 +109,23 @@ class AuditReport:
             ("offsets of aborted records", self.aborted_offsets),
             ("offsets nobody can prove now", self.unproved_offsets),
             ("compared with the log", self.compared_with_log),
+            ("not read", "; ".join(self.not_read) or "nothing"),
             ("seconds", round(self.seconds, 1)),
         ]
 
 
 def audit(
-    spark: SparkSession, config: Config, entity: str, *, against_log: bool = False
+    spark: SparkSession, config: Config, entity: str, *, against_log: bool = True
 ) -> AuditReport:
     """Prove that the archive of an entity type is complete (law 5).
 
     Ranges of all commits tile from where the archive began to its position; each range has the
     rows that its commit said, each offset once; what the log did not serve is proved with
     independent readers of the live log; versions are dense and chained. ``against_log`` compares
-    every record that the log still has byte for byte. Raises ArchiveError without an archive,
-    Unavailable. Cost: one pass over offsets, one sort by key; nothing is changed but the ledger.
+    every record that the log still has byte for byte; without it, a log that lost its end and was
+    written to since is not noticed. Raises ArchiveError without an archive, Unavailable. Cost: one
+    pass over offsets, one sort by key, and one reading of the log; nothing is changed but the
+    ledger.
     """
     began = time.monotonic()
     log, ledger = ArchiveLog(config, entity), Ledger(config, entity)
@@ -120,7 +134,7 @@ def audit(
             f"archive of {entity}: there is none yet.", advice="Start one with `everstate run`."
         )
     version = log.version()
-    last = log.last()
+    last = last_commit(log, ledger)
     assert last is not None, "it exists"
     assert last.note is not None, "last() gives commits that have one"
     # An append that came between the two is audited too; later ones are not looked at.
@@ -174,7 +188,10 @@ def _audit_offsets(
 ) -> None:
     names = TopicNames(config.log.prefix)
     topics = {generation: names.changes(report.entity, generation) for generation in note.positions}
-    pieces = list(_pieces(rows, _log_begins(config, topics, note)))
+    extents = _extents(report, config, topics, note)
+    if not against_log:
+        report.not_read.append("the log's records: they were not asked for")
+    pieces = list(_pieces(rows, extents))
     expected = archive.sparkSession.createDataFrame(
         pa.Table.from_pylist([piece.expected() for piece in pieces], schema=_EXPECTED)
     )
@@ -213,7 +230,8 @@ class _Piece:
     generation: int
     partition: int
     piece: int
-    log_begin: int | None
+    log_begin: int
+    log_end: int
     indexes: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
@@ -228,13 +246,14 @@ _EXPECTED: Final = pa.schema(
         "partition": pa.int32(),
         "piece": pa.int64(),
         "log_begin": pa.int64(),
+        "log_end": pa.int64(),
         "starts": pa.list_(pa.int64()),
         "ends": pa.list_(pa.int64()),
     }
 )
 
 
-def _pieces(rows: Sequence[LedgerRow], log_begins: Mapping[_Place, int]) -> Iterator[_Piece]:
+def _pieces(rows: Sequence[LedgerRow], extents: Mapping[int, LogExtent]) -> Iterator[_Piece]:
     """The ledger's ranges cut at the borders of pieces, by (generation, partition, piece)."""
     pieces: dict[tuple[int, int, int], _Piece] = {}
     for index, row in enumerate(rows):
@@ -243,10 +262,9 @@ def _pieces(rows: Sequence[LedgerRow], log_begins: Mapping[_Place, int]) -> Iter
             end = min(row.end, (number + 1) * PIECE_OFFSETS)
             if start >= end:
                 continue
-            place = (row.generation, row.partition)
-            piece = pieces.setdefault(
-                (*place, number), _Piece(*place, number, log_begins.get(place))
-            )
+            place, log = (row.generation, row.partition), extents[row.generation]
+            ends = (log.begins.get(row.partition, 0), log.ends.get(row.partition, 0))
+            piece = pieces.setdefault((*place, number), _Piece(*place, number, *ends))
             piece.indexes.append(index)
             piece.starts.append(start)
             piece.ends.append(end)
@@ -257,18 +275,18 @@ def _pieces(rows: Sequence[LedgerRow], log_begins: Mapping[_Place, int]) -> Iter
         yield piece
 
 
-def _log_begins(config: Config, topics: Mapping[int, str], note: CommitNote) -> dict[_Place, int]:
-    """First offset that the live log still has of each partition; none of a topic that is gone."""
-    begins: dict[_Place, int] = {}
-    with Topics(config) as admin, Offsets(config) as offsets:
-        for generation, topic in topics.items():
-            try:
-                admin.check_identity({topic: TopicIdentity(*note.topics[generation])})
-                found = offsets.beginnings([topic])
-            except (LogError, LogIdentityChanged):
-                continue
-            begins |= {(generation, partition): at for (_, partition), at in found.items()}
-    return begins
+def _extents(
+    report: AuditReport, config: Config, topics: Mapping[int, str], note: CommitNote
+) -> dict[int, LogExtent]:
+    """What the live log has of each generation; reports what nobody reads."""
+    extents = {}
+    for generation, topic in topics.items():
+        stored = archived_topic(note, generation)
+        found = log_extent(config, topic, stored, note.positions[generation])
+        extents[generation] = found
+        report.problems += [Problem("not read", f"g{generation}", each) for each in found.unread]
+        report.not_read += [*found.unread, *([found.gone] if found.gone else [])]
+    return extents
 
 
 def _count_problems(rows: Sequence[LedgerRow], counted: Mapping[int, int]) -> Iterator[Problem]:

@@ -70,8 +70,8 @@ class PieceCheck:
     """Checks the rows of one piece; called by Spark once a group.
 
     In: rows of the archive (``offset`` set) and one row of the ledger's ranges in this piece
-    (``starts``, ``ends``, and ``log_begin``: the first offset that the live log still has, or
-    null when there is no such log). Out: one row of :data:`RESULT_SCHEMA`.
+    (``starts``, ``ends``, and ``log_begin`` and ``log_end``: the offsets that the live log has,
+    both 0 when there is no such log). Out: one row of :data:`RESULT_SCHEMA`.
     """
 
     config: Config
@@ -91,13 +91,14 @@ class PieceCheck:
         unique = _count(result, offsets, starts, ends)
         runs = list(_runs(unique, starts, ends))
         result.runs = len(runs)
-        log_begin = expected[0]["log_begin"] if expected else None
+        log = (expected[0]["log_begin"], expected[0]["log_end"]) if expected else (0, 0)
         topic = self.topics[generation]
         with _Proofs(self.config, topic, partition) as proofs:
-            proofs.prove(result, runs, log_begin)
-            if self.against_log and log_begin is not None:
+            proofs.prove(result, runs, log)
+            if self.against_log:
                 for start, end in _stretches(starts, ends):
-                    _compare(result, rows, proofs.read(max(start, log_begin), end))
+                    span = (max(start, log[0]), min(end, log[1]))
+                    _compare(result, rows, span, proofs.read(*span))
         return pa.Table.from_pylist([vars(result)], schema=_arrow_schema())
 
 
@@ -152,13 +153,16 @@ class _Proofs:
         for log in self._logs.values():
             log.close()
 
-    def prove(self, result: PieceResult, runs: Sequence[Run], log_begin: int | None) -> None:
-        """Sort the runs' offsets into lost, aborted, markers, and those nobody can tell now."""
+    def prove(self, result: PieceResult, runs: Sequence[Run], log: Run) -> None:
+        """Sort the runs' offsets into lost, aborted, markers, and those nobody can tell now.
+
+        ``log`` is where the live log begins and ends.
+        """
         if not runs:
             return
-        told = [run for run in runs if log_begin is not None and run[0] >= log_begin]
+        told = [run for run in runs if run[0] >= log[0] and run[1] <= log[1]]
         for start, end in runs:
-            if log_begin is None or start < log_begin:
+            if start < log[0] or end > log[1]:
                 result.unproved_offsets += end - start
                 _note_run(result, start, end, "unproved")
         lost = self._served(told, READ_COMMITTED)
@@ -203,19 +207,26 @@ def _neighbours(runs: Sequence[Run]) -> Iterator[list[Run]]:
         yield near
 
 
-def _compare(result: PieceResult, rows: pa.Table, log: Iterator[Record]) -> None:
-    """Compare each record that the live log serves with the archive's row, byte for byte."""
+def _compare(result: PieceResult, rows: pa.Table, span: Run, log: Iterator[Record]) -> None:
+    """Compare the archive's rows of a span with what the live log serves there, byte for byte.
+
+    A row that the log does not serve is different too: the log lost it, and was written to since.
+    """
     archived = {
         row["offset"]: (row["raw_key"], row["raw_value"])
         for batch in rows.select(["offset", "raw_key", "raw_value"]).to_batches(10_000)
         for row in batch.to_pylist()
+        if span[0] <= row["offset"] < span[1]
     }
+    different = []
     for record in log:
         result.compared += 1
-        if archived.get(record.offset, ()) != (record.key, record.value):
-            result.differing += 1
-            if len(result.differing_at) < SAMPLES_MAX:
-                result.differing_at.append(record.offset)
+        if archived.pop(record.offset, ()) != (record.key, record.value):
+            different.append(record.offset)
+    different += archived
+    result.differing += len(different)
+    room = SAMPLES_MAX - len(result.differing_at)
+    result.differing_at += sorted(different)[:room]
 
 
 def _note_run(result: PieceResult, start: int, end: int, kind: str) -> None:

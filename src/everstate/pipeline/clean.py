@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -25,6 +25,7 @@ from everstate.errors import EverstateError
 from everstate.log.collector import collector_paused
 from everstate.log.consumer import Follower
 from everstate.log.positions import Offsets
+from everstate.parts import Run, waits, works
 from everstate.pipeline.session import spark_errors, spark_session
 from everstate.pipeline.source import fair_spans, read_ranges
 
@@ -46,7 +47,6 @@ _COLUMNS: Final = (
 _POLL_RECORDS: Final = 5_000
 _CHECK_S: Final = 0.5
 _RETRY_S: Final = 0.5
-_JOIN_S: Final = 60.0
 _RETRY_S_MAX: Final = 10.0
 
 Header = tuple[str, bytes | None]
@@ -83,8 +83,10 @@ class Cleaned(Protocol):
     topics: dict[str, str]
     told_in: frozenset[str]
     """Those that tell of transactions, and have no rows."""
-    asks_for_ends: bool
-    """Whether it has to know where the topics end before what waits goes on."""
+
+    @property
+    def asks_for_ends(self) -> bool:
+        """Whether it has to know where the topics end before what waits goes on."""
 
     @property
     def reader(self) -> Reader:
@@ -114,9 +116,14 @@ class Cleaned(Protocol):
         """Next offset to be read of each partition."""
 
     def add(
-        self, topic: str, partition: int, records: Iterable[tuple[int, list[Any]]], end: int
+        self,
+        topic: str,
+        partition: int,
+        records: Iterable[tuple[int, list[Any]]],
+        start: int,
+        end: int,
     ) -> None:
-        """Take over what was read of one partition."""
+        """Take over all records of one partition from ``start`` up to ``end``."""
 
     def step(self, meanwhile: Callable[[], object] | None = None) -> Any:
         """Publish what is ready; ``None``: nothing was. ``meanwhile`` runs before committing."""
@@ -192,6 +199,11 @@ class Cleaner:
         self.bulk_jobs = 0
         """How many Spark jobs have run."""
 
+    @property
+    def name(self) -> str:
+        """The capture's name."""
+        return self._cleaned.name
+
     def close(self) -> None:
         """Give up the connections; the Spark session is the caller's."""
         self._drop()
@@ -204,11 +216,13 @@ class Cleaner:
         while not stop.is_set():
             try:
                 self.step(self._config.pipeline.poll_ms / 1000)
+                works()
                 pause = _RETRY_S
             except EverstateError as error:
                 if not error.retryable:
                     raise
                 log.warning("clean %s waits %.1f s: %s", self._cleaned.name, pause, error)
+                waits(error, pause)
                 self._drop()
                 stop.wait(pause)
                 pause = min(_RETRY_S_MAX, pause * 2)
@@ -289,7 +303,7 @@ class Cleaner:
             return None
         room = self._config.pipeline.batch_changes_max
         if any(topic not in cleaned.told_in for topic, _ in wanted):
-            room = max(1, room - cleaned.waiting)
+            room = max(_POLL_RECORDS, room - cleaned.waiting)
         spans = fair_spans(
             {n: read_to[place] for n, place in enumerate(listed)},
             {n: ends[place] for n, place in enumerate(listed)},
@@ -338,10 +352,8 @@ class Cleaner:
             )
             place = (record.topic, record.partition)
             found.setdefault(place, []).append((record.offset, parsed))
-        for (topic, partition), rows in found.items():
-            cleaned.add(topic, partition, rows, rows[-1][0] + 1)
-        for (topic, partition), end in follower.ends().items():
-            cleaned.add(topic, partition, (), end)
+        for place, (start, end) in follower.spans().items():
+            cleaned.add(*place, found.get(place, ()), start, end)
         return bool(found)
 
     def _read_bulk(self, ranges: Mapping[str, Mapping[int, Any]]) -> None:
@@ -364,37 +376,19 @@ class Cleaner:
             for partition, span in partitions.items():
                 # A task gives its partition in order; tasks come back in any.
                 rows = sorted(by_place.get((topic, partition), []), key=lambda row: row[0])
-                cleaned.add(topic, partition, rows, span.end)
+                cleaned.add(topic, partition, rows, span.start, span.end)
         self._unfollow()
 
 
-def run_cleaners(config: Config, captures: Sequence[Cleaned], stop: threading.Event) -> None:
-    """Clean captures, each in a thread of its own, until ``stop`` is set.
+def cleaning_part(config: Config, open_capture: Callable[[], Cleaned]) -> Run:
+    """The part of a role that cleans one capture; ``open_capture`` is called at each start."""
 
-    The first error that does not pass stops all and is raised.
-    """
-    failures: list[BaseException] = []
-
-    def guarded(cleaner: Cleaner) -> None:
+    def clean(stop: threading.Event) -> None:
+        cleaner = Cleaner(config, open_capture())
         try:
+            log.info("cleaning %s", cleaner.name)
             cleaner.run(stop)
-        except BaseException as error:
-            log.error("clean ended: %s", error)
-            failures.append(error)
-            stop.set()
         finally:
             cleaner.close()
 
-    cleaners = [Cleaner(config, cleaned) for cleaned in captures]
-    threads = [
-        threading.Thread(target=guarded, args=(one,), name=f"clean-{cleaned.name}", daemon=True)
-        for one, cleaned in zip(cleaners, captures, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    log.info("cleaning %s", ", ".join(cleaned.name for cleaned in captures) or "nothing")
-    stop.wait()
-    for thread in threads:
-        thread.join(_JOIN_S)
-    if failures:
-        raise failures[0]
+    return clean

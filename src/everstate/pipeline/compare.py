@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from everstate.views.database import connect_views, views_errors
-from everstate.views.stores.postgres.images import state_text
+from everstate.views.images import state_text
 
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)

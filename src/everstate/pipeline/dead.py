@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Final
-
-import psycopg
+from typing import Final
 
 from everstate.config import Config
 from everstate.errors import DataLoss, EverstateError, RecordRefused
@@ -14,9 +12,9 @@ from everstate.log.consumer import Consumer
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.views import dead_letters
+from everstate.parts import waits, works
+from everstate.views.control import Control, DeadChange
 from everstate.views.database import connect_views, views_errors
-from everstate.views.dead_letters import DeadChange
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +47,7 @@ class DeadLetterSender:
         self._publisher: OncePublisher | None = None
         self._published = 0
         """Newest batch that the log has."""
+        self._is_installed = False
         self._rows_max = _BATCH_ROWS
 
     def close(self) -> None:
@@ -63,10 +62,12 @@ class DeadLetterSender:
             try:
                 while self.step():
                     pass
+                works()
             except EverstateError as error:
                 if not error.retryable:
                     raise
                 log.warning("dead letters wait %.0f s: %s", _RETRY_S, error)
+                waits(error, _RETRY_S)
                 self._close_publisher()
                 pause = _RETRY_S
             stop.wait(pause)
@@ -80,30 +81,35 @@ class DeadLetterSender:
         """
         dsn = self._config.views_dsn
         with views_errors(dsn), connect_views(dsn) as connection:
-            rows = dead_letters.numbered(connection, self._schema)
+            control = Control(connection, self._schema)
+            if not self._is_installed:
+                # In a new project this may come before the keeper, which makes the tables too.
+                control.install()
+                self._is_installed = True
+            rows = control.numbered()
             if not rows:
-                rows = dead_letters.unnumbered(connection, self._schema, self._rows_max)
+                rows = control.unnumbered(self._rows_max)
             if not rows:
                 self._rows_max = _BATCH_ROWS
                 return 0
-            publisher = self._opened(connection)
-            batch = rows[0].batch or self._number(connection, rows)
+            publisher = self._opened(control)
+            batch = rows[0].batch or self._number(control, rows)
             if batch > self._published:
                 note = f"{rows[0].id}-{rows[-1].id}".encode()
                 try:
                     publisher.publish(batch, [self._record(row) for row in rows], note)
                 except RecordRefused as refusal:
-                    self._refused(connection, batch, rows, refusal)
+                    self._refused(control, batch, rows, refusal)
                     return len(rows)
                 self._published = batch
-            dead_letters.mark_published(connection, self._schema, batch)
+            control.mark_published(batch)
             log.warning("%d dead letters were sent (batch %d)", len(rows), batch)
             return len(rows)
 
-    def _opened(self, connection: psycopg.Connection[Any]) -> OncePublisher:
+    def _opened(self, control: Control) -> OncePublisher:
         if self._publisher is None:
             # Views that are kept anew count their batches anew, under another name.
-            name = f"dead-letters-{dead_letters.views_id(connection, self._schema)}"
+            name = f"dead-letters-{control.views_id()}"
             publisher = OncePublisher(self._config, name)
             progress = publisher.open()
             self._publisher = publisher
@@ -115,25 +121,25 @@ class DeadLetterSender:
             self._publisher.close()
             self._publisher = None
 
-    def _number(self, connection: psycopg.Connection[Any], rows: list[DeadChange]) -> int:
+    def _number(self, control: Control, rows: list[DeadChange]) -> int:
         # A table that was restored from a backup may know less than the log.
-        last = max(self._published, dead_letters.last_batch(connection, self._schema))
-        dead_letters.number(connection, self._schema, last + 1, [row.id for row in rows])
+        last = max(self._published, control.last_batch())
+        control.number(last + 1, [row.id for row in rows])
         return last + 1
 
     def _refused(
         self,
-        connection: psycopg.Connection[Any],
+        control: Control,
         batch: int,
         rows: list[DeadChange],
         refusal: RecordRefused,
     ) -> None:
         """Send one at a time until the one is found that the log does not take."""
-        dead_letters.dissolve(connection, self._schema, batch)
+        control.dissolve(batch)
         self._rows_max = 1
         if len(rows) == 1:
             log.error("the dead letter of %s stays in the table: %s", _place(rows[0]), refusal)
-            dead_letters.mark_refused(connection, self._schema, rows[0].id, refusal.reason)
+            control.mark_refused(rows[0].id, refusal.reason)
 
     def _record(self, row: DeadChange) -> OutRecord:
         place = [

@@ -19,12 +19,14 @@ from prometheus_client import Counter, Gauge
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from everstate.changes import EntityType
 from everstate.changes.drift import Truth, What
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicNames
 from everstate.pipeline import drift_tasks as tasks
+from everstate.pipeline.parse import state_fault
 from everstate.pipeline.session import spark_errors
 from everstate.pipeline.source import read_ranges
 
@@ -75,6 +77,8 @@ class DriftReport:
     action: Action
     mended: int
     """Drifted entities that were sent again, or got a new version."""
+    refused: int
+    """Drifted entities of whose state in the source readers would refuse a change."""
     sent_again: int
     """Entities that agreed and were sent again, because the whole type was."""
     keys: tuple[DriftedKey, ...]
@@ -93,24 +97,35 @@ class DriftReport:
 
 
 def check_drift(
-    spark: SparkSession, config: Config, entity: str, truth: Truth, *, repair: bool = False
+    spark: SparkSession,
+    config: Config,
+    entity_type: EntityType,
+    truth: Truth,
+    *,
+    repair: bool = False,
 ) -> DriftReport:
     """Compare one entity type's source of truth with its log; with ``repair``: mend it.
 
     Below `drift.rebuild_share` the drifted entities alone are published again, from it on the
     whole type. Repairs go the source's own way, through its outbox or publisher, and are in the
-    log when that has come round to them. Cost: one pass over both sides; where ranges differ, a
-    second one over the source, and one over the log.
+    log when that has come round to them. An entity whose state in the source would be refused by
+    the log's readers is reported, and not sent.
+
+    Cost: one pass over both sides; where ranges differ, a second one over the source, and one over
+    the log.
     """
-    return _Check(spark, config, entity, truth).run(repair)
+    return _Check(spark, config, entity_type, truth).run(repair)
 
 
 class _Check:
     """One comparison of one entity type."""
 
-    def __init__(self, spark: SparkSession, config: Config, entity: str, truth: Truth) -> None:
-        self._spark, self._config, self._entity, self._truth = spark, config, entity, truth
-        self._topic = TopicNames(config.log.prefix).state(entity)
+    def __init__(
+        self, spark: SparkSession, config: Config, entity_type: EntityType, truth: Truth
+    ) -> None:
+        self._spark, self._config, self._truth = spark, config, truth
+        self._entity_type, self._entity = entity_type, entity_type.name
+        self._topic = TopicNames(config.log.prefix).state(self._entity)
         self._ranges = config.drift.ranges
 
     def run(self, repair: bool) -> DriftReport:
@@ -120,12 +135,13 @@ class _Check:
             counts: dict[str, int] = {}
             keys: tuple[DriftedKey, ...] = ()
             action: Action = "none"
-            mended = sent_again = 0
+            mended = sent_again = refused = 0
             if differing:
                 found = self._rows(differing)
                 try:
                     counts = self._counts(found)
                     keys = self._keys(found)
+                    refused = _drifted(found).where(F.col("refused").isNotNull()).count()
                     share = self._share(counts, stored, logged)
                     if repair and share > 0:
                         action, mended, sent_again = self._mend(found, share)
@@ -146,6 +162,7 @@ class _Check:
             share=self._share(counts, stored, logged),
             action=action,
             mended=mended,
+            refused=refused,
             sent_again=sent_again,
             keys=keys,
             seconds=time.monotonic() - began,
@@ -205,18 +222,32 @@ class _Check:
             stored.count()
             time.sleep(self._config.drift.settle_s)
             sides = _joined(stored, self._logged(ranges))
-            found = sides.mapInArrow(tasks.judging(self._truth), tasks.FOUND_DDL).persist()
+            judged = sides.mapInArrow(tasks.judging(self._truth), tasks.FOUND_DDL)
+            found = self._validated(judged).persist()
             found.count()
         finally:
             stored.unpersist()
         return found
 
+    def _validated(self, judged: DataFrame) -> DataFrame:
+        """Say of which entities no change can be made that readers would take."""
+        fault = state_fault(F.col("stored_state"), self._entity_type)
+        why = F.concat_ws("; readers refuse its state: ", "why", "refused")
+        # Where the log ends with a dead letter, what is written next has no state before it. A
+        # message of an older schema version may lack fields.
+        logged_fault = state_fault(F.col("logged_state"), self._entity_type)
+        is_dead = logged_fault.isNotNull()
+        if self._entity_type.schema_version > 1:
+            is_dead &= ~logged_fault.startswith("missing:")
+        logged_state = F.when(~is_dead, F.col("logged_state"))
+        validated = judged.withColumn("refused", fault).withColumn("logged_state", logged_state)
+        return validated.withColumn("why", why).drop("stored_state")
+
     def _counts(self, found: DataFrame) -> dict[str, int]:
         return {row["what"]: row["count"] for row in found.groupBy("what").count().collect()}
 
     def _keys(self, found: DataFrame) -> tuple[DriftedKey, ...]:
-        drifted = found.where(F.col("what").isin(*(what.value for what in _DRIFT)))
-        rows = drifted.orderBy("key").limit(self._config.drift.keys_max).collect()
+        rows = _drifted(found).orderBy("key").limit(self._config.drift.keys_max).collect()
         return tuple(
             DriftedKey(row["key"], row["what"], row["why"], row["stored"], row["logged"])
             for row in rows
@@ -228,8 +259,7 @@ class _Check:
 
     def _mend(self, found: DataFrame, share: float) -> tuple[Action, int, int]:
         """Send again what has drifted, or everything: the drifted entities first."""
-        drifted = found.where(F.col("what").isin(*(what.value for what in _DRIFT)))
-        mended = self._repaired(drifted.select(*tasks.DRIFTED))
+        mended = self._repaired(_drifted(found).select(*tasks.DRIFTED))
         MENDED.labels(self._entity, "mended").inc(mended)
         if share < self._config.drift.rebuild_share:
             return "republished", mended, 0
@@ -239,7 +269,10 @@ class _Check:
             F.lit(What.SAME.value).alias("what"),
             F.col("version").alias("stored"),
             F.col("version").alias("logged"),
-            F.lit(None).cast("string").alias("logged_state"),
+            *(
+                F.lit(None).cast("string").alias(name)
+                for name in ("logged_id", "logged_state", "refused")
+            ),
         )
         again = self._repaired(same)
         MENDED.labels(self._entity, "sent again").inc(again)
@@ -248,6 +281,10 @@ class _Check:
     def _repaired(self, drifted: DataFrame) -> int:
         done = drifted.mapInArrow(tasks.repairing(self._truth), "done long")
         return sum(row["done"] for row in done.collect())
+
+
+def _drifted(found: DataFrame) -> DataFrame:
+    return found.where(F.col("what").isin(*(what.value for what in _DRIFT)))
 
 
 def _joined(stored: DataFrame, logged: DataFrame) -> DataFrame:
@@ -271,7 +308,10 @@ def _measure(report: DriftReport) -> None:
 
 
 def drift_on_schedule(
-    spark: SparkSession, config: Config, truths: Mapping[str, Truth]
+    spark: SparkSession,
+    config: Config,
+    entity_types: Mapping[str, EntityType],
+    truths: Mapping[str, Truth],
 ) -> Callable[[threading.Event], None]:
     """A part of the pipeline: compares every `drift.every_s`, and mends if it may.
 
@@ -288,7 +328,9 @@ def drift_on_schedule(
                 if stop.is_set():
                     return
                 try:
-                    report = check_drift(spark, config, entity, truth, repair=config.drift.repair)
+                    report = check_drift(
+                        spark, config, entity_types[entity], truth, repair=config.drift.repair
+                    )
                 except EverstateError as error:
                     LOGGER.warning("drift of %s: %s", entity, error)
                 else:
@@ -300,7 +342,8 @@ def drift_on_schedule(
 def _tell(report: DriftReport) -> None:
     if report.drifted:
         LOGGER.warning(
-            "%s: %d of %d entities had drifted (%d missing, %d stale, %d different, %d extra); %s",
+            "%s: %d of %d entities had drifted (%d missing, %d stale, %d different, %d extra); %s;"
+            " readers would refuse the states of %d",
             report.entity,
             report.drifted,
             report.stored,
@@ -309,6 +352,7 @@ def _tell(report: DriftReport) -> None:
             report.different,
             report.extra,
             report.action,
+            report.refused,
         )
     else:
         LOGGER.info("%s: no drift among %d entities", report.entity, report.stored)

@@ -48,19 +48,23 @@ SIDES: Final = (
     "logged_hash",
     "logged_state",
 )
-DRIFTED: Final = ("key", "what", "stored", "logged", "logged_state")
+DRIFTED: Final = Drifted._fields
+"""Columns of what is repaired."""
 _FOUND: Final = pa.schema(
     {
         "key": _TEXT,
         "what": _TEXT,
         "stored": _LONG,
         "logged": _LONG,
+        "logged_id": _TEXT,
         "logged_state": _TEXT,
+        "stored_state": _TEXT,
         "why": _TEXT,
     }
 )
 FOUND_DDL: Final = (
-    "key string, what string, stored long, logged long, logged_state string, why string"
+    "key string, what string, stored long, logged long, logged_id string, logged_state string,"
+    " stored_state string, why string"
 )
 _DONE: Final = pa.schema({"done": _LONG})
 
@@ -205,7 +209,9 @@ def _judge(row: dict[str, Any], now: tuple[Stored, bool] | None) -> dict[str, An
         "what": what.value,
         "stored": stored,
         "logged": logged,
+        "logged_id": row["logged_change_id"],
         "logged_state": row["logged_state"],
+        "stored_state": None if present is None else present.state,
         "why": why,
     }
 
@@ -217,10 +223,7 @@ def repairing(truth: Truth) -> Task:
         waiting: list[Drifted] = []
         for batch in batches:
             for row in batch.to_pylist():
-                what = What(row["what"])
-                waiting.append(
-                    Drifted(row["key"], what, row["stored"], row["logged"], row["logged_state"])
-                )
+                waiting.append(Drifted(**{**row, "what": What(row["what"])}))
                 if len(waiting) >= _REPAIR_ROWS:
                     yield _done(truth.repair(waiting))
                     waiting = []

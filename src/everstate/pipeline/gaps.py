@@ -26,7 +26,7 @@ from everstate.errors import GapTooWide, NoGap
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
-from everstate.views import control
+from everstate.views.control import Control
 from everstate.views.database import connect_views, views_errors
 from everstate.views.gaps import Gap, GapEdges, read_edges, read_gaps
 
@@ -46,8 +46,9 @@ def list_gaps(config: Config, entity: str | None = None, key: str | None = None)
     """Keys whose changes wait behind a missing version; raises Unavailable."""
     schema = config.views.schema_name
     with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control.install(connection, schema)
-        return read_gaps(connection, schema, entity, key)
+        control = Control(connection, schema)
+        control.install()
+        return read_gaps(control, entity, key)
 
 
 def accept_gap(
@@ -65,22 +66,24 @@ def accept_gap(
     from that change, so that accepting twice changes nothing. When a missing version comes all
     the same, the first in the log counts, and the other is a conflict in `.dead` (C6).
 
-    Raises NoGap, GapTooWide, LogIdentityChanged, and Unavailable: then it may be done again.
+    Raises NoGap, GapTooWide, LogIdentityChanged, TopicResized, and Unavailable: then it may be
+    done again.
     """
     schema, dsn, name = config.views.schema_name, config.views_dsn, entity_type.name
     with views_errors(dsn), connect_views(dsn) as connection:
-        control.install(connection, schema)
-        found = read_gaps(connection, schema, name, key)
+        control = Control(connection, schema)
+        control.install()
+        found = read_gaps(control, name, key)
         if not found:
             raise NoGap(name, key)
         gap = found[0]
         if len(gap.missing) > MISSING_MAX:
             raise GapTooWide(name, key, len(gap.missing), MISSING_MAX)
-        edges = read_edges(connection, schema, gap)
+        edges = read_edges(control, gap)
         topic = TopicNames(config.log.prefix).changes(name, edges.generation)
         with Topics(config) as topics:
             log = topics.identity(topic)
-        control.check_topic_identity(connection, schema, topic, log.cluster_id, log.topic_id)
+        control.check_topic_identity(name, topic, log, edges.generation)
     codec = ChangeCodec(entity_type, message_bytes_max=config.log.message_bytes_max)
     moment = now or datetime.now(UTC)
     records = [

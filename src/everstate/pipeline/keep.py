@@ -1,80 +1,73 @@
-"""The keeper: reads each changelog once, parses once, and gives every view group its part.
+"""The keeper: reads each changelog once, parses once, and lets every core judge its part.
 
-One step is one Spark job. For each entity type the bounded range after its groups' positions is
-read, parsed and planned into row deltas, and each task applies one partition's range to each group
-in one transaction of that group (C11, C12). Only one line of counts per partition and group comes
+One step is one Spark job. For each entity type the bounded range after its core's position is read,
+parsed and planned into row deltas, and each task judges one partition's range and writes `latest`
+and the views that ride, in one transaction (C11, C12). Only one line of counts per partition comes
 back to the driver.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import inf, isfinite
 from typing import Any, Final
 
-import psycopg
+import orjson
+from prometheus_client import Counter, Gauge, Histogram
 from pyspark.sql import DataFrame, SparkSession
 
-from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import DataLoss, EverstateError, PipelineError, SparkLost
-from everstate.log.positions import Offsets, Range
+from everstate.errors import (
+    ArchiveError,
+    DataLoss,
+    EverstateError,
+    LogTruncated,
+    PipelineError,
+    SparkLost,
+)
+from everstate.log.positions import Offsets, check_ends
 from everstate.log.topics import TopicIdentity, Topics
-from everstate.pipeline.archived import read_archived
-from everstate.pipeline.parse import parse
-from everstate.pipeline.plan import column_types, planned
+from everstate.parts import Part, note, waits, works
+from everstate.pipeline.changes import ChangesReader
+from everstate.pipeline.declare import declare
+from everstate.pipeline.kept import EntityViews, KeptView, KeptViews
+from everstate.pipeline.plan import planned
+from everstate.pipeline.retries import Retries
 from everstate.pipeline.session import spark_errors
-from everstate.pipeline.source import fair_spans, read_ranges
-from everstate.pipeline.spans import ArchivedOffsets, Sources, divided
-from everstate.pipeline.task import OUTCOME_DDL, UNJUDGED, ApplyTask
-from everstate.pipeline.units import (
-    Stored,
-    Unit,
-    check_same_views,
-    kept_rows,
-    only_view,
-    read_stored,
-    view_groups,
-)
-from everstate.views import control
-from everstate.views.database import connect_views, views_errors
+from everstate.pipeline.source import fair_spans
+from everstate.pipeline.spans import Sources
+from everstate.pipeline.task import OUTCOME_DDL, ApplyTask
+from everstate.views.control import Control
+from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
-from everstate.views.stores.postgres.apply import advance
-from everstate.views.stores.postgres.group import (
-    GroupPlan,
-    PlannedView,
-    main_group,
-    own_group,
-)
-from everstate.views.stores.postgres.membership import register_views
-from everstate.views.stores.postgres.quarantine import quarantine, rejoin
-from everstate.views.stores.postgres.session import close as close_session
-from everstate.views.stores.postgres.tables import install, install_entity
+from everstate.views.stores import close_store
+from everstate.views.tables import Core, latest_of
 
 log = logging.getLogger(__name__)
 
+JUDGED = Counter("everstate_views_changes", "Changes that were judged", ["entity", "outcome"])
+BEHIND = Gauge("everstate_view_behind", "1 while a view is behind and says why", ["view"])
+STEP_SECONDS = Histogram("everstate_keeper_step_seconds", "Time of one step of the keeper")
+
 _POOL: Final = "keep"
 _RETRY_S_MIN: Final = 0.2
-# A task costs 0.1 s of a core before its first change: a small batch is read by few.
-_TASK_CHANGES: Final = 5_000
-_TASK_PARTITIONS: Final = 4
 # Where one record needed the rules, the next may: so many jobs are planned with them.
 _JUDGED_JOBS: Final = 100
-_ARCHIVE_SPARE_S: Final = 15.0
-_QUARANTINE_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
+_RIDER_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 # Not longer: at each try the partitions that can go on do.
-_STOPPED_RETRY_S: Final = (5.0, 15.0)
+_CORE_RETRY_S: Final = (5.0, 15.0)
+_NEVER: Final = (inf,)
+_TRIM_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBatch:
-    """What one step did, over all entity types and groups."""
+    """What one step did, over all entity types."""
 
     changes: int
     applied: int
@@ -84,115 +77,93 @@ class KeptBatch:
     seconds: float
 
 
-@dataclass(slots=True)
-class _Retry:
-    """When a view that was put aside, or a stopped group, is tried again."""
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What one entity type's core reads next, and the views that may ride."""
 
-    failures: int = 0
-    due: float = field(default=0.0)
+    views: EntityViews
+    riders: tuple[KeptView, ...]
+    core: Core
+    sources: Sources
 
 
 class Keeper:
-    """Keeps all views of a project in PostgreSQL; :meth:`prepare` it, then :meth:`step` or run.
+    """Keeps the cores of a project, and the views that ride; :meth:`prepare` it, then step or run.
 
-    Two keepers of one project do no harm: each range is applied by the one that moves the
-    position first (C11). One whose project declares other views ends the older one.
+    Two keepers of one project do no harm: each range is judged by the one that moves the position
+    first (C11). They keep what the database says, so that an app that was started earlier keeps
+    what a later one declared.
     """
 
     def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
         self._spark, self._config, self._project = spark, config, project
-        self._schema = config.views.schema_name
         self._topics, self._offsets = Topics(config), Offsets(config)
-        self._archived = ArchivedOffsets(config)
-        self._views = {
-            name: tuple(PlannedView(plan) for plan in project.views.values() if plan.entity == name)
-            for name in project.entities
-        }
+        self._reader = ChangesReader(spark, config, project, self._offsets)
+        self._kept = KeptViews(config, project)
         self._identities: dict[str, TopicIdentity] = {}
-        self._retries: dict[str, _Retry] = {}
-        self._stopped: set[str] = set()
+        self._retries = Retries()
         self._judged_jobs: dict[str, int] = {}
         """Entity types whose next jobs judge each record by the rules, and how many."""
-        self._database: psycopg.Connection[Any] | None = None
+        self._database = ViewsDatabase(config.views_dsn)
+        self._trimmed_at = 0.0
 
     def close(self) -> None:
         """Give up the connections of this thread; the Spark session is the caller's."""
-        close_session(self._config.views_dsn)
-        if self._database is not None:
-            self._database.close()
+        close_store(self._config.views_dsn)
+        self._database.close()
         self._offsets.close()
         self._topics.close()
 
     def prepare(self) -> None:
         """Make topics, tables and positions where they are missing; idempotent.
 
-        A view that is new beside kept ones, or comes back after it was left out, starts alone at
-        version 1 and joins when it has caught up (C15). Raises InvalidView, LogIdentityChanged,
-        Unavailable.
+        A view that is new beside kept changes, changed in meaning, or comes back, gets a version
+        that is built beside the one that readers see. Raises InvalidView, LogIdentityChanged,
+        TopicResized, Unavailable.
         """
         self._topics.ensure(self._project.entities)
-        with self._connected() as connection:
-            control.install(connection, self._schema)
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            control.install()
             for name, entity_type in self._project.entities.items():
                 topic = self._topics.names.changes(name)
                 identity = self._topics.identity(topic)
-                control.check_topic_identity(
-                    connection, self._schema, topic, identity.cluster_id, identity.topic_id
-                )
+                control.check_topic_identity(name, topic, identity)
                 self._identities[topic] = identity
-                self._open(connection, entity_type, range(self._topics.partitions(topic)))
-
-    def _open(
-        self, connection: psycopg.Connection[Any], entity_type: EntityType, partitions: range
-    ) -> None:
-        """Make the tables of an entity type's views and register them, in one transaction."""
-        name, views = entity_type.name, self._views[entity_type.name]
-        types = [column_types(self._spark, entity_type, view.plan) for view in views]
-        with connection.transaction():
-            install_entity(connection, self._schema, entity_type)
-            for view, columns in zip(views, types, strict=True):
-                install(connection, self._schema, view.plan, columns, view.version)
-            wanted = kept_rows(self._project, name, views)
-            register_views(connection, self._schema, name, wanted, dict.fromkeys(partitions, 0))
+                partitions = range(identity.partitions)
+                declare(self._spark, self._config, control, self._project, entity_type, partitions)
 
     def run(self, stop: threading.Event) -> None:
-        """Step until ``stop`` is set; what may pass by itself is told and tried again.
-
-        What the log lost may be in the archive's next commit: DataLoss is raised when it is
-        there for longer than a trigger of the archive.
-        """
+        """Step until ``stop`` is set; what may pass by itself is told and tried again."""
         pause, poll_s = _RETRY_S_MIN, self._config.pipeline.poll_ms / 1000
-        lost_since: float | None = None
         try:
             while not stop.is_set():
                 try:
                     if self.step() is None:
                         stop.wait(poll_s)
-                    pause, lost_since = _RETRY_S_MIN, None
+                    works()
+                    pause = _RETRY_S_MIN
                 except EverstateError as error:
-                    if isinstance(error, DataLoss):
-                        lost_since = lost_since or time.monotonic()
-                        waited_s = time.monotonic() - lost_since
-                        if waited_s > self._config.archive.trigger_s + _ARCHIVE_SPARE_S:
-                            raise
-                    elif isinstance(error, SparkLost):
-                        raise
-                    elif not error.retryable and not isinstance(error, PipelineError):
+                    may_pass = error.retryable or isinstance(error, PipelineError)
+                    if isinstance(error, SparkLost) or not may_pass:
                         raise
                     log.warning("the keeper waits %.1f s: %s", pause, error)
+                    waits(error, pause)
                     stop.wait(pause)
                     pause = min(2 * pause, self._config.pipeline.retry_s_max)
         finally:
-            close_session(self._config.views_dsn)
+            close_store(self._config.views_dsn)
 
     def step(self) -> KeptBatch | None:
-        """Apply what came since the positions; ``None`` when there is nothing to do.
+        """Judge what came since the cores' positions; ``None`` when there is nothing to do.
 
-        One Spark job, and one more for each view that is kept alone; at most
-        ``pipeline.batch_changes_max`` records an entity type in each. After every error each group
-        is at its position or past the whole range, never between. Raises DataLoss,
-        LogIdentityChanged, Unavailable, PipelineError, and Fenced when a keeper of other views was
-        prepared since. A group that cannot go on is stopped, and tried again, alone.
+        One Spark job; at most ``pipeline.batch_changes_max`` records an entity type. After every
+        error each core is at its position or past the whole range, never between. Raises
+        LogIdentityChanged, TopicResized, Unavailable, PipelineError. An entity type whose core
+        cannot go on waits alone, with its reason, and is tried again: what the log lost of its
+        beginning may be in the archive's next commit. One whose log lost its end is not tried
+        again by this keeper, because what the log takes next hides the loss. A view that fails is
+        behind, alone.
         """
         begun = time.monotonic()
         self._topics.check_identity(self._identities)
@@ -200,37 +171,35 @@ class Keeper:
         if not units:
             return None
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        outcomes = self._keep_together([unit for unit in units if not unit.alone])
-        for unit in units:
-            if unit.alone:
-                outcomes += self._keep_alone(unit)
-        main = [o for o in outcomes if o["view_group"] == o["entity"]]
+        outcomes = self._keep_together(units)
+        for outcome in outcomes:
+            for what in ("applied", "duplicate", "held", "dead"):
+                JUDGED.labels(outcome["entity"], what).inc(max(0, outcome[what]))
+        STEP_SECONDS.observe(time.monotonic() - begun)
         return KeptBatch(
-            changes=sum(len(span) for unit in units for span in unit.spans.values()),
-            applied=sum(o["applied"] for o in main),
-            duplicate=sum(o["duplicate"] for o in main),
-            held=sum(o["held"] for o in main),
-            dead=sum(o["dead"] for o in main),
+            changes=sum(len(span) for unit in units for span in unit.sources.spans.values()),
+            applied=sum(o["applied"] for o in outcomes),
+            duplicate=sum(o["duplicate"] for o in outcomes),
+            held=sum(o["held"] for o in outcomes),
+            dead=sum(o["dead"] for o in outcomes),
             seconds=time.monotonic() - begun,
         )
 
-    def _keep_together(self, units: Sequence[Unit]) -> list[Any]:
-        """Apply the main groups' ranges in one job; lines of outcome."""
-        if not units:
-            return []
+    def _keep_together(self, units: Sequence[_Unit]) -> list[Any]:
+        """Judge all entity types' ranges in one job; lines of outcome."""
         try:
             outcomes = self._run(units)
         except SparkLost:
             raise
         except PipelineError:
-            if self._quarantine_blamed(units):
-                raise
+            if self._blamed(units):
+                raise  # the next step goes on without the views to blame
             return self._keep_each(units)
         self._settle(units, outcomes)
         return outcomes
 
-    def _keep_each(self, units: Sequence[Unit]) -> list[Any]:
-        """Apply each main group's ranges in a job of its own; what fails stops alone."""
+    def _keep_each(self, units: Sequence[_Unit]) -> list[Any]:
+        """Judge each entity type's ranges in a job of its own; what fails waits alone."""
         outcomes = []
         for unit in units:
             try:
@@ -238,229 +207,180 @@ class Keeper:
             except SparkLost:
                 raise
             except PipelineError as error:
-                self._stop(unit.group.view_group, str(error))
+                self._stop(unit.core.view, str(error))
                 continue
             self._settle([unit], found)
             outcomes += found
         return outcomes
 
-    def _keep_alone(self, unit: Unit) -> list[Any]:
-        """Apply the range of views that are kept alone; their trouble is theirs only."""
-        try:
-            outcomes = self._run([unit])
-        except SparkLost:
-            raise
-        except PipelineError as error:
-            self._quarantine(unit.group.entity, only_view(unit.group), str(error))
-            return []
-        self._settle([unit], outcomes)
-        return outcomes
-
-    def _run(self, units: Sequence[Unit]) -> list[Any]:
-        """Apply the units' ranges in one job; in one more where records must be judged."""
-        for entity in {unit.entity_type.name for unit in units}:
+    def _run(self, units: Sequence[_Unit]) -> list[Any]:
+        """Judge the units' ranges in one job; in one more where records need the rules."""
+        for unit in units:
+            entity = unit.core.entity
             self._judged_jobs[entity] = max(0, self._judged_jobs.get(entity, 0) - 1)
         outcomes = self._collect(units)
         left = {_place(outcome) for outcome in outcomes if outcome["unjudged"]}
         if not left:
             return outcomes
-        self._judged_jobs |= dict.fromkeys((entity for entity, _, _ in left), _JUDGED_JOBS)
-        view_groups = {view_group for _, view_group, _ in left}
-        again = self._collect([each for each in units if each.group.view_group in view_groups])
+        entities = {entity for entity, _ in left}
+        self._judged_jobs |= dict.fromkeys(entities, _JUDGED_JOBS)
+        again = self._collect([unit for unit in units if unit.core.entity in entities])
         return [
             *(outcome for outcome in outcomes if _place(outcome) not in left),
             *(outcome for outcome in again if _place(outcome) in left),
         ]
 
-    def _collect(self, units: Sequence[Unit]) -> list[Any]:
+    def _collect(self, units: Sequence[_Unit]) -> list[Any]:
         with spark_errors("keeping views"):
             return list(reduce(DataFrame.unionAll, map(self._job, units)).collect())
 
-    def _units(self) -> list[Unit]:
+    def _units(self) -> list[_Unit]:
         """What there is to read, from the stored positions and the log's stable ends."""
         ends = self._offsets.stable_ends(list(self._identities))
-        with self._connected() as connection:
-            stored = read_stored(connection, self._schema)
-            if self._rejoin(connection, stored):
-                stored = read_stored(connection, self._schema)
-        self._stopped = stored.stopped
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            kept = self._kept.read(control)
+            self._trim(control, kept)
         units = []
-        for name, entity_type in self._project.entities.items():
-            topic, views = self._topics.names.changes(name), self._views[name]
-            check_same_views(stored, name, kept_rows(self._project, name, views))
+        for name, views in kept.items():
+            self._say_how_views_are(views)
+            if not self._retries.is_due(latest_of(name)):
+                continue
+            topic = self._topics.names.changes(name)
             until = {partition: end for (of, partition), end in ends.items() if of == topic}
-            for group in view_groups(
-                self._config, self._project, entity_type, views, topic, stored
-            ):
-                retry = self._retries.get(group.view_group)
-                if retry is not None and retry.due > time.monotonic():
-                    continue
-                unit = self._unit(entity_type, topic, group, stored, until)
-                if unit is not None:
-                    units.append(unit)
+            try:
+                unit = self._unit(views, topic, until)
+            except (DataLoss, ArchiveError) as error:
+                lost_its_end = isinstance(error, LogTruncated)
+                self._stop(latest_of(name), str(error), _NEVER if lost_its_end else _CORE_RETRY_S)
+                continue
+            if unit is not None:
+                units.append(unit)
+            elif self._retries.forget(latest_of(name)):
+                self._go_on(latest_of(name))
         return units
 
-    def _unit(
-        self,
-        entity_type: EntityType,
-        topic: str,
-        group: GroupPlan,
-        stored: Stored,
-        until: Mapping[int, int],
-    ) -> Unit | None:
-        """What a group reads next; ``None`` when it is where it may go, or was put aside."""
-        name = entity_type.name
-        alone = group.view_group != main_group(name)
-        if alone:
-            # It reads as far as the main group is, so that both meet there.
-            main = stored.vectors[main_group(name)]
-            until = {p: min(end, main[p]) for p, end in until.items()}
-        vector = stored.vectors[group.view_group]
-        spans = fair_spans(vector, until, self._config.pipeline.batch_changes_max)
+    def _unit(self, views: EntityViews, topic: str, until: Mapping[int, int]) -> _Unit | None:
+        """What one entity type's core reads next; ``None``: there is nothing new."""
+        check_ends(f"the views of {views.entity}", topic, views.vector, until)
+        spans = fair_spans(views.vector, until, self._config.pipeline.batch_changes_max)
         if not spans:
             return None
-        try:
-            return Unit(entity_type, topic, group, self._sources(name, topic, spans), alone)
-        except DataLoss as error:
-            if not alone:
-                raise
-            self._quarantine(name, only_view(group), str(error))
-            return None
+        riders = tuple(
+            view
+            for view in views.views
+            if any(view.vector.get(p) == span.start for p, span in spans.items())
+            and self._retries.is_due(view.table.name)
+        )
+        sources = self._reader.sources(views.entity, topic, spans)
+        return _Unit(views, riders, self._kept.core(views, riders), sources)
 
-    def _rejoin(self, connection: psycopg.Connection[Any], stored: Stored) -> bool:
-        """Let views that are as far as the main group, and hold nothing back, join it again."""
-        joined = False
-        for row in stored.views.values():
-            alone = row.status != control.LEFT and row.view_group != main_group(row.entity)
-            if not alone or row.entity not in self._project.entities:
+    def _job(self, unit: _Unit) -> DataFrame:
+        """The part of the step's job for one entity type: a line of outcome per partition."""
+        config, entity = self._config, unit.core.entity
+        schema = config.views.schema_name
+        task = ApplyTask(config.views_dsn, schema, unit.core, dict(unit.sources.spans))
+        judged = self._judged_jobs.get(entity, 0) > 0
+        parsed = self._reader.parsed(entity, unit.sources, judged=judged)
+        views = [(view.plan, view.table) for view in unit.riders if view.plan is not None]
+        return planned(parsed, views).mapInArrow(task, OUTCOME_DDL)
+
+    def _settle(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> None:
+        """Advance where no record came, and note which core or rider is behind, and why."""
+        heard = {(o["entity"], o["partition"]) for o in outcomes}
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            for unit in units:
+                entity = unit.core.entity
+                silent = {
+                    partition: span
+                    for partition, span in unit.sources.spans.items()
+                    if (entity, partition) not in heard
+                }
+                if silent:
+                    control.advance(unit.core, silent)
+            for outcome in outcomes:
+                for view, version, reason in orjson.loads(outcome["failures"] or b"[]"):
+                    log.error("view %s is behind: %s", view, reason)
+                    control.set_reason(view, version, reason)
+        failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
+        for unit in units:
+            name = unit.core.view
+            if unit.core.entity in failed:
+                self._stop(name, failed[unit.core.entity])
+            elif self._retries.forget(name) or self._has_reason(unit.views):
+                self._go_on(name)
+
+    def _has_reason(self, views: EntityViews) -> bool:
+        return views.status is not None and views.status.reason is not None
+
+    def _stop(self, view: str, reason: str, pauses_s: tuple[float, ...] = _CORE_RETRY_S) -> None:
+        """Let the core of an entity type wait; other entity types go on."""
+        pause = self._retries.failed(view, pauses_s)
+        again = f"waits and is tried again in {pause:.0f} s" if isfinite(pause) else "stopped"
+        log.error("%s %s: %s", view, again, reason)
+        with self._database.connected() as connection:
+            Control(connection, self._config.views.schema_name).set_reason(view, 1, reason)
+
+    def _go_on(self, view: str) -> None:
+        """Note that a core that waited moves again."""
+        log.info("%s goes on", view)
+        with self._database.connected() as connection:
+            Control(connection, self._config.views.schema_name).set_reason(view, 1, None)
+
+    def _say_how_views_are(self, views: EntityViews) -> None:
+        """Write how each view is where `everstate status` and `everstate run` show it."""
+        rows = [view.row for view in views.views if view.row.published]
+        if views.status is not None:
+            rows.append(views.status)
+        for row in rows:
+            BEHIND.labels(row.name).set(int(row.reason is not None))
+            if row.reason is None:
+                note(f"view {row.name}", Part("running", time.time()))
                 continue
-            if row.view_group in self._retries:
-                continue  # it has to take the change that it failed on first
-            if stored.vectors[row.view_group] == stored.vectors[main_group(row.entity)]:
-                joined |= rejoin(connection, self._schema, row.entity, row.name)
-        return joined
+            note(f"view {row.name}", Part("waiting", time.time(), row.reason))
 
-    def _sources(self, entity: str, topic: str, spans: Mapping[int, Range]) -> Sources:
-        """Where to read the spans; the archive is asked only when the log begins too late."""
-        begins = {p: offset for (_, p), offset in self._offsets.beginnings([topic]).items()}
-        if all(span.start >= begins[partition] for partition, span in spans.items()):
-            return Sources(log=spans)
-        return divided(topic, spans, begins, self._archived.of(entity))
-
-    def _job(self, unit: Unit) -> DataFrame:
-        """The part of the step's job for one unit: a line of outcome per partition and group."""
-        # Only views of this unit: one that is put aside must not fail the others' job.
-        task = ApplyTask(self._config.views_dsn, unit.group, dict(unit.spans))
-        return planned(self._parsed(unit), self._views_of(unit)).mapInArrow(task, OUTCOME_DDL)
-
-    def _parsed(self, unit: Unit) -> DataFrame:
-        parts = []
-        if spans := unit.sources.log:
-            records = read_ranges(self._spark, self._config, {unit.topic: spans})
-            tasks = max(
-                math.ceil(len(spans) / _TASK_PARTITIONS),
-                math.ceil(sum(map(len, spans.values())) / _TASK_CHANGES),
-            )
-            judged = self._judged_jobs.get(unit.entity_type.name, 0) > 0
-            records = records.coalesce(tasks)
-            parts.append(parse(records, unit.entity_type, unjudged=None if judged else UNJUDGED))
-        if spans := unit.sources.archive:
-            parts.append(read_archived(self._spark, self._config, unit.entity_type, spans))
-        # An archive that was written before a field came has no column of it.
-        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts)
-
-    def _settle(self, units: Sequence[Unit], outcomes: Sequence[Any]) -> None:
-        """Advance where no record came, and put views that failed aside."""
-        heard = {(o["view_group"], o["partition"]) for o in outcomes}
-        for unit in units:
-            silent = {
-                partition: span
-                for partition, span in unit.spans.items()
-                if (unit.group.view_group, partition) not in heard
-            }
-            advance(self._config.views_dsn, unit.group, silent)
-        failed = {o["failed_view"]: o for o in outcomes if o["failed_view"] is not None}
-        for view, outcome in failed.items():
-            self._quarantine(outcome["entity"], view, outcome["failure"])
-        fallen = [o for o in outcomes if o["failed_view"] is None and o["failure"] is not None]
-        stuck = {outcome["view_group"]: outcome for outcome in fallen}
-        for view_group, outcome in stuck.items():
-            if view_group == main_group(outcome["entity"]):
-                self._stop(view_group, outcome["failure"])
-            else:
-                view = view_group.rpartition("/")[2]
-                self._quarantine(outcome["entity"], view, outcome["failure"])
-        # Who lost a race did not take the change that it failed on: that is tried again.
-        idle = {o["view_group"] for o in outcomes if o["failure"] is not None or o["moved"]}
-        for unit in units:
-            if unit.group.view_group not in idle:
-                self._retries.pop(unit.group.view_group, None)
-                self._go_on(unit.group.view_group)
-
-    def _pause(self, view_group: str, pauses_s: Sequence[float]) -> float:
-        """When a group is tried again; seconds from now, more after each failure."""
-        retry = self._retries.setdefault(view_group, _Retry())
-        pause = pauses_s[min(retry.failures, len(pauses_s) - 1)]
-        retry.failures, retry.due = retry.failures + 1, time.monotonic() + pause
-        return pause
-
-    def _stop(self, view_group: str, reason: str) -> None:
-        """Let the main group of an entity type wait; other entity types go on."""
-        pause = self._pause(view_group, _STOPPED_RETRY_S)
-        log.error("%s is stopped and tried again in %.0f s: %s", view_group, pause, reason)
-        with self._connected() as connection:
-            control.set_group_status(connection, self._schema, view_group, control.STOPPED, reason)
-
-    def _go_on(self, view_group: str) -> None:
-        """Note that a main group that was stopped moves again."""
-        if view_group not in self._stopped:
-            return
-        log.info("%s goes on", view_group)
-        with self._connected() as connection:
-            control.set_group_status(connection, self._schema, view_group, "live", None)
-
-    def _quarantine(self, entity: str, view: str, reason: str) -> None:
-        """Keep a failing view alone, at its own position; it is tried again with growing pauses."""
-        pause = self._pause(own_group(entity, view), _QUARANTINE_RETRY_S)
-        log.error("view %s is quarantined and tried again in %.0f s: %s", view, pause, reason)
-        with self._connected() as connection:
-            quarantine(connection, self._schema, entity, view, reason)
-
-    def _quarantine_blamed(self, units: Sequence[Unit]) -> bool:
-        """Find the views whose SQL fails on these records, and put them aside; whether any does.
+    def _blamed(self, units: Sequence[_Unit]) -> bool:
+        """Find the views whose SQL fails on these records, and leave them behind.
 
         The job failed as a whole before anything was told apart; each view is evaluated alone.
         """
         found = False
         for unit in units:
-            parsed = self._parsed(unit)
-            for view in self._views_of(unit):
+            parsed = self._reader.parsed(unit.core.entity, unit.sources, judged=False)
+            for view in unit.riders:
+                if view.plan is None:
+                    continue
                 try:
-                    with spark_errors(f"view {view.plan.name}"):
-                        planned(parsed, [view]).write.format("noop").mode("append").save()
+                    with spark_errors(f"view {view.table.view}"):
+                        job = planned(parsed, [(view.plan, view.table)])
+                        job.write.format("noop").mode("append").save()
                 except PipelineError as blamed:
                     found = True
-                    self._quarantine(unit.entity_type.name, view.plan.name, str(blamed))
+                    self._retries.failed(view.table.name, _RIDER_RETRY_S)
+                    log.error("view %s is behind: %s", view.table.view, blamed)
+                    with self._database.connected() as connection:
+                        control = Control(connection, self._config.views.schema_name)
+                        control.set_reason(view.row.name, view.row.version, str(blamed))
         return found
 
-    def _views_of(self, unit: Unit) -> list[PlannedView]:
-        kept = {t.view for t in unit.group.rows} | {t.view for t in unit.group.linears}
-        return [v for v in self._views[unit.entity_type.name] if v.plan.name in kept]
-
-    @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """The driver's own connection, made again after it was lost."""
-        dsn = self._config.views_dsn
-        with views_errors(dsn):
+    def _trim(self, control: Control, kept: Mapping[str, EntityViews]) -> None:
+        """Drop what the core noted, once every view and the archive have passed it (V3, V4)."""
+        if time.monotonic() - self._trimmed_at < _TRIM_S:
+            return
+        self._trimmed_at = time.monotonic()
+        for entity in kept:
             try:
-                if self._database is None or self._database.closed:
-                    self._database = connect_views(dsn)
-                yield self._database
-            except psycopg.OperationalError:
-                if self._database is not None:
-                    self._database.close()
-                raise
+                below = self._reader.archived(entity)
+            except ArchiveError as error:
+                log.warning("the exceptions of %s are kept for now: %s", entity, error)
+                continue
+            for place in control.positions(entity):
+                offset = min(below.get(place.partition, 0), place.next_offset)
+                below[place.partition] = offset
+            if below:
+                control.trim(entity, 1, below)
 
 
-def _place(outcome: Any) -> tuple[str, str, int]:
-    return outcome["entity"], outcome["view_group"], outcome["partition"]
+def _place(outcome: Any) -> tuple[str, int]:
+    return outcome["entity"], outcome["partition"]

@@ -31,15 +31,19 @@ from pyspark.sql.types import (
 )
 
 from everstate.changes import EntityType, Kind
+from everstate.changes.moments import FIRST, LAST
 
 _CORRUPT: Final = "_everstate_unreadable"
 _END: Final = "_everstate_end"
 """A field that is put behind the last one of a message before it is read."""
 _CURRENT, _ORIGINAL = "currentEntityState", "originalEntityState"
-_UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
-_LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\\z"
+_LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\z"
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
+
+# A time without a date, which Spark reads as one of the day on which it reads it.
+_TIME_ONLY: Final = r"\s*[+-]?(?:T\d|\d{1,2}:)"
 
 # JSON as the codec reads it: Spark takes quotes, numbers and arrays more freely by default.
 _STRICT: Final = {
@@ -242,12 +246,33 @@ def _with_end() -> Column:
     return F.concat(head, F.lit(f',"{_END}":1}}'.encode())).cast("string")
 
 
+def state_fault(text: Column, entity_type: EntityType) -> Column:
+    """Why readers would refuse a message with this state, given as JSON text; null: they take it.
+
+    The reasons are those of :func:`parse`, for a message of the newest schema version.
+    """
+    state = StructType([StructField("state", state_schema(entity_type))])
+    message = F.concat(F.lit('{"state":'), text, F.lit("}"))
+    read_as = StructType([*state, StructField(_CORRUPT, StringType())])
+    read = F.from_json(message, read_as, _JSON_OPTIONS)
+    blamed = _blame(message, read, state, ())
+    missing = _field_faults(read["state"], tuple(entity_type.arrow_schema), "state")
+    fault = F.when(message.rlike(_NUL), "nul_character").when(
+        read[_CORRUPT].isNotNull(), F.coalesce(*blamed, F.lit("wrong_type:state"))
+    )
+    fault = fault.when(read["state"].isNull(), "missing:state")
+    return F.when(text.isNotNull(), F.coalesce(fault, *missing))
+
+
 def _moment(field: str) -> Column:
     """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339)."""
     text = F.col(f"v.{field}")
     zone = text.endswith("Z") | text.endswith("z") | F.substring(text, -6, 1).isin("+", "-")
     shaped = (F.octet_length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
-    return F.when(shaped, F.expr(f"try_cast(v.{field} AS timestamp)"))
+    moment = F.expr(f"try_cast(v.{field} AS timestamp)")
+    held = _holds(moment, pa.timestamp("us", "UTC"))
+    assert held is not None
+    return F.when(shaped & held, moment)
 
 
 def _reason(entity_type: EntityType) -> Column:
@@ -300,7 +325,7 @@ def _broken_rule(entity_type: EntityType, record: Column) -> Column:
     for field in _REQUIRED_PROVENANCE:
         path = v["provenance"][field]
         rules.append((path.isNull() | (path == ""), f"missing:provenance.{field}"))
-    rules += _transaction_rules(v) + _state_rules(entity_type, v)
+    rules += _transaction_rules(v) + _state_rules(entity_type, v, value)
     (broken, why), *others = rules
     reason = F.when(broken, why)
     for broken, why in others:
@@ -335,6 +360,8 @@ def _plainly_readable(entity_type: EntityType) -> Column:
     ]
     conditions += [F.col(f"v.provenance.{field}") != "" for field in _REQUIRED_PROVENANCE]
     fields = tuple(entity_type.arrow_schema)
+    if any(_has_times(field.type) for field in fields):
+        conditions.append(~value.rlike(f'"{_TIME_ONLY}'))
     for state in (current, original):
         held = _fields_hold(state, fields)
         if held is not None:
@@ -349,13 +376,48 @@ def _fields_hold(state: Column, fields: tuple[pa.Field[Any], ...]) -> Column | N
         column = state[field.name]
         if not field.nullable:
             conditions.append(column.isNotNull())
-        if pa.types.is_floating(field.type):
-            conditions.append(column.isNull() | (F.abs(column) < float("inf")))
+        held = _holds(column, field.type)
         if pa.types.is_struct(field.type):
-            nested = _fields_hold(column, tuple(field.type))
-            if nested is not None:
-                conditions.append(column.isNull() | nested)
+            held = _fields_hold(column, tuple(field.type))
+        if held is not None:
+            conditions.append(column.isNull() | held)
     return reduce(and_, conditions) if conditions else None
+
+
+def _holds(value: Column, kind: pa.DataType) -> Column | None:
+    """Whether a value is one that every engine can hold; ``None``: its type has no others.
+
+    Spark reads years that PostgreSQL and Python do not have, and numbers too large for a float.
+    """
+    if pa.types.is_floating(kind):
+        return F.abs(value) < float("inf")
+    if pa.types.is_date(kind):
+        return value.between(F.expr(f"date'{FIRST[:10]}'"), F.expr(f"date'{LAST[:10]}'"))
+    if pa.types.is_timestamp(kind):
+        zoned = "timestamp" if kind.tz else "timestamp_ntz"
+        return value.between(F.expr(f"{zoned}'{FIRST}'"), F.expr(f"{zoned}'{LAST}'"))
+    if pa.types.is_list(kind):
+        return _all_hold(value, kind.value_type)
+    if pa.types.is_map(kind):
+        return _all_hold(F.map_values(value), kind.item_type)
+    if pa.types.is_struct(kind):
+        fields = [(value[field.name], field.type) for field in kind]
+        held = [c.isNull() | h for c, t in fields if (h := _holds(c, t)) is not None]
+        return reduce(and_, held) if held else None
+    return None
+
+
+def _all_hold(values: Column, kind: pa.DataType) -> Column | None:
+    # A lambda cannot tell whether there is anything to ask: that is seen beforehand.
+    if _holds(F.lit(None), kind) is None:
+        return None
+
+    def one(value: Column) -> Column:
+        held = _holds(value, kind)
+        assert held is not None
+        return value.isNull() | held
+
+    return F.forall(values, one)
 
 
 def _transaction_rules(v: Column) -> list[tuple[Column, Column | str]]:
@@ -366,7 +428,9 @@ def _transaction_rules(v: Column) -> list[tuple[Column, Column | str]]:
     ]
 
 
-def _state_rules(entity_type: EntityType, v: Column) -> list[tuple[Column, Column | str]]:
+def _state_rules(
+    entity_type: EntityType, v: Column, value: Column
+) -> list[tuple[Column, Column | str]]:
     kind, current, original = v["kind"], v[_CURRENT], v[_ORIGINAL]
     deleted = kind == Kind.DELETED.value
     has_original = kind.isin(Kind.UPDATED.value, Kind.DELETED.value)
@@ -383,6 +447,11 @@ def _state_rules(entity_type: EntityType, v: Column) -> list[tuple[Column, Colum
     sides = [(_CURRENT, current, as_new)]
     if first:
         sides.append((_ORIGINAL, original, F.lit(True)))
+    for side in (_CURRENT, _ORIGINAL):
+        rules += [
+            (F.get_json_object(value, f"$.{side}{path}").rlike(form), f"wrong_type:{side}{shown}")
+            for path, shown, form in _time_places(tuple(entity_type.arrow_schema))
+        ]
     for side, state, when in sides:
         faults = _field_faults(state, tuple(entity_type.arrow_schema), side)
         if faults:
@@ -392,6 +461,32 @@ def _state_rules(entity_type: EntityType, v: Column) -> list[tuple[Column, Colum
     return rules
 
 
+def _has_times(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_times(field.type) for field in kind)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _has_times(kind.value_type if pa.types.is_list(kind) else kind.item_type)
+    return bool(pa.types.is_timestamp(kind))
+
+
+def _time_places(
+    fields: tuple[pa.Field[Any], ...], path: str = "", shown: str = ""
+) -> list[tuple[str, str, str]]:
+    """Where times stand in a state: the path in JSON, as a reason shows it, and what none may be.
+
+    In a list or map no text may be a time without a date, though it may be of another field.
+    """
+    found = []
+    for field in fields:
+        place, name = f"{path}['{field.name}']", f"{shown}.{field.name}"
+        if pa.types.is_struct(field.type):
+            found += _time_places(tuple(field.type), place, name)
+        elif _has_times(field.type):
+            plain = pa.types.is_timestamp(field.type)
+            found.append((place, name, f"^{_TIME_ONLY}" if plain else f'"{_TIME_ONLY}'))
+    return found
+
+
 def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -> list[Column]:
     """For each field that breaks its type's promise: the reason, else null."""
     faults = []
@@ -399,9 +494,9 @@ def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -
         column, where = state[field.name], f"{path}.{field.name}"
         if not field.nullable:
             faults.append(F.when(column.isNull(), f"missing:{where}"))
-        if pa.types.is_floating(field.type):
-            infinite = F.abs(column) == float("inf")
-            faults.append(F.when(infinite | F.isnan(column), f"wrong_type:{where}"))
+        held = None if pa.types.is_struct(field.type) else _holds(column, field.type)
+        if held is not None:
+            faults.append(F.when(column.isNotNull() & ~held, f"wrong_type:{where}"))
         if pa.types.is_struct(field.type):
             for fault in _field_faults(column, tuple(field.type), where):
                 faults.append(F.when(column.isNotNull(), fault))

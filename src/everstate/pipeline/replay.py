@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from everstate.archive import ArchiveLog, table_path
+from everstate.archive import ArchiveLog, Ledger, last_commit, table_path
 from everstate.config import Config
 from everstate.errors import ArchiveError, LogError
 from everstate.log.client import changelog_bytes_max
@@ -56,7 +56,7 @@ def replay(
     archive, Unavailable. Cost: one sort by offset; each partition is written by one task.
     """
     began = time.monotonic()
-    last = ArchiveLog(config, entity).last()
+    last = last_commit(ArchiveLog(config, entity), Ledger(config, entity))
     if last is None or last.note is None or generation not in last.note.positions:
         raise ArchiveError(
             f"archive of {entity}: there is no generation {generation} in it.",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
 from everstate.errors import (
+    HIDDEN,
     ArchiveError,
     ArchiveFull,
     DataLoss,
@@ -30,7 +32,9 @@ from everstate.errors import (
     Unavailable,
 )
 from everstate.local import class_archive_options, java_home, spark_jars
+from everstate.private import private_folder, properties, write_private
 
+_SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 
 # A setting here carries one of the guarantees; `pipeline.options` may not change it.
@@ -96,14 +100,50 @@ def spark_session(config: Config, *, app_name: str = "everstate") -> SparkSessio
     settings = session_settings(config)
     # The launcher of PySpark reads its Java from the environment, and only from there.
     os.environ["JAVA_HOME"] = str(java_home(config))
-    conf = SparkConf(loadDefaults=False).setMaster(config.pipeline.master).setAppName(app_name)
-    for name, value in settings.items():
-        conf.set(name, value)
+    settings |= {"spark.master": config.pipeline.master, "spark.app.name": app_name}
     with spark_errors("starting Spark"):
+        _start_jvm(config, settings)
+        conf = SparkConf(loadDefaults=False)
+        for name, value in settings.items():
+            conf.set(name, value)
         session = SparkSession.builder.config(conf=conf).getOrCreate()
         # Python workers are this Python, not the first one of PATH.
         session.sparkContext.pythonExec = sys.executable
     return session
+
+
+@contextmanager
+def own_spark(config: Config, *, app_name: str = "everstate") -> Iterator[SparkSession]:
+    """The Spark session of this process; it is stopped at the end by the one who made it.
+
+    A process has one session. What runs beside others that use it (a verb within a test, a part of
+    a role) leaves it to them.
+    """
+    is_mine = SparkContext._active_spark_context is None  # noqa: SLF001 (it cannot be asked)
+    session = spark_session(config, app_name=app_name)
+    try:
+        yield session
+    finally:
+        if is_mine:
+            session.stop()
+
+
+def _start_jvm(config: Config, settings: Mapping[str, str]) -> None:
+    """Start Spark's JVM, when this process has none, with its settings in a file.
+
+    PySpark's own way puts each setting on the command line, and everybody on the machine can see
+    that: keys of S3 are among them. The JVM has read the file when it answers.
+    """
+    if SparkContext._gateway is not None:  # noqa: SLF001 (PySpark asks nowhere else)
+        return
+    file = private_folder(config.project.data_dir) / f"spark.{os.getpid()}.properties"
+    write_private(file, properties(settings))
+    os.environ[_SUBMIT] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
+    try:
+        SparkContext._ensure_initialized()  # noqa: SLF001 (nor starts it without a context)
+    finally:
+        file.unlink(missing_ok=True)
+        os.environ[_SUBMIT] = "pyspark-shell"
 
 
 def session_settings(config: Config) -> dict[str, str]:
@@ -112,7 +152,7 @@ def session_settings(config: Config) -> dict[str, str]:
     for name in options:
         if not name.startswith("spark."):
             # Options of a reader, such as `minPartitions`, would cut a partition's range (C12).
-            raise InvalidConfig(f"pipeline.options[{name!r}]", options[name], "a name spark.…")
+            raise InvalidConfig(f"pipeline.options[{name!r}]", HIDDEN, "a name spark.…")
         if name in _FIXED and options[name] != _FIXED[name]:
             raise InvalidConfig(
                 f"pipeline.options[{name!r}]", options[name], f"{_FIXED[name]!r}, or no such option"
@@ -126,7 +166,7 @@ def session_settings(config: Config) -> dict[str, str]:
     if config.pipeline.master.startswith("local"):
         # In the class path of the one JVM, and not added later: only so the archive holds them.
         own = {**_LOCAL, "spark.driver.extraClassPath": os.pathsep.join(jars)}
-        java_options += class_archive_options(config, [*jars, *_jars_of_spark()])
+        java_options += class_archive_options(config, "spark", [*jars, *_jars_of_spark()])
     else:
         own = {"spark.jars": ",".join(jars)}
     return {

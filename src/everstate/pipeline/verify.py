@@ -14,11 +14,20 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from everstate.archive import ArchiveReader, table_path
+from everstate.archive import ArchiveReader
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import PipelineError, Unavailable, UnknownView
+from everstate.errors import (
+    EverstateError,
+    InvalidView,
+    NotFound,
+    PipelineError,
+    Unavailable,
+    UnknownView,
+)
+from everstate.log.extent import log_extent
 from everstate.pipeline.accepted import Positions, accepted_changes, newest
+from everstate.pipeline.archived import read_archive
 from everstate.pipeline.as_read import ROWS_MAX, is_plain, read_differently
 from everstate.pipeline.compare import (
     DIFFERENCES_MAX,
@@ -28,13 +37,14 @@ from everstate.pipeline.compare import (
     compare,
 )
 from everstate.pipeline.session import spark_errors
-from everstate.views import control
+from everstate.pipeline.summed import live_entities, summed_up
+from everstate.views.control import Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
-from everstate.views.plan import LinearPlan, Output, ViewPlan
+from everstate.views.definition import ViewDefinition
+from everstate.views.plan import LinearPlan, Output, ViewPlan, compile_view
 from everstate.views.project import Project, kept_always
-from everstate.views.stores.postgres.apply import REFUSED
-from everstate.views.stores.postgres.group import LATEST_COLUMNS, main_group, physical
-from everstate.views.stores.postgres.tables import kept_rows, summed
+from everstate.views.stores import kept_query
+from everstate.views.tables import LATEST_COLUMNS, history_of, latest_of
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +65,7 @@ class ViewReport:
     """
 
     name: str
+    version: int
     entity: str
     holds: bool
     expected_rows: int
@@ -67,6 +78,9 @@ class ViewReport:
     """`equal`, `different`, or `not compared` and why: what readers see, and the author's SQL."""
     position: Mapping[str, int]
     """`generation/partition` → next offset, at which both sides were taken."""
+    not_read: tuple[str, ...]
+    """Records of the log that no position reaches, or why the log was not asked; the former make
+    the proof fail."""
     seconds: float
 
 
@@ -88,6 +102,8 @@ def verify_views(
     """
     wanted = _wanted(project, names)
     reports = []
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        Control(connection, config.views.schema_name).install()
     with _connected(config) as connection, connection.transaction():
         row = connection.execute("SELECT pg_export_snapshot()").fetchone()
         assert row is not None
@@ -100,7 +116,8 @@ def verify_views(
         for report in reports:
             note = asdict(report)
             del note["differences"]
-            control.set_verified(connection, config.views.schema_name, report.name, note)
+            control = Control(connection, config.views.schema_name)
+            control.set_verified(report.name, report.version, note)
     return reports
 
 
@@ -142,29 +159,37 @@ class _Verifier:
     ) -> None:
         self._spark, self._config, self._project = spark, config, project
         self._connection, self._snapshot = connection, snapshot
-        self._schema = config.views.schema_name
-        self._groups = {row.name: row.view_group for row in control.views(connection, self._schema)}
+        self._control = Control(connection, config.views.schema_name)
+        self._published = {row.name: row for row in self._control.versions() if row.published}
+        self._places = self._control.positions()
 
     def verify(self, name: str, entity: str) -> ViewReport:
-        """Compare one view at its group's position."""
+        """Compare the version of a view that readers see, at its own position."""
         began = time.monotonic()
-        positions: Positions = {
-            (row.generation, row.partition): row.next_offset
-            for row in control.positions(
-                self._connection, self._schema, self._groups.get(name, main_group(entity))
+        row = self._published.get(name)
+        if row is None:
+            raise NotFound(
+                f"view {name} is not there yet.",
+                advice="`everstate views list` shows whether it is built; `everstate run` does so.",
             )
+        positions: Positions = {
+            (place.generation, place.partition): place.next_offset
+            for place in self._places
+            if (place.view, place.version) == (name, row.version)
         }
         self._await_archive(entity, positions)
-        path = table_path(self._config, entity)
         with spark_errors(f"verifying {name}"):
-            archive = self._spark.read.format("delta").load(path)
-            changes = accepted_changes(archive, positions, self._refused(entity))
-            result = self._compare(name, entity, changes)
-        as_read, read = self._compare_as_read(name, entity, changes)
+            archive = read_archive(self._spark, self._config, self._project.entities[entity])
+            refused = self._control.refused_places(entity)
+            changes = accepted_changes(archive, positions, refused)
+            result = self._compare(row, entity, changes)
+        as_read, read = self._compare_as_read(row, entity, changes)
+        unread, unasked = self._not_read(entity, positions)
         return ViewReport(
             name=name,
+            version=row.version,
             entity=entity,
-            holds=result.holds and not read,
+            holds=result.holds and not read and not unread,
             expected_rows=result.expected_rows,
             kept_rows=result.kept_rows,
             expected_hash=result.expected_hash,
@@ -173,80 +198,99 @@ class _Verifier:
             differences=(*result.differences, *read[:DIFFERENCES_MAX]),
             as_read=as_read,
             position={f"{g}/{p}": offset for (g, p), offset in positions.items()},
+            not_read=(*unread, *unasked),
             seconds=time.monotonic() - began,
         )
 
-    def _refused(self, entity: str) -> dict[tuple[int, int], list[int]]:
-        """Places of changes that the tables of every view refused: they are dead (C19)."""
-        query = sql.SQL(
-            'SELECT generation, partition, "offset" FROM {} WHERE entity = %s '
-            "AND starts_with(reason, %s)"
-        ).format(sql.Identifier(self._schema, "dead"))
-        places: dict[tuple[int, int], list[int]] = {}
-        for generation, partition, offset in self._connection.execute(query, (entity, REFUSED)):
-            places.setdefault((generation, partition), []).append(offset)
-        return places
+    def _not_read(
+        self, entity: str, positions: Positions
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What of the log no position reaches, and why the log was not asked."""
+        unread: list[str] = []
+        unasked: list[str] = []
+        for generation in sorted({generation for generation, _ in positions}):
+            here = {p: at for (g, p), at in positions.items() if g == generation}
+            stored = self._control.stored_topics(entity, generation)
+            for topic, identity in stored.items():
+                try:
+                    found = log_extent(self._config, topic, identity, here)
+                except EverstateError as error:
+                    unasked.append(error.message)
+                else:
+                    unread += found.unread
+                    unasked += [found.gone] if found.gone else []
+        return tuple(unread), tuple(unasked)
 
-    def _compare(self, name: str, entity: str, changes: DataFrame) -> Comparison:
-        if name == f"{entity}_history":
-            return self._compare_states(name, changes, key_columns=2)
-        if name == f"{entity}_latest":
-            return self._compare_states(name, newest(changes), key_columns=1)
-        plan = self._project.views[name]
-        live = newest(changes).where(F.col("current").isNotNull())
-        return self._compare_plan(plan, self._project.entities[entity], live)
+    def _compare(self, row: ViewVersion, entity: str, changes: DataFrame) -> Comparison:
+        if row.name == history_of(entity):
+            return self._compare_states(row, changes, key_columns=2)
+        if row.name == latest_of(entity):
+            return self._compare_states(row, newest(changes), key_columns=1)
+        return self._compare_plan(
+            self._plan(row), row.version, self._project.entities[entity], newest(changes)
+        )
 
-    def _compare_states(self, name: str, changes: DataFrame, *, key_columns: int) -> Comparison:
+    def _plan(self, row: ViewVersion) -> ViewPlan:
+        """The plan of the version that readers see, which is not always what is declared."""
+        plan = compile_view(ViewDefinition(row.name, row.definition["sql"]), self._project.entities)
+        if plan.fingerprint != row.fingerprint:
+            raise InvalidView(
+                row.name,
+                "the version that readers see was made of another model.",
+                advice="`everstate run` builds a new version; `everstate views list` shows it.",
+            )
+        return plan
+
+    def _compare_states(
+        self, row: ViewVersion, changes: DataFrame, *, key_columns: int
+    ) -> Comparison:
         """Compare whole states, as the raw message has them, with what the table has."""
         columns = [F.col("id").alias(c) if c == "change_id" else F.col(c) for c in _LATEST[:-1]]
         state = F.when(F.col("kind") != "deleted", F.col("raw_value")).alias("raw_value")
-        table = sql.Identifier(self._schema, physical(name))
-        names = sql.SQL(", ").join(sql.Identifier(column) for column in _LATEST)
-        kept = sql.SQL("SELECT {} FROM {}").format(names, table)
+        kept = kept_query(self._control, row.name, row.version, _LATEST)
         return compare(
             changes.select(*columns, state),
             self._kept(kept, "key"),
             key_columns=key_columns,
-            buckets=self._buckets(table),
+            buckets=self._buckets(kept),
         )
 
-    def _compare_plan(self, plan: ViewPlan, entity_type: EntityType, live: DataFrame) -> Comparison:
+    def _compare_plan(
+        self, plan: ViewPlan, version: int, entity_type: EntityType, changes: DataFrame
+    ) -> Comparison:
         """Compute groups and accumulators, or rows, of the live entities; compare with the table.
 
         The expressions are those of the plan, evaluated in batch and not change by change.
         """
-        table = f"everstate_live_{plan.name}"
-        fields = [F.col("current")[f.name].alias(f.name) for f in entity_type.arrow_schema]
-        live.select(F.col("key").alias("__key"), *fields).createOrReplaceTempView(table)
-        try:
+        kept = kept_query(self._control, plan.name, version, plan=plan)
+        with live_entities(self._spark, changes, entity_type, plan.name) as table:
             if isinstance(plan, LinearPlan):
                 # Groups have no key text that both engines would write alike: one bucket.
                 return compare(
-                    self._spark.sql(plan.batch_sql(table)),
-                    self._kept(summed(self._schema, plan), None),
+                    summed_up(self._spark.sql(plan.batch_sql(table)), plan),
+                    self._kept(kept, None),
                     key_columns=len(plan.group),
                     buckets=1,
                 )
             return compare(
                 self._spark.sql(plan.batch_sql(table, "__key")),
-                self._kept(kept_rows(self._schema, plan), "key"),
+                self._kept(kept, "key"),
                 key_columns=1,
-                buckets=self._buckets(sql.Identifier(self._schema, physical(plan.name))),
+                buckets=self._buckets(kept),
             )
-        finally:
-            self._spark.catalog.dropTempView(table)
 
     def _compare_as_read(
-        self, name: str, entity: str, changes: DataFrame
+        self, row: ViewVersion, entity: str, changes: DataFrame
     ) -> tuple[str, list[Difference]]:
         """Run the definition as it was written, and compare with what readers of the view see.
 
         Cost: one more pass over the archive for a view of few rows.
         """
-        plan = self._project.views.get(name)
-        if plan is None:
+        name = row.name
+        if name in (latest_of(entity), history_of(entity)):
             return "not compared: it has no definition", []
-        reader = sql.Identifier(self._schema, name)
+        plan = self._plan(row)
+        reader = self._control.table(name)
         outputs = plan.outputs if isinstance(plan, LinearPlan) else plan.row
         names = [output.name if isinstance(output, Output) else output.output for output in outputs]
         query = sql.SQL("SELECT {} FROM {} LIMIT {}").format(
@@ -271,8 +315,9 @@ class _Verifier:
         text = query.as_string(self._connection)
         return KeptRows(self._config.views_dsn, self._snapshot, text, bucket_key)
 
-    def _buckets(self, table: sql.Identifier) -> int:
-        row = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(table)).fetchone()
+    def _buckets(self, kept: sql.Composed) -> int:
+        query = sql.SQL("SELECT count(*) FROM ({}) AS kept").format(kept)
+        row = self._connection.execute(query).fetchone()
         assert row is not None
         return 2 + int(row[0]) // _ROWS_PER_BUCKET
 

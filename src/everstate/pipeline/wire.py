@@ -18,6 +18,7 @@ from everstate.log.positions import Offsets
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
+from everstate.parts import waits, works
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,12 @@ class DebeziumForm:
         while not stop.is_set():
             try:
                 self.step()
+                works()
             except EverstateError as error:
                 if not error.retryable:
                     raise
                 log.warning("Debezium's form of %s waits: %s", self._entity_type.name, error)
+                waits(error, _RETRY_S)
                 self._drop()
                 stop.wait(_RETRY_S)
 

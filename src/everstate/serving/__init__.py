@@ -1,6 +1,6 @@
 """Ways out: entities now and at any time, lists, histories, explanations, how the views stand."""
 
-from everstate.serving.answers import Entity, Explanation, Place, Version, ViewRow
+from everstate.serving.answers import Entity, Explanation, Place, Standing, Version, ViewRow
 from everstate.serving.differences import ABSENT, Difference, differences
 from everstate.serving.moments import parse_moment
 from everstate.serving.reader import Reader
@@ -12,6 +12,7 @@ __all__ = [
     "Explanation",
     "Place",
     "Reader",
+    "Standing",
     "Version",
     "ViewRow",
     "differences",

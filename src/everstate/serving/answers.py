@@ -73,12 +73,11 @@ class ArchivedAt:
 
 @dataclass(frozen=True, slots=True)
 class AppliedBy:
-    """One view group and whether it has applied a change."""
+    """One view and whether it has applied a change."""
 
-    view_group: str
-    views: tuple[str, ...]
+    view: str
     position: int
-    """Next offset that the group reads of this partition."""
+    """Next offset that the view reads of this partition."""
     applied: bool
 
 
@@ -94,15 +93,28 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a view is: what its answers may lack."""
+
+    view: str
+    status: str
+    reason: str | None
+    lag_changes: int | None
+    """``None``: the log does not answer."""
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ViewRow:
-    """How one view stands."""
+    """How one version of a view stands."""
 
     name: str
+    version: int
     kind: str
     """latest, history, row or linear."""
     entity: str
-    view_group: str
-    rows: int
+    rows: int | None
+    """``None``: readers do not see this version yet."""
     position: dict[str, int]
     """``generation/partition`` to the next offset that the view reads."""
     lag_changes: int | None

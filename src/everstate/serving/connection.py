@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psycopg
@@ -12,6 +12,7 @@ from psycopg.sql import Composed
 from psycopg.types.json import set_json_loads
 
 from everstate.errors import InvalidQuery, NotFound, Unavailable
+from everstate.views.control import Standings
 
 Query = Composed | bytes
 Row = tuple[Any, ...]
@@ -48,13 +49,22 @@ class ReadConnection:
         cursor = self._run(query, parameters)
         return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
 
+    def standings(self, schema_name: str) -> Standings:
+        """The tables that say how the views stand, to be read."""
+        # It reads by `execute` alone, which this connection has.
+        return Standings(cast("psycopg.Connection[Any]", self), schema_name)
+
+    def execute(self, query: Query, parameters: Any = ()) -> psycopg.Cursor[Row]:
+        """Run a statement."""
+        return self._run(query, parameters)
+
     def close(self) -> None:
         """Close the connection; the next question opens a new one."""
         if self._cursor is not None:
             self._cursor.connection.close()
             self._cursor = None
 
-    def _run(self, query: Query, parameters: Sequence[Any]) -> psycopg.Cursor[Row]:
+    def _run(self, query: Query, parameters: Any) -> psycopg.Cursor[Row]:
         fresh = self._cursor is None
         try:
             return self._opened().execute(query, parameters, prepare=True, binary=True)
@@ -99,6 +109,7 @@ def _translated(cause: psycopg.Error) -> NotFound | InvalidQuery:
     if isinstance(cause, pg.UndefinedTable | pg.InvalidSchemaName):
         return NotFound(
             "the views are not there yet.",
-            advice="They are made when `everstate run` starts for the first time.",
+            advice="`everstate run` makes them when it starts: start it, or start it again after "
+            "a view was declared.",
         )
     return InvalidQuery(f"the views' database refused the question: {str(cause).splitlines()[0]}.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from psycopg import sql
-
 from everstate.archive.commits import ArchiveLog
 from everstate.archive.reader import ArchiveReader
 from everstate.config import Config
@@ -43,17 +41,12 @@ def _archived(config: Config, version: Version) -> ArchivedAt | None:
 def _applied_by(
     config: Config, connection: ReadConnection, version: Version
 ) -> tuple[AppliedBy, ...]:
-    schema = config.views.schema_name
-    query = sql.SQL(
-        "SELECT p.view_group, p.next_offset, coalesce(array_agg(v.name ORDER BY v.name) "
-        "FILTER (WHERE v.name IS NOT NULL), '{{}}') "
-        "FROM {} AS p LEFT JOIN {} AS v USING (view_group) "
-        "WHERE p.entity = %s AND p.generation = %s AND p.partition = %s "
-        "GROUP BY p.view_group, p.next_offset ORDER BY p.view_group"
-    ).format(sql.Identifier(schema, "position"), sql.Identifier(schema, "view"))
+    control = connection.standings(config.views.schema_name)
+    published = {(row.name, row.version) for row in control.versions() if row.published}
     place = version.place
-    rows = connection.rows(query, (version.entity, place.generation, place.partition))
     return tuple(
-        AppliedBy(group, tuple(views), position, position > place.offset)
-        for group, position, views in rows
+        AppliedBy(found.view, found.next_offset, found.next_offset > place.offset)
+        for found in control.positions(version.entity)
+        if (found.generation, found.partition) == (place.generation, place.partition)
+        and (found.view, found.version) in published
     )

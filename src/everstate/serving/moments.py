@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from everstate.changes.moments import OUT_OF_RANGE, is_kept
 from everstate.errors import InvalidQuery
 
 
@@ -14,6 +15,13 @@ def parse_moment(text: str) -> datetime:
     Raises InvalidQuery for a time without an offset: it would mean another moment on another
     machine.
     """
+    moment = _parse_moment(text)
+    if not is_kept(moment):
+        raise InvalidQuery(f"time {text!r}: {OUT_OF_RANGE}.")
+    return moment
+
+
+def _parse_moment(text: str) -> datetime:
     stamp, _, zone = text.strip().rpartition(" ")
     if zone[:1].isalpha() and stamp:
         moment = _parse(stamp, text)

@@ -1,103 +1,111 @@
-"""How the views stand: rows, position, lag, proof."""
+"""How the views stand: versions, rows, position, lag, proof."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from psycopg import sql
 
 from everstate.config import Config
 from everstate.errors import LogError, Unavailable
-from everstate.log.lag import Lag, LagRow, Position
+from everstate.log.lag import Lag, LagRow, Position, is_reachable
 from everstate.log.topics import TopicNames
-from everstate.serving.answers import ViewRow
+from everstate.serving.answers import Standing, ViewRow
 from everstate.serving.connection import ReadConnection
-from everstate.views.project import Project, kept_always
+from everstate.views.control import KEPT, ViewPosition, ViewVersion
+from everstate.views.project import Project
+from everstate.views.tables import history_of, latest_of
 
-
-class _Place(NamedTuple):
-    """One position row of a view group."""
-
-    view_group: str
-    entity: str
-    generation: int
-    partition: int
-    next_offset: int
-    updated_at: datetime
-
-
-class _Registered(NamedTuple):
-    """One row of the table of views."""
-
-    name: str
-    entity: str
-    view_group: str
-    status: str
-    reason: str | None
-    verified_at: datetime | None
-    verified: dict[str, Any] | None
+_Place = tuple[str, int]
 
 
 def views(config: Config, connection: ReadConnection, project: Project) -> list[ViewRow]:
-    """One row a view, those of an entity type together.
+    """One row for the version of each view that readers see, and for each that is on its way.
 
     Rows are counted exactly. Lag is ``None`` while the log does not answer, or has no such
-    topic. Cost: a count of each
-    view, and one request to the log.
+    topic. Cost: a count of each view, and one request to the log.
     """
     schema = config.views.schema_name
-    places = [_Place(*row) for row in connection.rows(_positions(schema))]
+    control = connection.standings(schema)
+    versions = [row for row in control.versions() if row.status != KEPT]
+    places = _by_version(control.positions())
     behind = _lags(config, places)
     found = []
-    for view in _registered(connection, schema, project):
-        mine = [place for place in places if place.view_group == view.view_group]
-        lags = behind.get(view.view_group)
+    for row in sorted(versions, key=lambda row: (row.entity, row.name, row.version)):
+        mine = places.get((row.name, row.version), [])
+        lags = behind.get((row.name, row.version))
         found.append(
             ViewRow(
-                name=view.name,
-                kind=_kind(view.name, view.entity, project),
-                entity=view.entity,
-                view_group=view.view_group,
-                rows=_count(connection, schema, view.name),
+                name=row.name,
+                version=row.version,
+                kind=_kind(row, project),
+                entity=row.entity,
+                rows=_count(connection, schema, row.name) if row.published else None,
                 position={f"{p.generation}/{p.partition}": p.next_offset for p in mine},
-                lag_changes=None if lags is None else sum(row.lag_changes for row in lags),
-                lag_seconds=None
-                if lags is None
-                else max((row.lag_seconds for row in lags), default=0.0),
+                lag_changes=_changes(lags),
+                lag_seconds=_seconds(lags),
                 updated_at=max((place.updated_at for place in mine), default=None),
-                verified_at=view.verified_at,
-                verified=view.verified,
-                status=view.status,
-                reason=view.reason,
+                verified_at=row.verified_at,
+                verified=None if row.verified is None else dict(row.verified),
+                status=row.shown,
+                reason=row.reason,
             )
         )
     return found
 
 
-def _registered(connection: ReadConnection, schema: str, project: Project) -> list[_Registered]:
-    """Registered views and, of every entity type, those that need no registration."""
-    rows = {view.name: view for view in map(_Registered._make, connection.rows(_views(schema)))}
-    for entity in project.entities:
-        for name in (f"{entity}_{kept}" for kept in kept_always(project, entity)):
-            rows.setdefault(name, _Registered(name, entity, entity, "live", None, None, None))
-    return sorted(rows.values(), key=lambda view: (view.entity, view.name))
+def standing(
+    config: Config, connection: ReadConnection, project: Project, name: str
+) -> Standing | None:
+    """How far the version of a view is that readers see; ``None``: there is none."""
+    control = connection.standings(config.views.schema_name)
+    row = next((row for row in control.versions(name) if row.published), None)
+    if row is None:
+        return None
+    places = _by_version(control.positions(row.entity))
+    place = (row.name, row.version)
+    lags = _lags(config, {place: places.get(place, [])}).get(place)
+    return Standing(
+        view=name,
+        status=row.shown,
+        reason=row.reason,
+        lag_changes=_changes(lags),
+        lag_seconds=_seconds(lags),
+    )
 
 
-def _lags(config: Config, places: Iterable[_Place]) -> dict[str, list[LagRow]]:
-    """Lag rows of each view group; a group that the log cannot tell of is left out."""
+def _by_version(positions: Iterable[ViewPosition]) -> dict[_Place, list[ViewPosition]]:
+    found: dict[_Place, list[ViewPosition]] = defaultdict(list)
+    for place in positions:
+        found[place.view, place.version].append(place)
+    return found
+
+
+def _changes(lags: Sequence[LagRow] | None) -> int | None:
+    return None if lags is None else sum(row.lag_changes for row in lags)
+
+
+def _seconds(lags: Sequence[LagRow] | None) -> float | None:
+    return None if lags is None else max((row.lag_seconds for row in lags), default=0.0)
+
+
+def _lags(
+    config: Config, places: Mapping[_Place, Sequence[ViewPosition]]
+) -> dict[_Place, list[LagRow]]:
+    """Lag rows of each version; one that the log cannot tell of is left out."""
     names = TopicNames(config.log.prefix)
-    by_group: dict[str, list[Position]] = defaultdict(list)
-    for p in places:
-        topic = names.changes(p.entity, p.generation)
-        by_group[p.view_group].append(Position(p.view_group, topic, p.partition, p.next_offset))
-    found: dict[str, list[LagRow]] = {}
+    found: dict[_Place, list[LagRow]] = {}
+    if not is_reachable(config):
+        return found
     with Lag(config) as measure:
-        for group, positions in by_group.items():
+        for version, mine in places.items():
+            positions = [
+                Position(p.view, names.changes(p.entity, p.generation), p.partition, p.next_offset)
+                for p in mine
+            ]
             try:
-                found[group] = measure.rows(positions)
+                found[version] = measure.rows(positions)
             except LogError:
                 continue  # the topic of an entity type that was removed
             except Unavailable:
@@ -105,10 +113,10 @@ def _lags(config: Config, places: Iterable[_Place]) -> dict[str, list[LagRow]]:
     return found
 
 
-def _kind(name: str, entity: str, project: Project) -> str:
-    if name in (f"{entity}_latest", f"{entity}_history"):
-        return name.removeprefix(f"{entity}_")
-    plan = project.views.get(name)
+def _kind(row: ViewVersion, project: Project) -> str:
+    if row.name in (latest_of(row.entity), history_of(row.entity)):
+        return row.name.removeprefix(f"{row.entity}_")
+    plan = project.views.get(row.name)
     return "unknown" if plan is None else plan.kind
 
 
@@ -116,17 +124,3 @@ def _count(connection: ReadConnection, schema: str, name: str) -> int:
     query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(schema, name))
     row = connection.row(query)
     return int(row[0]) if row is not None else 0
-
-
-def _positions(schema: str) -> sql.Composed:
-    return sql.SQL(
-        "SELECT view_group, entity, generation, partition, next_offset, updated_at FROM {} "
-        "ORDER BY view_group, generation, partition"
-    ).format(sql.Identifier(schema, "position"))
-
-
-def _views(schema: str) -> sql.Composed:
-    return sql.SQL(
-        "SELECT name, entity, view_group, status, reason, verified_at, verified FROM {} "
-        "ORDER BY entity, name"
-    ).format(sql.Identifier(schema, "view"))

@@ -96,8 +96,10 @@ def explanation_lines(explanation: Explanation) -> list[tuple[str, str]]:
         lines.append(("archive", "not yet; it trails the log by archive.trigger_s"))
     else:
         lines.append(("archive", f"{archived.file} (commit {archived.commit})"))
-    for group in explanation.applied_by:
-        views = ", ".join(group.views)
-        state = "applied" if group.applied else f"not yet, at offset {group.position:,}"
-        lines.append((f"views of {group.view_group}", f"{views}: {state}"))
+    applied = [found.view for found in explanation.applied_by if found.applied]
+    if applied:
+        lines.append(("applied by", ", ".join(applied)))
+    for found in explanation.applied_by:
+        if not found.applied:
+            lines.append((f"view {found.view}", f"not yet, at offset {found.position:,}"))
     return lines

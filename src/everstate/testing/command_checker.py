@@ -133,6 +133,10 @@ def _decide(
 ) -> tuple[str, list[Any]]:
     if message.get("expectedVersion") not in (None, version):
         return "conflict", []
+    condition = message.get("ifMatch")
+    tags = [tag.strip() for tag in (condition or "").split(",")]
+    if condition is not None and (state is None or not {"*", f'"{version}"'}.intersection(tags)):
+        return "conflict", []
     try:
         command = group.by_name[message["command"]].model_validate(message["data"])
         decided = group.decide(state, command)

@@ -19,9 +19,16 @@ _AWAY: Final = ("08", "57", "53")
 
 
 def connect_views(dsn: str, **settings: Any) -> psycopg.Connection[Any]:
-    """A new connection in autocommit mode; raises psycopg's errors, see :func:`views_errors`."""
-    if "connect_timeout" not in conninfo_to_dict(dsn):
+    """A new connection in autocommit mode; raises psycopg's errors, see :func:`views_errors`.
+
+    Its time zone is UTC, whatever the server, the database or the role has: Python has no year 0,
+    which the first times of year 1 would be in a zone west of it.
+    """
+    given = conninfo_to_dict(dsn)
+    if "connect_timeout" not in given:
         settings["connect_timeout"] = CONNECT_S
+    options = settings.get("options", given.get("options") or "")
+    settings["options"] = f"{options} -c TimeZone=UTC".strip()
     return psycopg.connect(dsn, autocommit=True, **settings)
 
 
@@ -34,11 +41,40 @@ def views_errors(dsn: str) -> Iterator[None]:
         raise unavailable(dsn, cause) from cause
 
 
+class ViewsDatabase:
+    """One connection of a thread to the views' database, made again after it was lost."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: psycopg.Connection[Any] | None = None
+
+    @contextmanager
+    def connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """The connection; raises Unavailable when the server is away, also from inside."""
+        with views_errors(self._dsn):
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = connect_views(self._dsn)
+                yield self._connection
+            except psycopg.OperationalError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Give the connection up; the next question makes another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
 def unavailable(dsn: str, cause: psycopg.OperationalError) -> Unavailable:
     """The error of a server that is away, or that answers that it cannot do it now."""
     said = "does not answer" if is_away(cause) else "cannot do it now"
     reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
-    return Unavailable(f"the views' database {said} ({without_secret(dsn)}): {reason}")
+    return Unavailable(
+        f"the views' database {said} ({without_secret(dsn)}): {reason}",
+        advice="`everstate status` shows the local PostgreSQL, and `everstate up` starts it.",
+    )
 
 
 def is_away(cause: psycopg.Error) -> bool:

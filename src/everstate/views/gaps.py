@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from psycopg import sql
 
 from everstate.errors import NoGap
-from everstate.views.control import Connection
-from everstate.views.stores.postgres.group import physical
-from everstate.views.stores.postgres.held import unpacked
-
-# The main group is ahead of every view that is kept alone: what waits only there comes by itself.
-_WAITING: Final = """
-SELECT held.view_group, held.key, array_agg(held.version ORDER BY held.version),
-    min(held.held_at),
-    ARRAY(
-        SELECT name FROM {views} AS view WHERE view.entity = held.view_group AND (
-            view.view_group = held.view_group OR EXISTS (
-                SELECT FROM {held} AS alone
-                WHERE alone.view_group = view.view_group AND alone.key = held.key
-            )
-        ) ORDER BY name
-    )
-FROM {held} AS held
-WHERE strpos(held.view_group, '/') = 0
-    AND (%(entity)s::text IS NULL OR held.view_group = %(entity)s)
-    AND (%(key)s::text IS NULL OR held.key = %(key)s)
-GROUP BY held.view_group, held.key ORDER BY held.view_group, held.key
-"""
-_FIRST: Final = (
-    "SELECT row, generation, partition FROM {} WHERE view_group = %s AND key = %s AND version = %s"
-)
+from everstate.views.control import Control
+from everstate.views.tables import latest_of, physical
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +26,7 @@ class Gap:
     since: datetime
     """When the first of them began to wait."""
     views: tuple[str, ...]
-    """Views that wait, `latest` and `history` not named; an entity type may have none."""
+    """Views that wait, `latest` and `history` among them."""
 
     @property
     def missing(self) -> range:
@@ -71,54 +46,44 @@ class GapEdges:
     partition: int
 
 
-def read_gaps(
-    connection: Connection, schema_name: str, entity: str | None = None, key: str | None = None
-) -> list[Gap]:
+def read_gaps(control: Control, entity: str | None = None, key: str | None = None) -> list[Gap]:
     """Gaps of all entity types, of one, or of one key; by entity type and key.
 
     Cost: a scan of the changes that wait, which ``pipeline.held_max`` bounds.
     """
-    query = sql.SQL(_WAITING).format(
-        held=sql.Identifier(schema_name, "held"), views=sql.Identifier(schema_name, "view")
-    )
     by_entity = defaultdict(list)
-    for row in connection.execute(query, {"entity": entity, "key": key}):
-        by_entity[row[0]].append(row)
+    for waiting in control.waiting(entity, key):
+        by_entity[waiting.entity].append(waiting)
     found: list[Gap] = []
-    for name, rows in by_entity.items():
-        newest = _versions(connection, schema_name, name, [row[1] for row in rows])
-        for _, each, versions, since, views in rows:
-            version = newest.get(each, 0)
-            later = tuple(v for v in versions if v > version)
+    for name, keys in by_entity.items():
+        newest = _versions(control, name, [each.key for each in keys])
+        views = tuple(sorted(row.name for row in control.versions(entity=name) if row.published))
+        for each in keys:
+            version = newest.get(each.key, 0)
+            later = tuple(v for v in each.versions if v > version)
             if later and later[0] > version + 1:
-                found.append(Gap(name, each, version + 1, later, since, tuple(views)))
+                found.append(Gap(name, each.key, version + 1, later, each.since, views))
     return found
 
 
-def read_edges(connection: Connection, schema_name: str, gap: Gap) -> GapEdges:
+def read_edges(control: Control, gap: Gap) -> GapEdges:
     """What stands on both sides of a gap; raises NoGap when it has filled meanwhile."""
-    query = sql.SQL(_FIRST).format(sql.Identifier(schema_name, "held"))
-    values = (gap.entity, gap.key, gap.held_versions[0])
-    waiting = connection.execute(query, values).fetchone()
+    waiting = control.waiting_change(gap.entity, gap.key, gap.held_versions[0])
     query = sql.SQL("SELECT version, state::text FROM {} WHERE key = %s").format(
-        _latest(schema_name, gap.entity)
+        _latest(control, gap.entity)
     )
-    version, state = connection.execute(query, (gap.key,)).fetchone() or (0, None)
+    row = control.connection.execute(query, (gap.key,)).fetchone()
+    version, state = row or (0, None)
     if waiting is None or version + 1 != gap.expected_version:
         raise NoGap(gap.entity, gap.key)
-    row, generation, partition = waiting
-    return GapEdges(state, unpacked(row)["raw_value"][0].as_py(), generation, partition)
+    after, generation, partition = waiting
+    return GapEdges(state, after, generation, partition)
 
 
-def _versions(
-    connection: Connection, schema_name: str, entity: str, keys: list[str]
-) -> dict[str, int]:
+def _versions(control: Control, entity: str, keys: list[str]) -> dict[str, int]:
     query = sql.SQL("SELECT key, version FROM {} WHERE key = ANY(%s)")
-    rows: Iterator[tuple[str, int]] = iter(
-        connection.execute(query.format(_latest(schema_name, entity)), (keys,))
-    )
-    return dict(rows)
+    return dict(control.connection.execute(query.format(_latest(control, entity)), (keys,)))
 
 
-def _latest(schema_name: str, entity: str) -> sql.Identifier:
-    return sql.Identifier(schema_name, physical(f"{entity}_latest"))
+def _latest(control: Control, entity: str) -> sql.Identifier:
+    return control.table(physical(latest_of(entity)))

@@ -15,6 +15,7 @@ import sqlglot
 from sqlglot import exp
 
 from everstate.changes import EntityType
+from everstate.changes.keys import NAME
 from everstate.errors import InvalidView
 from everstate.views.definition import ViewDefinition
 from everstate.views.names import names_of_entity, refused_name
@@ -23,7 +24,6 @@ DIALECT: Final = "spark"
 IMAGE: Final = "__image__"
 """Stands for the struct column that holds an image, until a plan is asked for its columns."""
 
-VIEW_NAME: Final = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 COLUMN_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names without telling."""
 
@@ -87,20 +87,42 @@ _SESSION: Final = _classes(
     # Current…: user, role, schema, session, version; the times among them are clocks.
     *(name for name in vars(exp) if name.startswith("Current")),
 )
-_SPECIAL_TIMES: Final = ("now", "today", "tomorrow", "yesterday")
+_TIME_OF_READING: Final = re.compile(
+    r"\s*(?:(?:now|today|tomorrow|yesterday)\b|T?\d{1,2}:\d)", re.IGNORECASE
+)
+"""Texts that Spark reads as a moment of the day on which it reads them."""
 _CLOCK_NAMES: Final = frozenset({"now", "curdate", "current_time", "unix_timestamp"})
 
 # Deterministic functions of Spark that sqlglot has no class for.
 _PLAIN_FUNCTIONS: Final = frozenset(
-    """aggregate ascii bigint bin boolean bround btrim char char_length character_length
-    cot csc date decimal degrees double e elt endswith equal_null expm1 factorial find_in_set float
-    forall format_number hash hypot ilike int isnotnull isnull len luhn_check mask mean named_struct
-    negative nvl2 octet_length overlay percentage pmod positive printf radians rint sec shiftleft
-    shiftright shiftrightunsigned signum sinh smallint soundex space startswith string
-    substring_index timestamp timestamp_micros timestamp_millis timestamp_seconds tinyint
-    to_char to_number translate try_to_number unix_date unix_micros unix_millis unix_seconds
-    url_decode url_encode weekday width_bucket xxhash64 zeroifnull nullifzero""".split()
+    """aggregate ascii bigint bin boolean bround btrim char char_length character_length cot csc
+    date decimal degrees double e elt endswith equal_null expm1 factorial find_in_set float
+    forall format_number hash hypot ilike int isnotnull isnull len luhn_check make_date mask
+    mean named_struct negative nvl2 octet_length overlay percentage pmod positive printf radians
+    rint sec shiftleft shiftright shiftrightunsigned signum sinh smallint soundex space
+    startswith string substring_index timestamp timestamp_micros timestamp_millis
+    timestamp_seconds tinyint to_char to_number translate try_to_number unix_date unix_micros
+    unix_millis unix_seconds url_decode url_encode weekday width_bucket xxhash64 zeroifnull
+    nullifzero""".split()
 )
+
+_PARTS: Final = (
+    *(exp.Column, exp.Dot, exp.Identifier, exp.Var, exp.Star, exp.Paren, exp.Bracket),
+    *(exp.Literal, exp.Null, exp.Boolean, exp.HexString, exp.Interval, exp.IntervalSpan),
+    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe),
+    *(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot),
+    *(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ),
+    *(exp.And, exp.Or, exp.Not, exp.Is, exp.In, exp.Between, exp.Tuple),
+    *(exp.Like, exp.ILike, exp.Escape, exp.Any, exp.All),
+    *(exp.DataType, exp.DataTypeParam, exp.ColumnDef, exp.PropertyEQ, exp.Slice),
+    *(exp.AtTimeZone, exp.FromTimeZone),
+    *(exp.JSONPath, exp.JSONPathPart, exp.Distinct, exp.Filter, exp.Where),
+)
+"""What an expression may have besides functions; any other form is refused."""
+
+_SAID_OTHERWISE: Final = (exp.UnixDate, exp.Space, exp.StrToUnix)
+"""Functions that sqlglot writes as others of the same meaning."""
+_TEXTS: Final = (exp.Upper, exp.Lower, exp.Substring, exp.Concat, exp.DPipe, exp.Trim)
 
 SUPPORTED_AGGREGATES: Final = (exp.Count, exp.Sum, exp.Avg, exp.CountIf)
 _EXTREMES: Final = (exp.Max, exp.Min, exp.ArgMax, exp.ArgMin)
@@ -120,15 +142,17 @@ class Grammar:
         raise InvalidView(self.view, f"{reason}.", advice=advice)
 
     def _read(self, text: str) -> exp.Select:
-        if not VIEW_NAME.match(self.view):
+        if not NAME.fullmatch(self.view):
             self.refuse(
                 "the name cannot be a view's name",
-                f"Use lower case words joined by underscores ({VIEW_NAME.pattern}).",
+                f"Use lower case words joined by underscores ({NAME.pattern}).",
             )
         if (reason := refused_name(self.view)) is not None:
             self.refuse(f"the name cannot be a view's name: {reason}", "Choose another name.")
         if IMAGE in text:
             self.refuse(f"{IMAGE} is a reserved word")
+        if "\0" in text:
+            self.refuse("the SQL has a NUL character")
         try:
             statements = sqlglot.parse(text, read=DIALECT)
         except sqlglot.errors.SqlglotError as cause:
@@ -159,6 +183,9 @@ class Grammar:
         if not isinstance(table, exp.Table):
             self.refuse("subqueries are not kept", "Write one SELECT over the entity type itself.")
         extras = {k for k, v in table.args.items() if v and k not in ("this", "alias")}
+        alias = table.args.get("alias")
+        if alias is not None and alias.args.get("columns"):
+            extras.add("columns")
         if extras or not isinstance(table.this, exp.Identifier):
             self.refuse(
                 f"{table.sql(dialect=DIALECT)} is no entity type",
@@ -182,6 +209,7 @@ class Grammar:
         """
         for node in expression.walk():
             self._check(node, aggregates=aggregates)
+        self._check_text(expression)
 
         def rename(node: exp.Expr) -> exp.Expr:
             path = _path(node)
@@ -194,15 +222,7 @@ class Grammar:
             self.refuse("subqueries are not kept", "Compare with constants or the entity's fields.")
         if isinstance(node, exp.Window):
             self.refuse("window functions are not kept", "Query them from the view or the history.")
-        if isinstance(node, _CLOCK) or _called(node) in _CLOCK_NAMES or _is_special_time(node):
-            self.refuse(
-                f"{_shown(node)} changes without a change of an entity",
-                "Keep the times as columns, and compare with now() when reading.",
-            )
-        if isinstance(node, _RANDOM):
-            self.refuse(f"{_shown(node)} is not deterministic", "Store the value with the entity.")
-        if isinstance(node, _SESSION):
-            self.refuse(f"{_shown(node)} depends on the session", "Leave it out.")
+        self._check_sameness(node)
         if isinstance(node, (exp.Explode, exp.Unnest, exp.UDTF)):
             self.refuse(
                 f"{_shown(node)} makes several rows of one entity",
@@ -212,12 +232,81 @@ class Grammar:
             self.refuse("lambda functions are not kept", "Store the computed field.")
         if isinstance(node, (exp.Placeholder, exp.Parameter, exp.SessionParameter)):
             self.refuse(f"{_shown(node)} has no value here", "Write the constant.")
+        if isinstance(node, exp.Collate) or (
+            isinstance(node, exp.DataType) and "COLLATE" in node.sql(dialect=DIALECT).upper()
+        ):
+            self.refuse(
+                "COLLATE is not kept: rows and groups are told apart by their exact text",
+                "Use lower(x) or upper(x).",
+            )
+        if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
+            self.refuse("* stands inside an expression", "Name the columns, or write count(*).")
+        if isinstance(node, exp.Literal) and node.is_string and "\0" in _unescaped(node):
+            self.refuse("a text has a NUL character, which no view can hold")
         self._check_aggregate(node, allowed=aggregates)
         if isinstance(node, exp.Anonymous) and _called(node) not in _PLAIN_FUNCTIONS:
             self.refuse(
                 f"function {node.name!r} is not known to be deterministic",
                 "Use Spark's own deterministic functions, or store the value with the entity.",
             )
+        if not isinstance(node, (*_PARTS, exp.Func)):
+            self.refuse(f"{_shown(node)} is not known", "Write it with functions and operators.")
+
+    def _check_text(self, expression: exp.Expr) -> None:
+        """Refuse what Spark would be told otherwise than it is written."""
+        try:
+            text = spark_text(expression)
+            again = sqlglot.parse_one(f"SELECT {text} AS x", read=DIALECT).expressions[0].this
+        except (sqlglot.errors.SqlglotError, ValueError) as cause:
+            self.refuse(f"{_first_line(cause)}", "Write it with other functions or operators.")
+        alike = any(isinstance(node, _SAID_OTHERWISE) for node in expression.walk())
+        if _comparable(expression) != _comparable(again) and not alike:
+            self.refuse(
+                f"{text} is not what was written", "Write it with other functions or operators."
+            )
+
+    def _check_sameness(self, node: exp.Expr) -> None:
+        """Refuse what gives another value for the same image later, or elsewhere."""
+        if isinstance(node, _CLOCK) or _called(node) in _CLOCK_NAMES or self._is_clock_text(node):
+            self.refuse(
+                f"{_shown(node)} changes without a change of an entity",
+                "Keep the times as columns, and compare with now() when reading.",
+            )
+        if isinstance(node, _RANDOM):
+            self.refuse(f"{_shown(node)} is not deterministic", "Store the value with the entity.")
+        if isinstance(node, _SESSION):
+            self.refuse(f"{_shown(node)} depends on the session", "Leave it out.")
+
+    def _is_clock_text(self, node: exp.Expr) -> bool:
+        """Whether it is a text like 'now' that Spark reads as the present time.
+
+        It does so where a date or a time is wanted: in a CAST, and beside one in a comparison.
+        Spark's own analysis has the last word on every other place, when the view is made
+        (`pipeline.plan.column_types`).
+        """
+        if not isinstance(node, exp.Literal) or not node.is_string:
+            return False
+        parent: exp.Expr | None = node.parent
+        if not _TIME_OF_READING.match(str(node.this)):
+            return False
+        if isinstance(parent, exp.Cast):
+            return parent.args["to"].this not in exp.DataType.TEXT_TYPES
+        if not isinstance(parent, (exp.Predicate, exp.Between, exp.In, exp.Add, exp.Sub)):
+            return False
+        beside = [part for part in parent.iter_expressions() if id(part) != id(node)]
+        return not all(self._is_text(part) for part in beside)
+
+    def _is_text(self, node: exp.Expr) -> bool:
+        """Whether an expression is known to be a text, or null, which goes with every type."""
+        if isinstance(node, (exp.Literal, exp.Null)):
+            return isinstance(node, exp.Null) or bool(node.is_string)
+        if isinstance(node, (*_TEXTS, exp.Paren, exp.Coalesce, exp.Nullif)):
+            return isinstance(node, _TEXTS) or self._is_text(node.this)
+        if isinstance(node, exp.Case):
+            return self._is_text(node.args["ifs"][0].args["true"])
+        path = _path(node)
+        kind = None if path is None else self.type_of(self._names(path))
+        return kind is not None and pa.types.is_string(kind)
 
     def _check_aggregate(self, node: exp.Expr, *, allowed: bool) -> None:
         if isinstance(node, _EXTREMES):
@@ -245,6 +334,11 @@ class Grammar:
 
     def _column(self, path: list[str]) -> exp.Expr:
         """Column of the image by its path; the first part may be the entity type or its alias."""
+        identifiers = [exp.to_identifier(p, quoted=True) for p in (IMAGE, *self._names(path))]
+        return exp.Dot.build(identifiers)
+
+    def _names(self, path: list[str]) -> tuple[str, ...]:
+        """A column's path in the entity's own spelling; refuses one that it does not have."""
         shown = ".".join(path)
         if path[0].lower() in self._aliases and len(path) > 1:
             path = path[1:]
@@ -268,13 +362,15 @@ class Grammar:
                 )
             parts.append(exact.name)
             kind = exact.type
-        identifiers = [exp.to_identifier(part, quoted=True) for part in (IMAGE, *parts)]
-        return exp.Dot.build(identifiers)
+        return tuple(parts)
 
     def type_of(self, path: tuple[str, ...]) -> pa.DataType | None:
-        """Arrow type of a resolved path, ``None`` inside a map."""
+        """Arrow type of a resolved path, ``None`` when it is not told by the model alone."""
         kind: pa.DataType = pa.struct(list(self._schema))
         for part in path:
+            if pa.types.is_map(kind):
+                kind = kind.item_type
+                continue
             if not pa.types.is_struct(kind):
                 return None
             kind = kind.field(part).type
@@ -299,7 +395,25 @@ def image_path(node: exp.Expr) -> tuple[str, ...] | None:
 
 def spark_text(expression: exp.Expr) -> str:
     """The one canonical text of an expression, in Spark's dialect."""
-    return expression.sql(dialect=DIALECT, comments=False, normalize_functions="upper")
+    return expression.sql(
+        dialect=DIALECT,
+        comments=False,
+        normalize_functions="upper",
+        unsupported_level=sqlglot.ErrorLevel.RAISE,
+    )
+
+
+def _comparable(expression: exp.Expr) -> exp.Expr:
+    """An expression with one form of each CAST: sqlglot reads what Spark means in several."""
+
+    def one_form(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, exp.DataType) and node.this is exp.DType.TIMESTAMP:
+            return exp.DataType(this=exp.DType.TIMESTAMPTZ)
+        if not isinstance(node, exp.Cast) or node.args.get("safe"):
+            return node
+        return exp.Cast(this=node.this, to=one_form(node.args["to"]))
+
+    return expression.copy().transform(one_form)
 
 
 def _path(node: exp.Expr) -> list[str] | None:
@@ -330,10 +444,9 @@ def _called(node: exp.Expr) -> str | None:
     return node.name.lower() if isinstance(node, exp.Anonymous) else None
 
 
-def _is_special_time(node: exp.Expr) -> bool:
-    """Whether it is a text like 'now' that Spark reads as the present time when it is cast."""
-    cast = isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal)
-    return cast and str(node.this.this).strip().lower().startswith(_SPECIAL_TIMES)
+def _unescaped(literal: exp.Expr) -> str:
+    """A text as Spark reads it, of which sqlglot keeps some escapes as they are written."""
+    return str(literal.this).replace("\\0", "\0")
 
 
 def _shown(node: exp.Expr) -> str:

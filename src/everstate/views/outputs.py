@@ -1,7 +1,8 @@
 """The SELECT list of a linear view: its accumulators, and what readers see made of them.
 
 An output is PostgreSQL's arithmetic over group columns (`g0`, …) and summed accumulators (`n`,
-`a0`, …); what stands inside an aggregate is Spark's and is evaluated per image.
+`a0`, …), see :mod:`everstate.views.reading`; what stands inside an aggregate is Spark's and is
+evaluated per image.
 """
 
 from __future__ import annotations
@@ -19,46 +20,12 @@ from everstate.views.grammar import (
     image_path,
     spark_text,
 )
+from everstate.views.reading import Kind, NotReadable, kind_of_type, postgres_text
 
-_OVER_AGGREGATES: Final = (
-    exp.Literal,
-    exp.Null,
-    exp.Boolean,
-    exp.Paren,
-    exp.Neg,
-    exp.Not,
-    exp.Add,
-    exp.Sub,
-    exp.Mul,
-    exp.Div,
-    exp.And,
-    exp.Or,
-    exp.EQ,
-    exp.NEQ,
-    exp.GT,
-    exp.GTE,
-    exp.LT,
-    exp.LTE,
-    exp.Is,
-    exp.Between,
-    exp.In,
-    exp.Case,
-    exp.If,
-    exp.Coalesce,
-    exp.Nullif,
-    exp.Round,
-    exp.Floor,
-    exp.Ceil,
-    exp.Abs,
-    exp.Greatest,
-    exp.Least,
-    exp.Cast,
-    exp.TryCast,
-    exp.DataType,
-    exp.DataTypeParam,
-)
-_EXACT_CASTS: Final = ("DECIMAL", "DOUBLE", "TEXT", "VARCHAR", "DATE")
 _FLOATS: Final = frozenset({"DOUBLE", "FLOAT"})
+
+_WRITTEN: Final = "written"
+"""Key of a made expression's notes: what the author wrote there."""
 
 FLOAT_ADVICE: Final = (
     "Sums of floats do not come back to 0 when they are taken away again. "
@@ -78,6 +45,7 @@ class Outputs:
         self._grammar = grammar
         self.aggregates = any(_aggregates(expression) for _, expression in wanted)
         self.group_texts: list[str] = []
+        self._kinds: dict[str, Kind | None] = {"n": "number"}
         self.accumulators: dict[str, tuple[Literal["count", "sum"], str]] = {}
         self._names: dict[tuple[str, str], str] = {}
         self.columns: list[tuple[str, str]] = []
@@ -108,8 +76,12 @@ class Outputs:
                 grammar.refuse(
                     "an aggregate stands inside GROUP BY", "Group by fields of the entity."
                 )
-            text = spark_text(grammar.resolved(expression, aggregates=False))
+            resolved = grammar.resolved(expression, aggregates=False)
+            text = spark_text(resolved)
             if text not in texts:
+                path = image_path(resolved)
+                kind = grammar.type_of(path) if path is not None else None
+                self._kinds[f"g{len(texts)}"] = kind_of_type(kind)
                 texts.append(text)
         return texts
 
@@ -137,74 +109,68 @@ class Outputs:
 
         def replace(node: exp.Expr) -> exp.Expr:
             text = spark_text(node)
+            made = node
             if text in self.group_texts and not isinstance(node, exp.Literal):
-                return exp.column(f"g{self.group_texts.index(text)}")
-            if isinstance(node, exp.Filter):
-                return self._aggregate(node.this, node.expression.this)
-            if _is_aggregate(node):
-                return self._aggregate(node, None)
-            return node
+                made = exp.column(f"g{self.group_texts.index(text)}")
+            elif isinstance(node, exp.Filter):
+                made = self._aggregate(node.this, node.expression.this)
+            elif _is_aggregate(node):
+                made = self._aggregate(node, None)
+            if made is not node:
+                made.meta[_WRITTEN] = node
+            return made
 
         replaced = resolved.transform(replace)
-        self._check_output(name, replaced)
-        return _postgres(replaced)
+        self._check_grouped(replaced)
+        try:
+            return postgres_text(replaced, self._kinds)
+        except NotReadable as refused:
+            part = refused.node.transform(lambda part: part.meta.get(_WRITTEN, part))
+            self._grammar.refuse(
+                f"{name}: {_plain(part)} {refused.reason}",
+                "Group by the whole expression, use round or CAST … AS DECIMAL(p, s), "
+                "or compute it when reading.",
+            )
 
-    def _check_output(self, name: str, expression: exp.Expr) -> None:
-        grammar = self._grammar
-        for node in expression.walk():
+    def _check_grouped(self, output: exp.Expr) -> None:
+        for node in output.walk():
             if image_path(node) is not None:
                 column = ".".join(image_path(node) or ())
-                grammar.refuse(
+                self._grammar.refuse(
                     f"column {column!r} is neither grouped nor inside an aggregate",
                     f"Add it to GROUP BY, or wrap it: sum({column}).",
-                )
-            cast = node.to.this.value if isinstance(node, exp.Cast) else None
-            if cast is not None and cast not in _EXACT_CASTS:
-                grammar.refuse(
-                    f"{name}: CAST … AS {cast} over an aggregate is not kept",
-                    "Use round or floor, or CAST … AS DECIMAL(p, s).",
-                )
-            if isinstance(node, exp.Cast) and cast == "DECIMAL" and not node.to.expressions:
-                grammar.refuse(
-                    f"{name}: CAST … AS DECIMAL without precision is DECIMAL(10, 0) in Spark",
-                    "Write CAST … AS DECIMAL(p, s), with the places you need.",
-                )
-            inner = isinstance(node, (exp.Identifier, exp.Column, exp.Var))
-            known = isinstance(node, (*_OVER_AGGREGATES, _Made))
-            if not inner and not known:
-                grammar.refuse(
-                    f"{name}: {spark_text(node)} cannot be made from aggregates and groups",
-                    "Group by the whole expression, or compute it when reading.",
                 )
 
     def _aggregate(self, node: exp.Expr, condition: exp.Expr | None) -> exp.Expr:
         """What stands for an aggregate in the output, registering its accumulators."""
         grammar = self._grammar
-        argument = node.expressions[0] if isinstance(node, exp.Anonymous) else node.this
-        if node.expressions and not isinstance(node, exp.Anonymous):
+        named = isinstance(node, exp.Anonymous)
+        arguments = [] if named or node.this is None else [node.this]
+        arguments += node.expressions
+        if len(arguments) != 1:
             grammar.refuse(
-                f"{spark_text(node)} has several arguments", "Count one expression at a time."
+                f"{spark_text(node)} needs one argument", "Count or sum one expression at a time."
             )
-        if argument is not None:
-            for inner in argument.walk():
-                if _is_aggregate(inner):
-                    grammar.refuse("an aggregate stands inside another aggregate", "Use one.")
+        argument = arguments[0]
+        if any(_is_aggregate(inner) for inner in argument.walk()):
+            grammar.refuse("an aggregate stands inside another aggregate", "Use one.")
         if isinstance(node, exp.CountIf):
             both = argument if condition is None else exp.and_(condition, argument)
             return self._count(exp.case().when(both, exp.Literal.number(1)))
         if isinstance(node, exp.Count):
             if isinstance(argument, exp.Star):
                 if condition is None:
-                    return _made("n")
+                    return exp.column("n")
                 return self._count(exp.case().when(condition, exp.Literal.number(1)))
             return self._count(_when(condition, argument))
         value = _when(condition, argument)
         self._check_sum(value)
         total = self._accumulator("sum", spark_text(value))
-        present = self._count_name(value)
+        present = self._count(value)
         if isinstance(node, exp.Sum):
-            return _made(f"CASE WHEN {present} <> 0 THEN {total} END")
-        return _made(f"({total} / NULLIF({present}, 0))")
+            there = exp.NEQ(this=present, expression=exp.Literal.number(0))
+            return exp.case().when(there, total)
+        return exp.Paren(this=exp.Div(this=total, expression=present))
 
     def _check_sum(self, value: exp.Expr) -> None:
         if _number_kind(self._grammar, value) == "float":
@@ -219,17 +185,15 @@ class Outputs:
             refuse_sum_type(self._grammar.view, _plain(value), kind)
 
     def _count(self, value: exp.Expr) -> exp.Expr:
-        return _made(self._count_name(value))
-
-    def _count_name(self, value: exp.Expr) -> str:
         return self._accumulator(
             "count", f"CASE WHEN ({spark_text(value)}) IS NULL THEN 0 ELSE 1 END"
         )
 
-    def _accumulator(self, kind: Literal["count", "sum"], text: str) -> str:
+    def _accumulator(self, kind: Literal["count", "sum"], text: str) -> exp.Expr:
         name = self._names.setdefault((kind, text), f"a{len(self._names)}")
         self.accumulators[name] = (kind, text)
-        return name
+        self._kinds[name] = "number"
+        return exp.column(name)
 
 
 def refuse_sum_type(view: str, shown: str, kind: pa.DataType) -> None:
@@ -246,16 +210,6 @@ def refuse_sum_type(view: str, shown: str, kind: pa.DataType) -> None:
             f"{shown} is {kind}, which cannot be summed.",
             advice="Sum a number, or count it.",
         )
-
-
-class _Made(exp.Expression):
-    """PostgreSQL's text that stands for an aggregate."""
-
-    arg_types = {"this": True}  # noqa: RUF012 - sqlglot's own way to declare a node
-
-
-def _made(text: str) -> exp.Expr:
-    return exp.Paren(this=exp.column(text)) if text.isidentifier() else _Made(this=text)
 
 
 def _is_aggregate(node: exp.Expr) -> bool:
@@ -301,28 +255,3 @@ def _number_kind(grammar: Grammar, node: exp.Expr) -> Literal["float", "exact", 
         parts = [p for p in (node.args.get("true"), node.args.get("false")) if p is not None]
     kinds = {_number_kind(grammar, part) for part in parts}
     return "float" if "float" in kinds else "unknown"
-
-
-def _postgres(expression: exp.Expr) -> str:
-    """PostgreSQL's text: division is exact, and by zero gives null."""
-
-    def exact(node: exp.Expr) -> exp.Expr:
-        if isinstance(node, exp.Div):
-            wide = isinstance(node.left, exp.Cast) and node.left.to.this.value in _FLOATS
-            left = node.left if wide else exp.cast(node.left, "DECIMAL")
-            right = exp.Nullif(this=node.right, expression=exp.Literal.number(0))
-            return exp.Div(this=left, expression=right, typed=True, safe=False)
-        return node
-
-    made: list[str] = []
-
-    def name_made(node: exp.Expr) -> exp.Expr:
-        if isinstance(node, _Made):
-            made.append(str(node.this))
-            return exp.column(f"__made_{len(made) - 1}__")
-        return node
-
-    text = expression.transform(name_made).transform(exact).sql(dialect="postgres", comments=False)
-    for index, inner in enumerate(made):
-        text = text.replace(f"__made_{index}__", inner)
-    return text

@@ -7,6 +7,7 @@ Pure: no Spark, no store. A plan gives Spark SQL texts; the pipeline evaluates t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -14,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 from sqlglot import exp
 
 from everstate.changes import EntityType
+from everstate.errors import InvalidView
 from everstate.views.definition import ViewDefinition
 from everstate.views.grammar import COLUMN_BYTES_MAX, IMAGE, Grammar, spark_text
 from everstate.views.outputs import Outputs
@@ -21,7 +23,11 @@ from everstate.views.outputs import Outputs
 ROWS: Final = "n"
 """Accumulator that counts a group's entities; a group is there while it is not 0."""
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+"""Changes when the same SQL is kept in another way: every view is then built again."""
+_SPARK: Final = 4
+"""Spark's major version: another one may compute other values of the same SQL."""
+_FIELD: Final = re.compile(r"`" + IMAGE + r"`\.`((?:[^`]|``)+)`")
 _ENTITY: Final = "live_entity"
 
 
@@ -91,19 +97,16 @@ class LinearPlan:
         return _row_delta(prefix, fields or [("one", "1")], self.where_sql)
 
     def batch_sql(self, table: str) -> str:
-        """Groups and accumulators of the plan in Spark SQL over a table of live entities.
+        """Groups and inputs of the sums in Spark SQL, of each of a table's live entities.
 
-        The oracle of what is kept, in the store's column order: groups, `n`, then the others. It
-        proves the keeping; the outputs are proved by the definition's own SQL.
+        What the oracle of what is kept sums up (`pipeline.verify`). It proves the keeping; the
+        outputs are proved by the definition's own SQL.
         """
-        groups = [_over(column.spark_sql, _ENTITY) for column in self.group]
-        wanted = [f"{text} AS g{i}" for i, text in enumerate(groups)]
-        wanted.append(f"count(*) AS {ROWS}")
+        wanted = [f"{_over(column.spark_sql, _ENTITY)} AS {column.name}" for column in self.group]
         for accumulator in self._inputs:
             text = _over(accumulator.spark_sql or "1", _ENTITY)
-            wanted.append(f"coalesce(sum({text}), 0) AS {accumulator.name}")
-        query = f"SELECT {', '.join(wanted)} {_from(table, self.where_sql)}"
-        return f"{query} GROUP BY {', '.join(groups)}" if groups else query
+            wanted.append(f"{text} AS {accumulator.name}")
+        return f"SELECT {', '.join(wanted) or '1 AS one'} {_from(table, self.where_sql)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,17 @@ ViewPlan: TypeAlias = LinearPlan | RowPlan
 
 def compile_view(definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
     """Plan of a definition. Raises InvalidView with the reason and the nearest form that works."""
+    try:
+        return _compiled(definition, entity_types)
+    except RecursionError as cause:
+        raise InvalidView(
+            definition.name,
+            "the SQL is nested too deep.",
+            advice="Compute a part of it in the entity, as a field.",
+        ) from cause
+
+
+def _compiled(definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
     grammar = Grammar(definition, entity_types)
     select = grammar.select
     where = select.args.get("where")
@@ -252,6 +266,17 @@ def _over(text: str, image: str) -> str:
 
 
 def _fingerprint(entity_type: EntityType, texts: Sequence[str]) -> str:
-    """Equal for definitions that mean the same on one schema version, whatever their layout."""
-    parts = [str(_FORMAT), entity_type.name, str(entity_type.schema_version), *texts]
+    """Equal for definitions that mean the same, whatever their layout (V10).
+
+    The types of the fields that the SQL uses belong to its meaning; the entity type's schema
+    version does not, so that a new optional field builds nothing again.
+    """
+    used = sorted({name for text in texts for name in _FIELD.findall(text)})
+    types = [f"{name} {_type_of(entity_type, name)}" for name in used]
+    parts = [str(_FORMAT), str(_SPARK), entity_type.name, *types, *texts]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _type_of(entity_type: EntityType, name: str) -> str:
+    place = entity_type.arrow_schema.get_field_index(name.replace("``", "`"))
+    return str(entity_type.arrow_schema.field(place).type) if place >= 0 else "?"

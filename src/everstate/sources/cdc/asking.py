@@ -192,12 +192,17 @@ class Asker:
         )
 
 
+def can_ask(capture: Capture) -> bool:
+    """Whether the clean role may signal the captured database: a ``dsn`` says where it is."""
+    return capture.dsn is not None and capture.kind in ("postgresql", "mariadb")
+
+
 def asker_of(config: Config, capture: Capture) -> Asker:
     """The asker of a declared capture; opens no connection.
 
     It only tells when the capture has no ``dsn``, or is of a kind that has no signals of ours.
     """
-    if capture.dsn is None or capture.kind not in ("postgresql", "mariadb"):
+    if not can_ask(capture):
         return Asker(capture.name, None)
     capturing = Capturing(config, capture, local=False)
     return Asker(capture.name, lambda table, keys: signal_keys(capturing, table, keys))

@@ -6,15 +6,17 @@ it is read again, from the positions that :meth:`Backlog.needed_from` told.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from math import inf
 from operator import itemgetter
 from typing import Any, Final
 
-from everstate.sources.cdc.declaration import Capture
+from everstate.errors import LogError
+from everstate.sources.cdc.declaration import Capture, Translation
 from everstate.sources.cdc.gate import Place, ReadUntil, Told, TransactionGate
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import (
@@ -44,6 +46,51 @@ class _Queue:
     records: deque[tuple[int, list[CleanRow | RefusedRow]]] = field(default_factory=deque)
     order: tuple[int, ...] = ()
     """Greatest place in the source's log so far: rows without one of their own follow it."""
+    read_order: tuple[int, ...] = ()
+    """The same of all that was read, what waits included."""
+    read_at: deque[tuple[int, float]] = field(default_factory=deque)
+    """Until which offset it was read when."""
+
+    def known_to(self, until_s: float) -> int:
+        """Offset up to which records were read by a moment."""
+        while len(self.read_at) > 1 and self.read_at[1][1] <= until_s:
+            self.read_at.popleft()
+        return self.read_at[0][0] if self.read_at and self.read_at[0][1] <= until_s else 0
+
+
+@dataclass(slots=True)
+class _Head:
+    """The first record of a partition that has not been taken."""
+
+    order: tuple[int, ...]
+    number: int
+    place: Place
+    limit: tuple[int, ...] | None
+    """Place in the source's log up to which rows may go on; ``None``: all."""
+    asked_to: int
+    """Offset up to which that limit holds: what was read later may have parents behind it."""
+    known_to: int
+    """Offset up to which they may go on, too."""
+    rest: Iterator[tuple[int, list[CleanRow | RefusedRow]]]
+    offset: int = 0
+    rows: list[CleanRow | RefusedRow] = field(default_factory=list)
+
+    def __lt__(self, other: _Head) -> bool:
+        return (self.order, self.number) < (other.order, other.number)
+
+    def advance(self) -> bool:
+        """Go on to the next record; ``False``: there is none."""
+        self.offset, self.rows = next(self.rest, (0, []))
+        for row in self.rows:
+            if isinstance(row, CleanRow) and row.order > self.order:
+                self.order = row.order
+        return bool(self.rows)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether not as much has been read of the tables with its parents."""
+        is_within = self.limit is None or self.order <= self.limit
+        return self.offset >= (self.asked_to if is_within else self.known_to)
 
 
 @dataclass(slots=True)
@@ -96,7 +143,21 @@ class Backlog:
         self._tables = frozenset(begins) - self._single
         self._has_notes = bool(notes)
         self._ends: Mapping[Place, int] = {}
+        self._asked_to: Mapping[Place, int] = {}
+        """What had been read when these ends were asked for."""
         self._reached = _Reached(self._tables), _Reached(ends), _Reached(notes)
+        self._before = _parents(capture, topics, self._tables)
+        """Partition → those of which as much must have been read before its rows go on."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether rows follow those of other tables, so that it must be known where these end."""
+        return bool(self._before)
+
+    @property
+    def rows_until_s(self) -> float:
+        """Moment up to which all rows that the capture wrote have been read."""
+        return self._reached[0].until_s
 
     @property
     def waiting(self) -> int:
@@ -124,7 +185,7 @@ class Backlog:
 
     def ends_at(self, ends: Mapping[Place, int], now_s: float) -> None:
         """Take over where the raw topics end now."""
-        self._ends = ends
+        self._ends, self._asked_to = ends, self.read_to()
         for reached in self._reached:
             reached.ask(ends, now_s)
             reached.look(self._queues)
@@ -139,7 +200,7 @@ class Backlog:
             if self._behind(self._single):
                 return self._single
         if waiting >= records_max:
-            return frozenset()
+            return self._awaited()
         tables = self._tables
         if waiting >= _AHEAD_MAX:
             # Long queues wait for what is in the short ones.
@@ -151,10 +212,25 @@ class Backlog:
         return tables | self._single
 
     def add(
-        self, place: Place, records: Iterable[tuple[int, list[Parsed]]], end: int, now_s: float
+        self,
+        place: Place,
+        records: Iterable[tuple[int, list[Parsed]]],
+        start: int,
+        end: int,
+        now_s: float,
     ) -> None:
-        """Take over records of one partition, in order; those that are known are passed over."""
+        """Take over all records of one partition from ``start`` up to ``end``, in order.
+
+        Those that are known are passed over. Raises LogError when what was read begins behind
+        what is known: the position must never pass over records that nobody saw.
+        """
         queue = self._queues[place]
+        if start > queue.read_to:
+            raise LogError(
+                f"{place[0]}[{place[1]}]: records from offset {start:,} were read, and those from "
+                f"{queue.read_to:,} were not. Nothing was passed over.",
+                advice="Start the capture again: it reads from its position.",
+            )
         for offset, parsed in records:
             if offset < queue.read_to:
                 continue
@@ -167,20 +243,26 @@ class Backlog:
                         self.gate.note(one.transaction, one.fields, place, offset, now_s)
                 else:
                     rows.append(one)
+                    if isinstance(one, CleanRow) and one.order > queue.read_order:
+                        queue.read_order = one.order
                     if self._is_grouped and one.transaction is not None:
                         index = one.index if isinstance(one, CleanRow) else None
                         self.gate.row(one.transaction, index, now_s)
             if rows:
                 queue.records.append((offset, rows))
         queue.read_to = max(queue.read_to, end)
+        if place in self._before:
+            queue.read_at.append((queue.read_to, now_s))
         for reached in self._reached:
             reached.look(self._queues)
 
-    def ready(self, rows_max: int, *, is_full: bool) -> dict[Place, int]:
+    def ready(self, rows_max: int, *, is_full: bool = False) -> dict[Place, int]:
         """How many records of each partition may go on; about ``rows_max`` rows.
 
         ``is_full``: nothing more can be read; then transactions are not waited for.
         """
+        if self.is_ordered:
+            return self._ready_in_order(rows_max, is_full=is_full)
         taken: dict[Place, int] = {}
         left, until = rows_max, self._until()
         is_gated = self._has_ends and not is_full
@@ -204,6 +286,66 @@ class Backlog:
                 taken[place] = count
         return taken
 
+    def _ready_in_order(self, rows_max: int, *, is_full: bool) -> dict[Place, int]:
+        """The same, where parents go first: over all partitions in the order of the source's log.
+
+        A row goes on when as much was read of all tables that may have its parents: up to its
+        place in the source's log, or up to the moment when it was read itself; and when none of
+        their rows before it has to wait.
+        """
+        until = self._until()
+        is_gated = self._has_ends and not is_full
+        heads: list[_Head] = []
+        for number, (place, queue) in enumerate(self._queues.items()):
+            if queue.records:
+                asked_to = self._asked_to.get(place, 0) if place in self._before else queue.read_to
+                head = _Head(
+                    queue.order,
+                    number,
+                    place,
+                    self._limit(place),
+                    asked_to,
+                    queue.known_to(until.rows_s),
+                    iter(queue.records),
+                )
+                head.advance()
+                heads.append(head)
+        heapify(heads)
+        taken: dict[Place, int] = {}
+        stopped: set[Place] = set()
+        """Where rows wait that were written before those that come next."""
+        left = rows_max
+        while heads and left > 0:
+            head = heads[0]
+            is_early = head.is_early or not stopped.isdisjoint(self._before.get(head.place, ()))
+            if is_early or (is_gated and not self._are_ready(head.rows, until)):
+                stopped.add(head.place)
+                heappop(heads)
+                continue
+            taken[head.place] = taken.get(head.place, 0) + 1
+            left -= len(head.rows)
+            if head.advance():
+                heapreplace(heads, head)
+            else:
+                heappop(heads)
+        return taken
+
+    def _limit(self, place: Place) -> tuple[int, ...] | None:
+        """Place in the source's log up to which tables with parents were read; ``None``: all."""
+        behind = self._behind(self._before.get(place, ()))
+        return min((self._queues[one].read_order for one in behind), default=None)
+
+    def _awaited(self) -> frozenset[Place]:
+        """Partitions without which nothing that waits could go on."""
+        parents = frozenset(one for before in self._before.values() for one in before)
+        behind = self._behind(parents)
+        first = min((self._queues[one].read_order for one in behind), default=None)
+        return frozenset(
+            one
+            for one in behind
+            if self._queues[one].read_order == first and not self._queues[one].records
+        )
+
     def in_source_order(self, taken: Mapping[Place, int]) -> SourceRows:
         """Rows of so many records of each partition, in the order of the source's log.
 
@@ -224,17 +366,19 @@ class Backlog:
         found.sort(key=itemgetter(0))
         return [(place, row) for _, place, row in found]
 
-    def forget(self, taken: Mapping[Place, int]) -> None:
-        """Give up so many records of each partition, which go on."""
+    def forget(self, taken: Mapping[Place, int]) -> Counter[str]:
+        """Give up so many records of each partition, which go on; out: their rows by table."""
+        gone: Counter[str] = Counter()
         for place, count in taken.items():
             records = self._queues[place].records
             for _ in range(count):
                 _, rows = records.popleft()
-                if self._is_grouped:
-                    for row in rows:
-                        if row.transaction is not None:
-                            self.gate.gone(row.transaction)
+                for row in rows:
+                    gone[row.table] += 1
+                    if self._is_grouped and row.transaction is not None:
+                        self.gate.gone(row.transaction)
         self.gate.settle(self._until())
+        return gone
 
     def _until(self) -> ReadUntil:
         rows, ends, notes = (reached.until_s for reached in self._reached)
@@ -249,3 +393,27 @@ class Backlog:
         return frozenset(
             place for place in places if self._queues[place].read_to < self._ends.get(place, 0)
         )
+
+
+def _parents(
+    capture: Capture, topics: Mapping[str, str], places: Iterable[Place]
+) -> dict[Place, frozenset[Place]]:
+    """Partition → those of all tables that its rows may wait for, directly or not."""
+    waits: dict[str, set[str]] = {}
+    for table in capture.tables.values():
+        entities = waits.setdefault(table.entity, set())
+        if capture.parents_first:
+            entities.update(table.parents.values())
+        for one in table.translations.values():
+            if isinstance(one, Translation) and one.missing == "wait":
+                entities.add(one.entity)
+    for _ in waits:
+        for entities in waits.values():
+            entities.update(*(waits.get(one, ()) for one in list(entities)))
+    tables = capture.by_topic()
+    entity_of = {place: capture.tables[tables[topics[place[0]]]].entity for place in places}
+    found = {
+        place: frozenset(one for one, other in entity_of.items() if other in waits[entity])
+        for place, entity in entity_of.items()
+    }
+    return {place: before for place, before in found.items() if before}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from uuid_utils.compat import uuid7
+
+from everstate.changes import EntityType
 from everstate.config import Config, expanded
 from everstate.errors import (
     CaptureFailed,
@@ -18,18 +21,33 @@ from everstate.errors import (
 )
 from everstate.log.client import raw_bytes_max
 from everstate.log.topics import Topics
-from everstate.sources.cdc.connectors import connector_settings
+from everstate.sources.cdc.connectors import connector_settings, not_left_out
 from everstate.sources.cdc.database import CapturedDatabase, Finding, Standing, Step
 from everstate.sources.cdc.declaration import Capture
+from everstate.sources.cdc.halted import (
+    has_failed_reading,
+    source_time_s,
+    tables_to_read,
+    without_first_table,
+)
 from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
 from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
-from everstate.sources.cdc.notifications import first_snapshot
+from everstate.sources.cdc.notifications import (
+    first_of,
+    first_snapshot,
+    notifications,
+    tell_given_up,
+    unread_of,
+)
 from everstate.sources.cdc.postgres import PostgresDatabase, postgres_address
+from everstate.sources.cdc.refusing import generated_findings, refuse_failed
 from everstate.sources.cdc.rest import Connect, NoSuchConnector
 from everstate.sources.cdc.secrets import forget_password, password_reference
 from everstate.telemetry import without_secret
 
 _POLL_S: Final = 0.2
+_STARTING: Final = ("RUNNING", "UNASSIGNED", "RESTARTING")
+"""States of a connector that may read soon."""
 _HOUR_MS: Final = 3_600_000
 _INTERRUPTED: Final = (
     "the first snapshot was begun again while its slot was there already, so a transaction that "
@@ -47,6 +65,8 @@ class Added:
     steps: tuple[Step, ...]
     topics: Mapping[str, str]
     """Table → raw topic."""
+    warnings: tuple[Finding, ...] = ()
+    """What the doctor says of the tables that does not keep them from being captured."""
 
     @property
     def changed(self) -> bool:
@@ -60,7 +80,7 @@ class CaptureStatus:
 
     capture: str
     state: str
-    """Connect's word for the connector, or ``absent``."""
+    """Connect's word for the connector, ``absent``, or ``unreachable`` when Connect is."""
     task: str | None
     connected: bool | None
     """A session reads the database's log; None: the database cannot be asked."""
@@ -74,13 +94,22 @@ class CaptureStatus:
     snapshot: str | None = None
     """What was told last of the first snapshot, such as ``IN_PROGRESS``; None: nothing."""
     reads_snapshot: bool = False
+    reads_again: tuple[str, ...] = ()
+    """Tables that an incremental snapshot has still to read."""
     position: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    """What is wrong with captured tables, so that rows are lost or cannot be written."""
 
     @property
-    def well(self) -> bool:
+    def reads(self) -> bool:
         """Running, and connected or reading its first snapshot."""
         running = self.state == "RUNNING" and self.task == "RUNNING"
         return running and (self.connected is True or self.reads_snapshot)
+
+    @property
+    def well(self) -> bool:
+        """It reads, and every table of it can be captured right."""
+        return self.reads and not self.problems
 
 
 class Capturing:
@@ -90,9 +119,21 @@ class Capturing:
     else's to run: every method that needs the database raises InvalidCapture.
     """
 
-    def __init__(self, config: Config, capture: Capture, *, local: bool) -> None:
-        """``local``: Connect is the local stack's worker, whose files we can write."""
+    def __init__(
+        self,
+        config: Config,
+        capture: Capture,
+        *,
+        local: bool,
+        entities: Mapping[str, EntityType] | None = None,
+    ) -> None:
+        """``local``: Connect is the local stack's worker, whose files we can write.
+
+        ``entities``: the registered entity types; without them nobody checks whether a model
+        needs a column that the database's log does not have.
+        """
         self._config, self.capture, self._local = config, capture, local
+        self._entities = entities or {}
         self.names: CaptureNames = names_of(config.log.prefix, capture)
 
     @property
@@ -103,6 +144,11 @@ class Capturing:
         return Connect(self._url)
 
     @property
+    def has_connect(self) -> bool:
+        """Whether an address of Connect is known."""
+        return self._url is not None
+
+    @property
     def _url(self) -> str | None:
         return self.capture.connect_url or self._config.capture.connect_url
 
@@ -111,34 +157,52 @@ class Capturing:
 
         The same again changes nothing; another declaration changes the connector. Raises
         CaptureFailed with the connector's reason when its task fails, and Unavailable when it is
-        not connected after ``wait_s``.
+        not connected after ``wait_s``. Raises CaptureFailed before anything is made when a table
+        cannot be captured right, or could not be written any more.
         """
         with self.database() as database:
+            findings = self._table_findings(database)
+            refuse_failed(self.capture, findings)
             steps = database.prepare()
             steps += self._make_topics()
             steps.append(self._put_connector(database, snapshot))
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
         topics = table_topics(self.names, self.capture)
-        return Added(self.capture.name, self.names.connector, tuple(steps), topics)
+        # What SQL could mend is left to those who ask the doctor.
+        warned = tuple(each for each in findings if each.outcome == "warn" and not each.sql)
+        return Added(self.capture.name, self.names.connector, tuple(steps), topics, warned)
+
+    def refuse_unfit(self) -> None:
+        """Raise CaptureFailed, as `add` does, when a table cannot be captured right."""
+        with self.database() as database:
+            refuse_failed(self.capture, self._table_findings(database))
 
     def status(self) -> CaptureStatus:
         """Ask Connect and the database; what cannot be asked is told as unknown."""
+        offset: dict[str, Any] = {}
         try:
-            told = self._connect.status(self.names.connector)
+            state, task, reason = _states(self._connect.status(self.names.connector))
+            offset = self._connect.offset(self.names.connector)
         except NoSuchConnector:
             return self._absent()
-        offset = self._connect.offset(self.names.connector)
-        state, task, reason = _states(told)
+        except (Unavailable, InvalidConfig) as error:
+            state, task, reason = "unreachable", None, f"{error.message} {error.advice or ''}"
         standing: Standing | None = None
+        problems: tuple[str, ...] = ()
         try:
             with self.database() as database:
                 standing = database.standing(offset)
+                problems = self._problems(database, is_reachable=state != "unreachable")
         except EverstateError as error:
             reason = reason or error.message
-        first = first_snapshot(self._config, self.names)
+        told = notifications(self._config, self.names)
+        first = first_of(told)
         if first.interrupted and reason is None:
             reason = f"{_INTERRUPTED} `everstate cdc snapshot {self.capture.name}`"
+        for table, why in unread_of(told).items():
+            again = f"`everstate cdc snapshot {self.capture.name} --table {table}` asks again"
+            reason = reason or f"the last snapshot of {table} failed ({why}): {again}"
         return CaptureStatus(
             capture=self.capture.name,
             state=state,
@@ -150,14 +214,27 @@ class Capturing:
             reason=self._safe((standing.note if standing else None) or reason),
             snapshot=first.state,
             reads_snapshot=first.under_way and standing is not None,
+            reads_again=tables_to_read(offset),
             position=offset,
+            problems=problems,
         )
+
+    def _problems(self, database: CapturedDatabase, *, is_reachable: bool) -> tuple[str, ...]:
+        """What became wrong with the tables since they were added."""
+        failed = [each for each in self._table_findings(database) if each.outcome == "fail"]
+        problems = [f"{each.name}: {each.found}" for each in failed]
+        if is_reachable:
+            settings = self._connect.config(self.names.connector)
+            for column in not_left_out(settings, database.peculiarities()):
+                add = f"`everstate cdc add {self.capture.name}` leaves it out"
+                problems.append(f"{column} is generated, and its table cannot be read again: {add}")
+        return tuple(problems)
 
     def check(self) -> list[Finding]:
         """Look at everything the connector needs of the database."""
         try:
             with self.database() as database:
-                return database.check()
+                return [*database.check(), *self._generated(database)]
         except (Unavailable, CaptureFailed) as error:
             return [Finding("connection", "fail", error.message, advice=error.advice)]
 
@@ -187,22 +264,64 @@ class Capturing:
         has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
         return (self._safe(reason) or "no reason is told") if has_failed else None
 
-    def restart_failed(self) -> None:
+    def restart_failed(self) -> str | None:
         """Start what failed again; it goes on at the stored position.
 
-        Raises Unavailable while the database does not answer, and CaptureFailed when it has no
-        more what follows the position: a connector would begin behind the hole and say nothing.
+        Out: the table that was given up, if it failed because an incremental snapshot cannot read
+        it, for it would fail so for ever. Raises Unavailable while the database does not answer,
+        and CaptureFailed when it has no more what follows the position: a connector would begin
+        behind the hole and say nothing.
         """
         connector = self.names.connector
+        position = self._connect.offset(connector)
         with self.database() as database:
-            standing = database.standing(self._connect.offset(connector))
+            standing = database.standing(position)
         if standing.is_lost:
             raise CaptureFailed(
                 f"capture {self.capture.name}: {standing.note}.",
                 advice=f"`everstate cdc remove {self.capture.name} --drop`, then `cdc add`, "
                 "reads all rows again.",
             )
+        told = self._connect.status(connector)
+        if tables_to_read(position) and has_failed_reading(_trace(told)):
+            return self._give_up(tables_to_read(position)[0], self._safe(_states(told)[2]))
         self._connect.restart(connector)
+        return None
+
+    def running_position(self) -> dict[str, Any]:
+        """The stored source position; empty while connector or task does not run.
+
+        Two requests to Connect; raises Unavailable.
+        """
+        if self._told()[:2] != ("RUNNING", "RUNNING"):
+            return {}
+        return self._connect.offset(self.names.connector)
+
+    def nudge(self) -> None:
+        """Give the connector something to read, that moves its position and nothing else."""
+        with self.database() as database:
+            database.signal(f"everstate-{uuid7()}", "log", '{"message": "still there?"}')
+
+    def restart_reading(self) -> None:
+        """Have the connector begin to read anew at its stored position, snapshots included."""
+        self._connect.restart_all(self.names.connector)
+
+    def _give_up(self, table: str, reason: str | None) -> str | None:
+        """Take the table that cannot be read out of the stored snapshot; say so in its topic."""
+        connector = self.names.connector
+        self._connect.stop(connector)
+        try:
+            self._wait_for("STOPPED", 30.0)
+            position = self._connect.offset(connector)
+            if tables_to_read(position)[:1] != (table,):
+                return None
+            without = without_first_table(position)
+            self._once_stopped(lambda: self._connect.alter_offset(connector, without))
+        finally:
+            self._connect.resume(connector)
+        why = reason or "no reason is told"
+        tell_given_up(self._config, self.names, table, why)
+        return f"{table}: {why}"
 
     def remove(self, *, drop: bool = False, topics: bool = False) -> list[Step]:
         """Delete the connector; with ``drop`` its position, slot, publication and our tables too.
@@ -215,8 +334,10 @@ class Capturing:
         with self.database() as database:
             if drop:
                 steps += database.remove()
-            elif self.capture.kind == "postgresql":
-                steps.append(Step(f"slot {self.names.identifier}", "kept"))
+            else:
+                steps += database.release()
+                if self.capture.kind == "postgresql":
+                    steps.append(Step(f"slot {self.names.identifier}", "kept"))
         doomed = [self.names.schema_history] if drop else []
         if topics:
             doomed += self._topics()
@@ -243,15 +364,29 @@ class Capturing:
         finally:
             opened.close()
 
-    def require_running(self) -> None:
-        """Raise CaptureFailed unless the connector runs and is connected."""
-        status = self.status()
-        if not status.well:
-            state = f"{status.state}, task {status.task}, connected: {status.connected}"
-            raise CaptureFailed(
-                f"capture {self.capture.name} does not read now ({state}).",
-                advice=status.reason or f"`everstate cdc status {self.capture.name}` tells more.",
-            )
+    def require_running(self, wait_s: float = 20.0) -> None:
+        """Raise CaptureFailed unless the connector runs and is connected.
+
+        One that was started a moment ago is given ``wait_s`` to connect.
+        """
+        deadline = time.monotonic() + wait_s
+        while not (status := self.status()).reads:
+            is_starting = status.state in _STARTING and status.task != "FAILED"
+            if not is_starting or time.monotonic() > deadline:
+                state = f"{status.state}, task {status.task}, connected: {status.connected}"
+                raise CaptureFailed(
+                    f"capture {self.capture.name} does not read now ({state}).",
+                    advice=status.reason
+                    or f"`everstate cdc status {self.capture.name}` tells more.",
+                )
+            time.sleep(_POLL_S)
+
+    def _table_findings(self, database: CapturedDatabase) -> list[Finding]:
+        return [*database.check_tables(), *self._generated(database)]
+
+    def _generated(self, database: CapturedDatabase) -> list[Finding]:
+        generated = database.peculiarities().generated
+        return generated_findings(self.capture, self._entities, generated)
 
     def _dsn(self) -> str:
         if self.capture.dsn is None:
@@ -270,6 +405,7 @@ class Capturing:
         with Topics(config) as topics:
             made = topics.ensure_raw(rows, partitions=config.log.partitions, settings=kept)
             made += topics.ensure_raw(single, partitions=1, settings=kept)
+            topics.raise_sizes(rows, raw_bytes_max(config))
             if self.capture.kind == "mariadb":
                 # The connector cannot read its binlog without the tables' whole past.
                 for_ever = {"retention.ms": "-1", **size}
@@ -293,6 +429,7 @@ class Capturing:
             password=reference,
             brokers=self._config.bootstrap_servers,
             snapshot=snapshot,
+            peculiar=database.peculiarities(),
         )
         what = f"connector {self.names.connector}"
         try:
@@ -364,16 +501,16 @@ class Capturing:
             return Step(f"connector {name}", "there")
         if forget:
             self._connect.stop(name)
-            self._forget_offsets(name)
+            self._once_stopped(lambda: self._connect.forget_offsets(name))
         self._connect.delete(name)
         return Step(f"connector {name}", "removed")
 
-    def _forget_offsets(self, name: str) -> None:
-        """Delete the position; Connect refuses while a task still ends."""
+    def _once_stopped(self, change: Callable[[], None]) -> None:
+        """Change a stored position; Connect refuses that while a task still ends."""
         deadline = time.monotonic() + 30
         while True:
             try:
-                self._connect.forget_offsets(name)
+                change()
             except CaptureFailed:
                 if time.monotonic() > deadline:
                     raise
@@ -414,11 +551,15 @@ class Capturing:
 
 def _states(told: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     """State of the connector, of its task, and the first line of what failed."""
-    connector, tasks = told["connector"], told.get("tasks") or []
-    failed = [part for part in (connector, *tasks) if part.get("trace")]
-    trace = str(failed[0]["trace"]) if failed else None
-    task = tasks[0]["state"] if tasks else None
-    return str(connector["state"]), task, None if trace is None else _cause(trace)
+    tasks = told.get("tasks") or []
+    trace, task = _trace(told), tasks[0]["state"] if tasks else None
+    return str(told["connector"]["state"]), task, None if trace is None else _cause(trace)
+
+
+def _trace(told: Mapping[str, Any]) -> str | None:
+    """Java's trace of what failed."""
+    parts = [told["connector"], *(told.get("tasks") or [])]
+    return next((str(part["trace"]) for part in parts if part.get("trace")), None)
 
 
 def _cause(trace: str) -> str:
@@ -430,8 +571,5 @@ def _cause(trace: str) -> str:
 
 def _age_s(offset: Mapping[str, Any], now_s: float) -> float | None:
     """Seconds since the source wrote what is stored as done."""
-    if "ts_usec" in offset:
-        return max(0.0, now_s - float(offset["ts_usec"]) / 1e6)
-    if "ts_sec" in offset:
-        return max(0.0, now_s - float(offset["ts_sec"]))
-    return None
+    written_s = source_time_s(offset)
+    return None if written_s is None else max(0.0, now_s - written_s)

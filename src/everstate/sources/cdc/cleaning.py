@@ -14,14 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import DataLoss, EverstateError
-from everstate.log.client import raw_bytes_max
+from everstate.log.client import raw_bytes_max, record_bytes_max
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.publisher import OncePublisher
@@ -29,41 +28,48 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
 from everstate.sources.cdc.asking import Asker
 from everstate.sources.cdc.backlog import SINGLE, Backlog, SourceRows
-from everstate.sources.cdc.composing import CaptureComposer, Unsendable
+from everstate.sources.cdc.balance import (
+    DEAD,
+    PUBLISHED,
+    SKIPPED,
+    Counts,
+    Note,
+    counted,
+    decode_note,
+    encode_note,
+    held_rows,
+    publisher_name,
+)
+from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.gate import Place, Told
+from everstate.sources.cdc.gate import Place
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.reading import MESSAGES, TRANSACTIONS, Parsed, ParsedCodec, RawReader
 from everstate.sources.cdc.restoring import refill, restore
-from everstate.sources.cdc.versioning import Batch, RawPlace, Refused, Versioner
+from everstate.sources.cdc.versioning import Batch, Entity, RawPlace, Refused, Versioner
 
 LOGGER = logging.getLogger("everstate.sources.cdc")
 
-ROWS = Metric("everstate_clean_rows", "Rows of raw topics, by outcome", ["capture", "outcome"])
-HELD_ROWS = Gauge("everstate_clean_held_rows", "Rows that wait", ["capture"])
+ROWS = Metric(
+    "everstate_clean_rows",
+    "Rows of raw topics since the capture was cleaned first: read, and what became of them",
+    ["capture", "table", "outcome"],
+)
+HELD_ROWS = Gauge("everstate_clean_held_rows", "Rows that wait", ["capture", "table"])
+VANISHED_ROWS = Gauge(
+    "everstate_clean_vanished_rows", "Rows that were read and became nothing", ["capture", "table"]
+)
 COVERAGE = Gauge(
     "everstate_clean_provenance_percent", "Changes whose writer the source told", ["capture"]
 )
+_shown: Counter[tuple[str, str, str]] = Counter()
+"""What this process has told the metrics, by capture, table and outcome."""
 
 _BATCH_ROWS_MAX: Final = 20_000
 _PUBLISH_S: Final = 60.0
 _REMEMBER_EVERY_S: Final = 5.0
 _HOUR_MS: Final = 3_600_000
-
-
-class _Note(msgspec.Struct):
-    """What the publisher's progress says: raw positions, and which topics they are of.
-
-    And of transactions that are partly published what the source told of them.
-    """
-
-    at: dict[str, dict[int, int]]
-    topics: dict[str, str]
-    begun: dict[str, Told] = {}
-
-
-_decode_note = msgspec.json.Decoder(_Note).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +118,20 @@ class Cleaning:
         """Raw topic → its name's last part, which :attr:`reader` wants."""
         self.told_in = frozenset(topic for topic, part in self.topics.items() if part in SINGLE)
         """Raw topics that tell of transactions, and have no rows."""
-        self.asks_for_ends = MESSAGES in listed
+        self._has_messages = MESSAGES in listed
         self._held_topic = names.capture(self.name, HELD)
-        self._publisher = OncePublisher(config, f"clean-{self.name}")
+        self._held_bytes_max = record_bytes_max(config)
+        self._publisher = OncePublisher(config, publisher_name(self.name))
         self._composer = CaptureComposer(config, capture, self.reader.entities)
         path = config.project.data_dir / "clean" / f"{config.log.prefix}.{self.name}.sqlite"
         self._path = path
         self._state: LocalState | None = None
         self._backlog = Backlog(capture, self.topics, {})
         self._held: dict[tuple[str, str], HeldEntity] = {}
-        self._excluded: dict[tuple[RawPlace, str], str] = {}
         self._identities: dict[str, str] = {}
         self._published: dict[str, dict[int, int]] = {}
+        self._rows: dict[str, Counts] = {}
+        """What the log says of each table."""
         self._batch = 0
         self._remember_at = 0.0
         self._is_behind = True
@@ -153,19 +161,29 @@ class Cleaning:
         state = self._state
         state.discard()
         self._batch = 0 if progress is None else progress.batch
-        note = _Note({}, {}) if progress is None else _decode_note(progress.note)
+        note = Note({}, {}) if progress is None else decode_note(progress.note)
         self._position(note)
+        self._rows = note.rows
         read, empty = restore(self._config, self._capture, state, self._topics)
         for entity in empty:
             for records in refill(self._config, state, self._topics, entity):
                 self._publish(records)
         self._is_behind = False
         self._held = {(e, k): HeldEntity.decode(value) for e, k, value in state.held()}
+        for table, rows in held_rows(self._held.values()).items():
+            # Counting begins with what waits.
+            self._rows.setdefault(table, Counts(read=rows, held=rows))
+        self._show_balance()
         if self._asker is not None:
             self._asker.renew(self._held)
             self._asker.begin()
         if read:
             LOGGER.info("capture %s: %d states were read from the log", self.name, read)
+
+    @property
+    def asks_for_ends(self) -> bool:
+        """Whether it has to know where the topics end before what waits goes on."""
+        return self._has_messages or self._backlog.is_ordered
 
     def read_to(self) -> dict[Place, int]:
         """Next offset to be read of each partition of the raw topics."""
@@ -185,13 +203,19 @@ class Cleaning:
         return self._backlog.wanted(self._config.pipeline.batch_changes_max)
 
     def add(
-        self, topic: str, partition: int, records: Iterable[tuple[int, list[Parsed]]], end: int
+        self,
+        topic: str,
+        partition: int,
+        records: Iterable[tuple[int, list[Parsed]]],
+        start: int,
+        end: int,
     ) -> None:
         """Take over what was read of one partition: offset and rows of each record, in order.
 
-        ``end`` is the next offset to be read. Records that were taken over before are passed over.
+        They are all records from offset ``start`` up to ``end``, the next one to be read. Those
+        that were taken over before are passed over; raises LogError when some before are missing.
         """
-        self._backlog.add((topic, partition), records, end, self._clock())
+        self._backlog.add((topic, partition), records, start, end, self._clock())
 
     def step(self, meanwhile: Callable[[], object] | None = None) -> CleanedBatch | None:
         """Publish what is ready, as one batch; ``None``: there is nothing.
@@ -206,64 +230,63 @@ class Cleaning:
         if now_s >= self._remember_at:
             self._remember(state)
             self._remember_at = now_s + _REMEMBER_EVERY_S
-        taken = self._backlog.ready(_BATCH_ROWS_MAX, is_full=not self.wanted())
+        taken = self._backlog.ready(_BATCH_ROWS_MAX)
+        if not taken and not self.wanted():
+            taken = self._backlog.ready(_BATCH_ROWS_MAX, is_full=True)
         rows = self._backlog.in_source_order(taken)
-        batch = self._versioned(rows, state, now_s)
-        try:
-            records = self._composed(batch, now_s)
-        except Unsendable as refusal:
-            one = refusal.versioned
-            LOGGER.error("capture %s: %s %r: %s", self.name, one.entity, one.key, refusal.reason)
-            self._excluded[one.place, one.row.key] = refusal.reason
-            self.open()
-            return None
-        self._backlog.forget(taken)
+        batch, records = self._made(rows, state, now_s)
+        gone = self._backlog.forget(taken)
         at = self._note_positions()
-        if not records and not batch.held_changed and not batch.refused and at == self._published:
+        is_idle = not (gone or records or batch.held_changed or batch.refused)
+        if is_idle and at == self._published:
             return None
         self._keep_told(batch)
-        records += self._held_records(batch) + self._dead_letters(batch.refused)
-        self._publish(records, at, meanwhile)
-        held = {}
-        for entity in batch.held_changed:
-            waiting = self._held.get(entity)
-            held[entity] = None if waiting is None else waiting.encode()
-            if self._asker is not None:
-                self._asker.note(entity, waiting)
+        held = self._held_values(batch)
+        for (entity, key), value in sorted(held.items()):
+            records.append(OutRecord(self._held_topic, held_key(entity, key), value))
+        records += self._dead_letters(batch.refused)
+        waits = held_rows(self._held.values())
+        counts = counted(self._rows, gone + batch.made, batch.outcomes, waits)
+        self._publish(records, at, counts, meanwhile)
+        if self._asker is not None:
+            for changed in held:
+                self._asker.note(changed, self._held.get(changed))
         state.commit(batch.touched, held, {})
         self._is_behind = False
         return self._told(batch, len(rows), time.perf_counter() - started)
 
-    def _versioned(self, rows: SourceRows, state: LocalState, now_s: float) -> Batch:
-        """What becomes of rows: changes, held rows, refusals."""
+    def _made(
+        self, rows: SourceRows, state: LocalState, now_s: float
+    ) -> tuple[Batch, list[OutRecord]]:
+        """What becomes of rows: changes, held rows, refusals; and the records of the changes."""
+        gate = self._backlog.gate
+        composed = self._composer.batch(now_s, gate.count, gate.notes)
         versioner = Versioner(
             self.reader,
             state,
             self._held,
             held_max=self._config.pipeline.held_max,
-            excluded=self._excluded,
+            compose=composed.take,
         )
-        return versioner.run(rows, now_s)
-
-    def _composed(self, batch: Batch, now_s: float) -> list[OutRecord]:
-        """Records of a batch's changes and newest states; raises Unsendable."""
-        gate = self._backlog.gate
-        return self._composer.compose(batch.changes, now_s, gate.count, gate.notes)
+        batch = versioner.run(rows, now_s, self._backlog.rows_until_s)
+        return batch, composed.records()
 
     def _publish(
         self,
         records: Sequence[OutRecord],
         at: dict[str, dict[int, int]] | None = None,
+        counts: dict[str, Counts] | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         at = self._note_positions() if at is None else at
-        note = msgspec.json.encode(_Note(at, self._identities, self._backlog.begun()))
+        counts = self._rows if counts is None else counts
+        note = encode_note(Note(at, self._identities, self._backlog.begun(), counts))
         self._is_behind = True
         self._publisher.publish(
             self._batch + 1, records, note, timeout_s=_PUBLISH_S, meanwhile=meanwhile
         )
         self._batch += 1
-        self._published = at
+        self._published, self._rows = at, counts
 
     def _note_positions(self) -> dict[str, dict[int, int]]:
         """For each partition the first offset that is still needed."""
@@ -281,13 +304,27 @@ class Cleaning:
                     row.count = gate.count(row.transaction)
                     row.provenance = {**row.provenance, **gate.notes(row.transaction)}
 
-    def _held_records(self, batch: Batch) -> list[OutRecord]:
-        records = []
-        for entity, key in sorted(batch.held_changed):
-            held = self._held.get((entity, key))
+    def _held_values(self, batch: Batch) -> dict[Entity, bytes | None]:
+        """What is held now of the entities whose waiting rows changed; ``None``: nothing.
+
+        All rows of an entity are one record. When they are more than a record takes, the oldest
+        are refused, and the entity is known again by a whole row.
+        """
+        found: dict[Entity, bytes | None] = {}
+        for entity in batch.held_changed:
+            held = self._held.get(entity)
             value = None if held is None else held.encode()
-            records.append(OutRecord(self._held_topic, held_key(entity, key), value))
-        return records
+            while held and held.rows and value and len(value) > self._held_bytes_max:
+                given_up = held.rows[: len(held.rows) // 2 + 1]
+                del held.rows[: len(given_up)]
+                held.is_unsure = True
+                reason = f"the rows that wait with it have more than {self._held_bytes_max:,} bytes"
+                for row in given_up:
+                    assert row.at is not None
+                    batch.refuse(row.table, entity[0], reason, RawPlace(*row.at))
+                value = held.encode()
+            found[entity] = value
+        return found
 
     def _dead_letters(self, refused: Sequence[Refused]) -> list[OutRecord]:
         """Dead letters with the bytes of the raw records, which are read again: there are few."""
@@ -309,19 +346,16 @@ class Cleaning:
 
     def _told(self, batch: Batch, rows: int, seconds: float) -> CleanedBatch:
         told = Counter(batch.skipped)
-        for outcome, count in told.items():
-            ROWS.labels(self.name, outcome).inc(count)
-        ROWS.labels(self.name, "changed").inc(len(batch.changes))
-        ROWS.labels(self.name, "refused").inc(len(batch.refused))
-        held = sum(len(one.rows) for one in self._held.values())
-        HELD_ROWS.labels(self.name).set(held)
+        self._show_balance()
+        held = sum(one.held for one in self._rows.values())
         if self._composer.composed:
             COVERAGE.labels(self.name).set(self.coverage_percent)
         if batch.overdue:
             LOGGER.warning(
-                "capture %s: %d rows went on without their parent or the name of a code, after "
-                "%.0f s",
+                "capture %s: %d rows went on without their parent or the name of a code: it was "
+                "not written for %.0f s, waits for them itself, or more than %d rows waited",
                 *(self.name, batch.overdue, self._capture.parent_wait_s),
+                self._config.pipeline.held_max,
             )
         gate = self._backlog.gate
         if gate.overdue:
@@ -331,6 +365,24 @@ class Cleaning:
             )
             gate.overdue = 0
         return CleanedBatch(rows, len(batch.changes), held, len(batch.refused), told, seconds)
+
+    def _show_balance(self) -> None:
+        """Tell the metrics what the log says of the rows, over all restarts."""
+        for table, one in self._rows.items():
+            shown = {"read": one.read, PUBLISHED: one.published, SKIPPED: one.skipped}
+            for outcome, rows in {**shown, DEAD: one.dead}.items():
+                more = rows - _shown[self.name, table, outcome]
+                if more > 0:
+                    ROWS.labels(self.name, table, outcome).inc(more)
+                    _shown[self.name, table, outcome] = rows
+            HELD_ROWS.labels(self.name, table).set(one.held)
+            VANISHED_ROWS.labels(self.name, table).set(one.vanished)
+            if one.vanished != _shown[self.name, table, "vanished"]:
+                _shown[self.name, table, "vanished"] = one.vanished
+                LOGGER.error(
+                    "capture %s: %d rows of %s were read and became nothing",
+                    *(self.name, one.vanished, table),
+                )
 
     @property
     def coverage_percent(self) -> float:
@@ -348,7 +400,7 @@ class Cleaning:
             ends = offsets.stable_ends([*listed, self._held_topic])
         state.restore({}, {}, ends)
 
-    def _position(self, note: _Note) -> None:
+    def _position(self, note: Note) -> None:
         """Begin where the log says, each topic at its beginning when it is another one (C8)."""
         found = self._topics.identities(list(self.topics))
         self._identities = {
@@ -393,9 +445,10 @@ class Cleaning:
         tables = sorted(self.topics.keys() - self.told_in)
         topics.ensure_raw(tables, partitions=config.log.partitions, settings=kept)
         topics.ensure_raw(sorted(self.told_in), partitions=1, settings=kept)
-        partials = {t.entity for t in self._capture.tables.values() if t.partials}
+        entities = sorted({t.entity for t in self._capture.tables.values() if t.partials})
+        partials = [topics.names.partials(entity) for entity in entities]
         topics.ensure_raw(
-            [topics.names.partials(entity) for entity in sorted(partials)],
+            partials,
             partitions=config.log.partitions,
             settings={
                 "retention.ms": str(int(config.log.changes_retention_hours * _HOUR_MS)),
@@ -405,3 +458,5 @@ class Cleaning:
         topics.ensure_raw(
             [self._held_topic], partitions=1, settings={"cleanup.policy": "compact", **size}
         )
+        # What the connectors write to is theirs, or was made by `everstate cdc add`.
+        topics.raise_sizes([*partials, self._held_topic], raw_bytes_max(config))

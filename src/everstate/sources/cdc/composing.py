@@ -21,27 +21,24 @@ from everstate.changes import (
     derived_change_id,
 )
 from everstate.config import Config
-from everstate.errors import EverstateError, InvalidChange
+from everstate.errors import EverstateError
+from everstate.log.client import record_bytes_max
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.declaration import Capture, Table
-from everstate.sources.cdc.versioning import RawPlace, Versioned
+from everstate.sources.cdc.rows import Unreadable
+from everstate.sources.cdc.versioning import Entity, RawPlace, Versioned
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT: Final = {"postgresql": "pg"}
 API_VERSION: Final = "cdc"
 FIRST_SEEN: Final = "first seen by the capture"
+_REASON_MAX: Final = 4_000
 _NOTHING: Final[Mapping[str, str]] = {}
+_UNSENDABLE: Final = (EverstateError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What is said of a change that no message can be made of; composing does nothing else."""
 _decode = msgspec.json.decode
 _encode = msgspec.json.Encoder().encode
-
-
-class Unsendable(Exception):
-    """A change that no message can be made of; its text is the reason."""
-
-    def __init__(self, versioned: Versioned, reason: str) -> None:
-        self.versioned, self.reason = versioned, reason
-        super().__init__(reason)
 
 
 class _Way(NamedTuple):
@@ -72,6 +69,7 @@ class CaptureComposer:
             for name in capture.entities
         }
         self._ways = {name: self._way(name, table) for name, table in capture.tables.items()}
+        self._dead_bytes_max = record_bytes_max(config)
         self.told, self.composed = 0, 0
         """Changes whose service, identifier or actor the source told, of how many."""
 
@@ -86,50 +84,52 @@ class CaptureComposer:
             f"{self._capture.name}/{name}/",
         )
 
-    def compose(
+    def batch(
         self,
-        changes: Iterable[Versioned],
         now_s: float,
         block: Callable[[str], int | None],
         notes: Callable[[str], Mapping[str, str]],
-    ) -> list[OutRecord]:
-        """Records of `.changes` in order, then the newest of each entity for `.state`.
+    ) -> ComposedBatch:
+        """Records of one batch, which are made change by change.
 
         ``block`` tells how many rows a transaction has, ``notes`` what provenance it told.
-        Raises Unsendable naming the change that no message can be made of.
         """
         recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
-        records: list[OutRecord] = []
-        newest: dict[tuple[str, str], OutRecord] = {}
-        # Rows of one transaction are neighbours: what is told of it is asked for once.
-        asked, count, told = None, None, _NOTHING
-        for one in changes:
-            way = self._ways[one.row.table]
-            transaction = one.row.transaction
-            if transaction != asked:
-                count = None if transaction is None else block(transaction)
-                told = _NOTHING if transaction is None else notes(transaction)
-                asked = transaction
-            try:
-                rows = count if one.row.count is None else one.row.count
-                change = self._change(one, way, recorded_at, rows, told)
-                key, value, headers = way.codec.encode(change)
-            except (InvalidChange, ValueError, TypeError, KeyError) as cause:
-                raise Unsendable(one, str(cause)) from cause
-            records.append(OutRecord(way.changes, key, value, headers))
-            newest[one.entity, one.key] = OutRecord(way.state, key, value, headers)
-            if way.table.partials or way.table.events is not None:
-                records += self._others(way.table, change, headers)
-        records.extend(newest.values())
+        return ComposedBatch(self._records, recorded_at, block, notes)
+
+    def _records(
+        self,
+        one: Versioned,
+        recorded_at: datetime,
+        count: int | None,
+        notes: Mapping[str, str],
+    ) -> list[OutRecord]:
+        """Record of `.state`, and then those of the other topics, of one change."""
+        way = self._ways[one.row.table]
+        change = self._change(one, way, recorded_at, count, notes)
+        key, value, headers = way.codec.encode(change)
+        records = [
+            OutRecord(way.state, key, value, headers),
+            OutRecord(way.changes, key, value, headers),
+        ]
+        if way.table.partials or way.table.events is not None:
+            records += self._others(way.table, change, headers)
         return records
 
     def dead(
         self, entity: str | None, reason: str, place: RawPlace, key: bytes | None, value: Any
     ) -> OutRecord:
-        """Dead letter of a raw record: its bytes, the reason, and where it was."""
+        """Dead letter of a raw record: its bytes, the reason, and where it was.
+
+        Bytes that no dead letter takes stay where they are, as long as the raw topic keeps them.
+        """
         topic = self._names.dead_unknown if entity is None else self._names.dead(entity)
+        size = len(key or b"") + len(value or b"")
+        if size > self._dead_bytes_max:
+            reason = f"its {size:,} bytes are in the raw topic only: {reason}"
+            key = value = None
         headers = [
-            ("everstate_reason", reason.encode()),
+            ("everstate_reason", reason[:_REASON_MAX].encode(errors="replace")),
             ("everstate_topic", place.topic.encode()),
             ("everstate_partition", str(place.partition).encode()),
             ("everstate_offset", str(place.offset).encode()),
@@ -261,6 +261,48 @@ class CaptureComposer:
         return OutRecord(self._names.changes(entity), key, value, headers)
 
 
+class ComposedBatch:
+    """Makes the records of a batch; a change that no message can be made of is told at once."""
+
+    def __init__(
+        self,
+        make: Callable[..., list[OutRecord]],
+        recorded_at: datetime,
+        block: Callable[[str], int | None],
+        notes: Callable[[str], Mapping[str, str]],
+    ) -> None:
+        self._make, self._recorded_at = make, recorded_at
+        self._block, self._told_of = block, notes
+        self._records: list[OutRecord] = []
+        self._newest: dict[Entity, OutRecord] = {}
+        # Rows of one transaction are neighbours: what is told of it is asked for once.
+        self._asked: str | None = None
+        self._count: int | None = None
+        self._notes = _NOTHING
+
+    def take(self, changes: Iterable[Versioned]) -> None:
+        """Take the changes of one row, all of them or none; raises Unreadable with the reason."""
+        made = []
+        for one in changes:
+            transaction = one.row.transaction
+            if transaction != self._asked:
+                self._count = None if transaction is None else self._block(transaction)
+                self._notes = _NOTHING if transaction is None else self._told_of(transaction)
+                self._asked = transaction
+            count = self._count if one.row.count is None else one.row.count
+            try:
+                made.append((one, self._make(one, self._recorded_at, count, self._notes)))
+            except _UNSENDABLE as cause:
+                raise Unreadable(str(cause)) from cause
+        for one, (state, *records) in made:
+            self._newest[one.entity, one.key] = state
+            self._records += records
+
+    def records(self) -> list[OutRecord]:
+        """Records of `.changes` in order, then the newest of each entity for `.state`."""
+        return [*self._records, *self._newest.values()]
+
+
 @lru_cache(maxsize=4096)
 def _provenance(
     api_version: str,
@@ -294,7 +336,8 @@ def _id(way: _Way, one: Versioned) -> UUID:
         scheme, place = next(iter(row.position.items()))
         at = f"{scheme} {_encode(place).decode()} {row.op}"
     else:
-        at = f"{one.place.topic} {one.place.partition} {one.place.offset}"
+        # A record of many rows may end one row of a key and begin the next one.
+        at = f"{one.place.topic} {one.place.partition} {one.place.offset} {row.op}"
     return derived_change_id(way.source + one.key, at, one.part)
 
 

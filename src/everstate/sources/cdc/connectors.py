@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everstate.config import Config
 from everstate.log.client import raw_bytes_max
+from everstate.sources.cdc import placeholders
 from everstate.sources.cdc.declaration import Capture, Outbox
 from everstate.sources.cdc.names import CaptureNames
 
@@ -36,6 +37,16 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class Peculiarities:
+    """What a connector must be told of the captured tables, because it cannot see it itself."""
+
+    generated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Table → columns that the database computes and leaves out of its log."""
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Table without a primary key → the columns that the declaration gives as its key."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnTables:
     """Our tables in the captured database, as the connector names them."""
 
@@ -61,11 +72,12 @@ def connector_settings(
     password: str,
     brokers: str,
     snapshot: bool = True,
+    peculiar: Peculiarities | None = None,
 ) -> dict[str, str]:
     """All settings of the connector of ``capture``.
 
     ``password`` is a reference for Connect's config providers; ``snapshot=False`` begins with
-    what is committed from now on.
+    what is committed from now on; ``peculiar`` is what the database says of its tables.
     """
     settings = {
         "name": names.connector,
@@ -97,7 +109,45 @@ def connector_settings(
         settings |= _postgres(capture, names, address)
     else:
         settings |= _mariadb(config, capture, names, address, brokers)
-    return {**settings, **capture.settings}
+    peculiar = peculiar or Peculiarities()
+    return {**settings, **_keys(peculiar), **capture.settings, **_left_out(peculiar, capture, own)}
+
+
+def _keys(peculiar: Peculiarities) -> dict[str, str]:
+    """Keys of messages of tables that have no primary key: those that are declared."""
+    keys = [
+        f"{re.escape(t)}:{','.join(columns)}" for t, columns in peculiar.keys.items() if columns
+    ]
+    return {"message.key.columns": ";".join(keys)} if keys else {}
+
+
+def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict[str, str]:
+    """Generated columns, which snapshots would have and PostgreSQL's log has not.
+
+    What the declaration leaves out is kept; one that says which columns to read is left alone.
+    There is always one column in the list: without any, the connector reads all columns that a
+    table has by then, and a snapshot ends at the first one that it does not know.
+    """
+    if capture.kind != "postgresql" or "column.include.list" in capture.settings:
+        return {}
+    declared = capture.settings.get("column.exclude.list")
+    columns = [*([declared] if declared else []), *_patterns(peculiar).values()]
+    return {"column.exclude.list": ",".join(columns or [re.escape(f"{own.signals}.none")])}
+
+
+def not_left_out(settings: Mapping[str, str], peculiar: Peculiarities) -> list[str]:
+    """Generated columns that a connector with these settings does not know of yet."""
+    if "column.include.list" in settings:
+        return []
+    known = settings.get("column.exclude.list", "").split(",")
+    return [column for column, pattern in _patterns(peculiar).items() if pattern not in known]
+
+
+def _patterns(peculiar: Peculiarities) -> dict[str, str]:
+    """Generated column → the expression that names it in a connector's settings."""
+    listed = [f"{table}.{column}" for table, columns in peculiar.generated.items()
+              for column in columns]  # fmt: skip
+    return {column: re.escape(column) for column in listed}
 
 
 def _conversion() -> dict[str, str]:
@@ -202,6 +252,7 @@ def _postgres(capture: Capture, names: CaptureNames, address: Address) -> dict[s
         "hstore.handling.mode": "json",
         "interval.handling.mode": "string",
         "time.precision.mode": "microseconds",
+        placeholders.NAME: placeholders.OWN_SETTING,
     }
     if "sslmode" in address.options:
         settings["database.sslmode"] = address.options["sslmode"]

@@ -17,6 +17,17 @@ from everstate.sources.cdc.rows import Unreadable
 Converter = Callable[[Any], Any]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_ZERO: Final = date(1970, 1, 1)
+_OUTSIDE: Final = (
+    "{value} is infinity, or a time outside of the years 1 to 9999; types={{…}} of its table can"
+    " say what the field has instead"
+)
+_INFINITIES: Final = ("infinity", "-infinity")
+"""What Debezium writes of a `timestamptz`; of other columns it is a number that is too large."""
+_NUMERIC: Final = {
+    "NAN": "NaN",
+    "POSITIVE_INFINITY": "Infinity",
+    "NEGATIVE_INFINITY": "-Infinity",
+}
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -74,15 +85,25 @@ def _is_date(annotation: Any) -> bool:
 
 
 def _days(value: Any) -> Any:
-    return _DAY_ZERO + timedelta(days=value) if value.__class__ is int else value
+    if value.__class__ is not int:
+        return value
+    try:
+        return _DAY_ZERO + timedelta(days=value)
+    except OverflowError as cause:
+        raise Unreadable(_OUTSIDE.format(value=value)) from cause
 
 
 def _time(unit: str, *, naive: bool, day: bool) -> Converter:
     def convert(value: Any) -> Any:
         if value.__class__ is not int:
+            if value in _INFINITIES:
+                raise Unreadable(_OUTSIDE.format(value=value))
             return value
         micros = value // 1_000 if unit == "ns" else value * _UNITS[unit]
-        at = _EPOCH + timedelta(microseconds=micros)
+        try:
+            at = _EPOCH + timedelta(microseconds=micros)
+        except OverflowError as cause:
+            raise Unreadable(_OUTSIDE.format(value=value)) from cause
         if day:
             return at.date()
         return at.replace(tzinfo=None) if naive else at
@@ -117,4 +138,13 @@ def _text(value: Any) -> Any:
     return None if value is None else str(value)
 
 
-_PLAIN: Final[Mapping[str, Converter]] = {"json": _json, "bool": _bool, "text": _text}
+def _numeric(value: Any) -> Any:
+    return _NUMERIC.get(value, value) if value.__class__ is str else value
+
+
+_PLAIN: Final[Mapping[str, Converter]] = {
+    "json": _json,
+    "bool": _bool,
+    "text": _text,
+    "numeric": _numeric,
+}

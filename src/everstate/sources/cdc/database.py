@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol
 
 from everstate.errors import InvalidCapture
-from everstate.sources.cdc.connectors import Address, OwnTables
+from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities
 
 Outcome = Literal["ok", "warn", "fail"]
 Key = Mapping[str, Any] | Sequence[str]
-"""Values of a primary key, by column or in the key's order."""
+"""Values of a row's key, by column or in the key's order."""
 
 _BINARY: Final = frozenset({"bytea", "binary", "varbinary", "blob"})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,6 +55,8 @@ class Step:
 
     what: str
     done: Literal["made", "there", "changed", "removed", "kept"]
+    note: str | None = None
+    """What the user has to do about it."""
 
 
 class CapturedDatabase(Protocol):
@@ -70,20 +72,34 @@ class CapturedDatabase(Protocol):
     def prepare(self) -> list[Step]:
         """Make what the connector needs and may make; idempotent."""
 
+    def release(self) -> list[Step]:
+        """Undo what would keep the source from being written, and nothing else."""
+
     def remove(self) -> list[Step]:
         """Drop what :meth:`prepare` and the connector made; the connector must be gone."""
 
     def check(self) -> list[Finding]:
         """Look at every setting and right that the connector needs."""
 
+    def check_tables(self) -> list[Finding]:
+        """Look at the captured tables alone: whether each can be captured right and be written."""
+
+    def peculiarities(self) -> Peculiarities:
+        """What the connector must be told of the captured tables."""
+
+    def check_condition(self, table: str, condition: str) -> None:
+        """Raise CaptureFailed with the database's reason when it refuses an SQL condition."""
+
     def standing(self, offset: Mapping[str, Any]) -> Standing:
         """How far the connector is; ``offset`` is what Connect has stored of it."""
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Put a signal into the table that the connector reads."""
+        """Put a signal through the table whose changes the connector reads; no row stays in it."""
 
     def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
-        """SQL condition that holds for the rows with those primary keys, each in brackets.
+        """SQL condition that holds for the rows with those keys, each in brackets.
+
+        The key is the declared one, or else the primary key.
 
         ``is_raw``: values are as the raw topics have them, such as a date in days. Raises
         InvalidCapture when a key does not fit the table.
@@ -98,7 +114,7 @@ def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> li
     given = key if isinstance(key, Mapping) else dict(zip(columns, key, strict=False))
     count = len(key)
     if not columns:
-        raise InvalidCapture(capture, f"{table} has no primary key, or there is no such table")
+        raise InvalidCapture(capture, f"{table} has no such key, or there is no such table")
     if count != len(columns) or set(given) != set(columns):
         raise InvalidCapture(
             capture,

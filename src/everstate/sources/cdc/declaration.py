@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from everstate.changes import DomainEvent, EntityType, Provenance
+from everstate.changes.keys import NAME
 from everstate.errors import InvalidCapture
+from everstate.sources.cdc import placeholders
 
 Kind = Literal[
     "postgresql", "mariadb", "mysql", "oracle", "sqlserver", "db2", "mongodb", "cassandra", "other"
@@ -29,12 +31,15 @@ CAPTURE_KINDS: Final = ("postgresql", "mariadb", "mysql")
 """Kinds that `everstate cdc add` can make a connector for; the others are only cleaned."""
 OUTBOX_KINDS: Final = ("mariadb", "mysql")
 """Kinds whose outbox tables are read; PostgreSQL has its own relay."""
-_AGGREGATE: Final = re.compile(r"^[A-Za-z0-9_-]{1,100}$")
-_NAME: Final = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
+_AGGREGATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
-Convert = Callable[[Any], Any] | Literal["days", "s", "ms", "us", "ns", "json", "bool", "text"]
+Convert = (
+    Callable[[Any], Any] | Literal["days", "s", "ms", "us", "ns", "json", "bool", "text", "numeric"]
+)
 """How one column's values become the field's: numbers as days or as time since 1970, text that
-is JSON, 0 and 1 as false and true, anything as text; or a function of your own."""
+is JSON, 0 and 1 as false and true, anything as text; a ``numeric`` column that may hold NaN or
+infinity, which Debezium spells in words of Java (NAN), as text that PostgreSQL reads; or a
+function of your own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +191,8 @@ class Capture:
     """REST address of a Connect cluster; ``None``: the local stack's worker."""
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.name):
-            raise InvalidCapture(self.name, f"the name must match {_NAME.pattern}")
+        if not NAME.fullmatch(self.name):
+            raise InvalidCapture(self.name, f"the name must match {NAME.pattern}")
         if self.outbox is not None:
             self._take_outbox(self.outbox)
         if not self.tables:
@@ -223,7 +228,7 @@ class Capture:
         if self.form != "debezium":
             raise InvalidCapture(self.name, "an outbox is read in Debezium's form only")
         for aggregate in outbox.aggregates:
-            if not _AGGREGATE.match(aggregate):
+            if not _AGGREGATE.fullmatch(aggregate):
                 raise InvalidCapture(
                     self.name,
                     f"aggregate type {aggregate!r} names a topic: it must match "
@@ -247,6 +252,17 @@ class Capture:
         named = [table.entity for table in self.tables.values()]
         named += [table.events for table in self.tables.values() if table.events]
         return tuple(dict.fromkeys(named))
+
+    @property
+    def placeholder(self) -> str:
+        """What the connector writes for a value that it does not know, as its setting says it.
+
+        It is the declared one, or ours where `everstate cdc add` makes the connector. Of a
+        connector that somebody else runs it is Debezium's own, unless ``settings`` says another.
+        """
+        is_ours = self.kind == "postgresql" and self.dsn is not None
+        default = placeholders.OWN_SETTING if is_ours else placeholders.DEFAULT_SETTING
+        return self.settings.get(placeholders.NAME, default)
 
     def by_topic(self) -> dict[str, str]:
         """Last part of the raw topic's name → table as the source names it."""

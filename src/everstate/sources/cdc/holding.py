@@ -16,7 +16,7 @@ import msgspec
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.completion import PRIOR_UNKNOWN
+from everstate.sources.cdc.completion import PRIOR_UNKNOWN, WAITS_CODE, WAITS_PARENT
 from everstate.sources.cdc.mapping import CleanRow
 
 HELD = "held"
@@ -61,14 +61,23 @@ class HeldEntity:
     is_unsure: bool = False
 
     @property
-    def asks_for_snapshot(self) -> bool:
-        """Whether a snapshot of its key would let it go on."""
+    def needs_snapshot(self) -> bool:
+        """Whether a snapshot of its key would make its state sure again."""
         return self.is_unsure or self.reason == PRIOR_UNKNOWN
 
     @property
     def waits_for_state(self) -> bool:
-        """Whether rows of it wait because the state before is unknown, and for nothing else."""
+        """Whether rows of it wait because the state before is unknown, and for nothing else.
+
+        For these the clean role asks for snapshots. It does not for an entity of which a row was
+        refused: the same row would come again.
+        """
         return bool(self.rows) and self.reason == PRIOR_UNKNOWN
+
+    @property
+    def waits_for_other(self) -> bool:
+        """Whether rows of it wait for a parent or the name of a code, and for nothing else."""
+        return bool(self.rows) and self.reason in (WAITS_PARENT, WAITS_CODE)
 
     def encode(self) -> bytes:
         """The record's value."""

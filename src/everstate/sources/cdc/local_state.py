@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from everstate.errors import LocalStateError
+from everstate.private import private_folder
 from everstate.sources.cdc.completion import Known
 
 _SCHEMA: Final = """
@@ -54,7 +55,7 @@ class LocalState:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         try:
             self._database = self._open()
         except sqlite3.DatabaseError:

@@ -191,6 +191,13 @@ class TableMapping:
             raise Unreadable(f"its key is {found!r} by the model and {key!r} by its key columns")
         return encoded
 
+    def field_of(self, column: str) -> str | None:
+        """Field that has a column's values; ``None``: there is none, or it is computed."""
+        found = self._column(column, None)
+        if found is None or found.field in self.table.computed or found.field not in self._fields:
+            return None
+        return found.field
+
     def _validated(self, state: Mapping[str, Any]) -> Any:
         if not state.keys() <= self._fields.keys():
             state = {name: value for name, value in state.items() if name in self._fields}
@@ -222,7 +229,7 @@ class TableMapping:
     def _checked(self, column: _Column, value: Any) -> Any:
         field = column.field
         if column.convert is not None:
-            value = column.convert(value)
+            value = self._converted(column, value)
         if field not in self._fields:
             return value
         if value.__class__ is self._fields[field]:
@@ -308,6 +315,8 @@ class TableMapping:
         assert column.convert is not None
         try:
             return column.convert(value)
+        except Unreadable as cause:
+            raise Unreadable(f"{column.field}: {cause}") from cause
         except (ValueError, TypeError, OverflowError) as cause:
             raise Unreadable(f"{column.field}: {value!r} cannot be converted: {cause}") from cause
 

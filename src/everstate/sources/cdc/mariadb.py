@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
-from everstate.sources.cdc.connectors import Address, OwnTables
+from everstate.errors import HIDDEN, CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
+from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities
 from everstate.sources.cdc.database import (
     Finding,
     Key,
@@ -18,7 +18,13 @@ from everstate.sources.cdc.database import (
     key_values,
 )
 from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.mariadb_checks import checks, create_table, own_columns, quoted
+from everstate.sources.cdc.mariadb_checks import (
+    check_tables,
+    checks,
+    create_table,
+    own_columns,
+    quoted,
+)
 from everstate.sources.cdc.names import CaptureNames
 from everstate.telemetry import without_secret
 
@@ -34,14 +40,22 @@ _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint
 
 
 def mariadb_address(dsn: str) -> tuple[Address, str]:
-    """Address and password of ``mariadb://user:password@host:port/db``; raises InvalidCapture."""
-    parts = urlsplit(dsn)
+    """Address and password of ``mariadb://user:password@host:port/db``; raises InvalidConfig."""
+    try:
+        parts = urlsplit(dsn)
+        port = parts.port or 3306
+    except ValueError:  # it quotes parts of what it could not read
+        parts, port = urlsplit(""), 0
     if parts.scheme not in ("mariadb", "mysql") or not parts.hostname or not parts.username:
-        shape = "mariadb://user:password@host:port/database"
-        raise InvalidCapture("dsn", f"{without_secret(dsn)} is not of the form {shape}")
+        raise InvalidConfig(
+            "dsn of the capture",
+            HIDDEN,
+            "mariadb://user:password@host:port/database, with %40 for @, %25 for %, %2F for /, "
+            "%3F for ? and %23 for # in the password",
+        )
     address = Address(
         host=parts.hostname,
-        port=parts.port or 3306,
+        port=port,
         user=unquote(parts.username),
         database=unquote(parts.path.lstrip("/")),
         options=dict(parse_qsl(parts.query)),
@@ -92,6 +106,10 @@ class MariaDatabase:
                 self._rows(create_table(table))
         return [Step(f"table {table}", "there" if there else "made")]
 
+    def release(self) -> list[Step]:
+        """Nothing: a capture keeps no row of MariaDB from being changed."""
+        return []
+
     def remove(self) -> list[Step]:
         """Drop our table."""
         with self._translated("removing"):
@@ -102,6 +120,26 @@ class MariaDatabase:
         """Look at the binlog's settings, rights, tables and our tables."""
         with self._translated("checking"):
             return checks(self._rows, self._capture, self.own)
+
+    def check_tables(self) -> list[Finding]:
+        """Look at keys and foreign keys of the captured tables."""
+        with self._translated("checking the tables"):
+            return check_tables(self._rows, self._capture, self.own)
+
+    def peculiarities(self) -> Peculiarities:
+        """Tables without a primary key; generated columns are in the binlog as others are."""
+        with self._translated("reading the tables"):
+            keys = {
+                table: mapping.key_columns
+                for table, mapping in self._capture.tables.items()
+                if table in self._capture.captured_tables and not self._primary_key(table)
+            }
+        return Peculiarities(keys=keys)
+
+    def check_condition(self, table: str, condition: str) -> None:
+        """Have the server plan a query with the condition."""
+        with self._translated(f"looking at the condition {condition}"):
+            self._rows(f"EXPLAIN SELECT 1 FROM {quoted(table)} WHERE ({condition})")
 
     def standing(self, offset: Mapping[str, Any]) -> Standing:
         """Whether a session of the connector's user reads the binlog, and what it has not read."""
@@ -147,29 +185,50 @@ class MariaDatabase:
         return True
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Put a signal into our table."""
+        """Put a signal through our table; the connector reads it in the log, so no row stays."""
+        table = quoted(self.own.signals)
         with self._translated("signalling"):
-            self._rows(
-                f"INSERT INTO {quoted(self.own.signals)} (id, type, data) VALUES (%s, %s, %s)",
-                signal_id,
-                kind,
-                data,
-            )
+            self._connection.begin()
+            try:
+                self._rows(
+                    f"INSERT INTO {table} (id, type, data) VALUES (%s, %s, %s)",
+                    *(signal_id, kind, data),
+                )
+                self._rows(f"DELETE FROM {table} WHERE id LIKE 'everstate-%'")
+                self._connection.commit()
+            except BaseException:
+                self._connection.rollback()
+                raise
 
     def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
         """Condition on the primary key's columns, each value as a literal."""
-        database, _, name = table.partition(".")
-        with self._translated("reading the primary key"):
-            columns = self._rows(
-                "SELECT k.column_name AS name, c.data_type AS type "
-                "FROM information_schema.statistics k JOIN information_schema.columns c "
-                "USING (table_schema, table_name, column_name) "
-                "WHERE k.table_schema = %s AND k.table_name = %s "
-                "AND k.index_name = 'PRIMARY' ORDER BY k.seq_in_index",
-                database,
-                name,
-            )
+        with self._translated("reading the key"):
+            columns = self._key(table)
         return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
+
+    def _key(self, table: str) -> list[dict[str, Any]]:
+        """Name and type of each column of the declared key, or else of the primary key."""
+        declared = self._capture.tables.get(table)
+        if declared is None or not declared.key_columns:
+            return self._primary_key(table)
+        database, _, name = table.partition(".")
+        found = self._rows(
+            "SELECT column_name AS name, data_type AS type FROM information_schema.columns "
+            "WHERE table_schema = %s AND table_name = %s AND column_name IN %s",
+            *(database, name, declared.key_columns),
+        )
+        return sorted(found, key=lambda column: declared.key_columns.index(column["name"]))
+
+    def _primary_key(self, table: str) -> list[dict[str, Any]]:
+        database, _, name = table.partition(".")
+        return self._rows(
+            "SELECT k.column_name AS name, c.data_type AS type "
+            "FROM information_schema.statistics k JOIN information_schema.columns c "
+            "USING (table_schema, table_name, column_name) "
+            "WHERE k.table_schema = %s AND k.table_name = %s "
+            "AND k.index_name = 'PRIMARY' ORDER BY k.seq_in_index",
+            *(database, name),
+        )
 
     def _row_condition(
         self, table: str, columns: Sequence[dict[str, Any]], key: Key, is_raw: bool

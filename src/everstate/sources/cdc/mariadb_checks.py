@@ -28,19 +28,29 @@ _GLOBAL: Final = {
 }
 """Right of the whole server → names that it has had."""
 _OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_CASCADE: Final = re.compile(
+    r"CONSTRAINT `(?P<name>[^`]+)` FOREIGN KEY .*? ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
+)
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
 
 def checks(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
     """Everything that the connector needs; a few round trips, nothing is changed."""
     looked = _Checks(rows, capture, own)
+    rights = looked.global_rights()
     return [
         looked.version(),
         *looked.log(),
-        looked.global_rights(),
+        rights,
+        *(looked.logged() if rights.outcome == "ok" else ()),
         *looked.tables(),
         looked.own_table(),
     ]
+
+
+def check_tables(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
+    """What concerns the captured tables alone."""
+    return _Checks(rows, capture, own).tables()
 
 
 class _Checks:
@@ -112,6 +122,19 @@ class _Checks:
         statement = f"GRANT {', '.join(missing)} ON *.* TO {self._user};"
         return Finding("rights", "fail", f"{self._user} lacks {', '.join(missing)}", (statement,))
 
+    def logged(self) -> list[Finding]:
+        """Databases that the server is told to leave out of its binlog."""
+        findings = []
+        told = next(iter(self._rows("SHOW MASTER STATUS")), {})
+        only = _listed(told.get("Binlog_Do_DB"))
+        ignored = _listed(told.get("Binlog_Ignore_DB"))
+        for database in sorted({t.partition(".")[0] for t in self._capture.captured_tables}):
+            if database in ignored or (only and database not in only):
+                found = f"the server leaves changes of {database} out of its binlog"
+                advice = "Change binlog-ignore-db and binlog-do-db in its configuration file."
+                findings.append(Finding(f"log of {database}", "fail", found, advice=advice))
+        return findings
+
     def tables(self) -> list[Finding]:
         findings = []
         for table in self._capture.captured_tables:
@@ -132,7 +155,19 @@ class _Checks:
                 findings.append(Finding(f"table {table}", "fail", missing, advice=advice))
             else:
                 findings += [rights, self._key(table, bool(found[0]["keyed"]))]
+                findings += self._cascades(table)
         return findings
+
+    def _cascades(self, table: str) -> list[Finding]:
+        """Foreign keys by which the server changes rows without a word in its binlog."""
+        made = self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0]
+        actions = sorted({m["name"] for m in _CASCADE.finditer(str(made.get("Create Table")))})
+        if not actions:
+            return []
+        found = f"rows changed by {', '.join(actions)} (ON DELETE or UPDATE) are not in the binlog"
+        advice = "Have the application change these rows itself, or read them again after it: "
+        advice += f"`everstate cdc snapshot {self._capture.name} --table {table}`."
+        return [Finding(f"foreign keys of {table}", "warn", found, advice=advice)]
 
     def own_table(self) -> Finding:
         table = self._own.signals
@@ -146,13 +181,18 @@ class _Checks:
         return rights
 
     def _key(self, table: str, keyed: bool) -> Finding:
+        name = f"key of {table}"
         if keyed:
-            return Finding(f"key of {table}", "ok", "it has a primary key")
+            return Finding(name, "ok", "it has a primary key")
         declared = self._capture.tables.get(table)
-        columns = (declared.key_columns if declared else ()) or ("id",)
-        listed = ", ".join(quoted(column) for column in columns)
-        statement = f"ALTER TABLE {quoted(table)} ADD PRIMARY KEY ({listed});"
-        return Finding(f"key of {table}", "fail", "there is no primary key", (statement,))
+        columns = declared.key_columns if declared else ()
+        if columns:
+            found = f"there is no primary key; it is read by its declared {', '.join(columns)}"
+            advice = "Rows with the same values of the declared key_columns become one entity."
+            return Finding(name, "warn", found, advice=advice)
+        statement = f"ALTER TABLE {quoted(table)} ADD PRIMARY KEY ({quoted('id')});"
+        advice = "With the columns that name a row; or declare its Table with key_columns."
+        return Finding(name, "fail", "there is no primary key", (statement,), advice)
 
     def _rights(self, table: str, wanted: tuple[str, ...]) -> Finding:
         database = table.partition(".")[0]
@@ -166,6 +206,10 @@ class _Checks:
         statement = f"GRANT {', '.join(missing)} ON {quoted(table)} TO {self._user};"
         found = f"{self._user} lacks {', '.join(missing)}"
         return Finding(name, "fail", found, (statement,))
+
+
+def _listed(names: object) -> set[str]:
+    return {name.strip() for name in str(names or "").split(",") if name.strip()}
 
 
 def own_columns(rows: Rows, table: str) -> list[str]:

@@ -1,8 +1,9 @@
-"""What a connector tells of its snapshots, in a topic of its own."""
+"""What a connector tells of its snapshots, in a topic of its own; and what we gave up of them."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -11,10 +12,14 @@ from everstate.config import Config
 from everstate.errors import LogError
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
-from everstate.log.record import Record
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord, Record
 from everstate.sources.cdc.names import CaptureNames
 
 INITIAL: Final = "Initial Snapshot"
+_INCREMENTAL: Final = "Incremental Snapshot"
+_GIVEN_UP: Final = "GIVEN_UP"
+_READ: Final = frozenset({"SUCCEEDED", "EMPTY"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,13 @@ class Notification:
     status: str | None
     """Of a completed table: ``SUCCEEDED``, ``EMPTY``, ``SQL_EXCEPTION``, …"""
     at_ms: int
+    reason: str | None = None
+    """Why a table was given up; the connector itself tells none."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the table was taken out of the snapshot because it could not be read."""
+        return self.status == _GIVEN_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,35 @@ class FirstSnapshot:
 def first_snapshot(config: Config, names: CaptureNames) -> FirstSnapshot:
     """How the first snapshot stands; reads the whole topic, which has a record per step."""
     return first_of(notifications(config, names))
+
+
+def unread_of(told: Iterable[Notification]) -> dict[str, str]:
+    """Tables whose last incremental snapshot failed → why, after these steps, oldest first."""
+    found: dict[str, str] = {}
+    for each in told:
+        if each.kind == INITIAL or each.table is None or each.status is None:
+            continue
+        if each.status in _READ:
+            found.pop(each.table, None)
+        else:
+            found[each.table] = each.reason or each.status
+    return found
+
+
+def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) -> None:
+    """Write into the topic that a table was taken out of an incremental snapshot, and why."""
+    more = {"scanned_collection": table, "status": _GIVEN_UP, "reason": reason}
+    value = {
+        "id": f"everstate-gave-up-{time.time_ns()}",
+        "aggregate_type": _INCREMENTAL,
+        "type": "ABORTED",
+        "additional_data": more,
+        "timestamp": time.time_ns() // 1_000_000,
+    }
+    with Producer(config, client_id="everstate-cdc") as producer:
+        record = OutRecord(names.notifications, None, json.dumps(value).encode())
+        producer.send(record)
+        producer.flush()
 
 
 def first_of(told: Iterable[Notification]) -> FirstSnapshot:
@@ -98,4 +139,5 @@ def notification(record: Record) -> Notification:
         last_key=more.get("last_processed_key"),
         status=more.get("status"),
         at_ms=int(value.get("timestamp") or record.timestamp_ms),
+        reason=more.get("reason"),
     )

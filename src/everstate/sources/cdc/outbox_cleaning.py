@@ -38,8 +38,10 @@ class OutboxCleaning(Cleaning):
         known = self.reader.entities
         self.reader = RoutedReader(capture, known, message_bytes_max=config.log.message_bytes_max)
 
-    def _versioned(self, rows: SourceRows, state: LocalState, now_s: float) -> Batch:
-        """The service's versions, each behind the one before it."""
+    def _made(
+        self, rows: SourceRows, state: LocalState, now_s: float
+    ) -> tuple[Batch, list[OutRecord]]:
+        """The service's versions, each behind the one before it, and their records (C2)."""
         versioner = OutboxVersioner(
             self._capture,
             self.reader.entities,
@@ -47,10 +49,11 @@ class OutboxCleaning(Cleaning):
             self._held,
             held_max=self._config.pipeline.held_max,
         )
-        return versioner.run(rows, now_s)
+        batch = versioner.run(rows, now_s)
+        return batch, self._records(batch)
 
-    def _composed(self, batch: Batch, now_s: float) -> list[OutRecord]:
-        """Records of `.changes` in order, then the newest of each entity for `.state` (C2)."""
+    def _records(self, batch: Batch) -> list[OutRecord]:
+        """Records of `.changes` in order, then the newest of each entity for `.state`."""
         names = self._topics.names
         records: list[OutRecord] = []
         newest: dict[tuple[str, str], OutRecord] = {}

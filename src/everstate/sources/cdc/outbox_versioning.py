@@ -21,7 +21,7 @@ from everstate.sources.cdc.local_state import LocalState
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.outbox_reading import POSITION, VERSION, routed
 from everstate.sources.cdc.reading import RefusedRow
-from everstate.sources.cdc.versioning import Batch, Entity, RawPlace, Refused, Versioned
+from everstate.sources.cdc.versioning import Batch, Entity, RawPlace, Versioned
 
 LOGGER: Final = logging.getLogger("everstate.sources.cdc")
 
@@ -61,7 +61,13 @@ class OutboxVersioner:
         self._tell(batch)
         waiting = sum(len(one.rows) for one in self._held.values())
         if waiting > self._held_max:
-            raise HeldOverflow(f"capture {self._capture.name}", waiting, self._held_max)
+            raise HeldOverflow(
+                f"capture {self._capture.name}",
+                waiting,
+                self._held_max,
+                advice="Look for the lost versions in the service's outbox "
+                f"(`everstate cdc held {self._capture.name}`), or raise the limit.",
+            )
         return batch
 
     def _load(self, rows: list[tuple[RawPlace, CleanRow | RefusedRow]]) -> None:
@@ -97,7 +103,7 @@ class OutboxVersioner:
             reason = f"version {known.version} is in the log already, with the id {newest[0]}"
             self._refuse(batch, row, reason, place)
         else:
-            batch.skipped[READ_BEFORE] += 1
+            batch.skip(row.table, READ_BEFORE)
 
     def _apply(self, batch: Batch, row: CleanRow, place: RawPlace, known: Known | None) -> bool:
         """Publish the version that comes next; ``False``: it was refused, and is still awaited."""
@@ -112,7 +118,8 @@ class OutboxVersioner:
             self._refuse(batch, row, reason, place)
             return False
         step = Step(Kind(said.kind), said.current, said.original, is_baseline=False)
-        batch.changes.append(Versioned(row, entity, row.key, version, step, 0, place))
+        change = Versioned(row, entity, row.key, version, step, 0, place)
+        batch.publish(row.table, [change])
         image = said.original if said.current is None else said.current
         assert image is not None
         newer = Known(version, image, said.current is None, row.position)
@@ -131,7 +138,7 @@ class OutboxVersioner:
         for other in held.rows:
             if _version(other) == _version(row):
                 if other.position == row.position:
-                    batch.skipped[READ_BEFORE] += 1
+                    batch.skip(row.table, READ_BEFORE)
                 else:
                     self._refuse(batch, row, f"version {_version(row)} is held already", place)
                 return
@@ -168,7 +175,7 @@ class OutboxVersioner:
     def _refuse(
         self, batch: Batch, row: CleanRow | RefusedRow, reason: str, place: RawPlace
     ) -> None:
-        batch.refused.append(Refused(self._entity(row), reason, place))
+        batch.refuse(row.table, self._entity(row), reason, place)
 
 
 def _version(row: CleanRow) -> int:

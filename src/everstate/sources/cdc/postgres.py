@@ -11,8 +11,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
+from everstate.config import check_dsn
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
-from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, Address, OwnTables
+from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, Address, OwnTables, Peculiarities
 from everstate.sources.cdc.database import (
     Finding,
     Key,
@@ -23,7 +24,14 @@ from everstate.sources.cdc.database import (
 )
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.names import CaptureNames
-from everstate.sources.cdc.postgres_checks import checks, create_table, identifier, quoted
+from everstate.sources.cdc.postgres_checks import (
+    check_tables,
+    checks,
+    create_publication,
+    create_table,
+    quoted,
+)
+from everstate.sources.cdc.postgres_tables import families, identifier
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
@@ -31,11 +39,9 @@ Connection = psycopg.Connection[dict[str, Any]]
 
 
 def postgres_address(dsn: str) -> tuple[Address, str]:
-    """Address and password of a libpq connection string or URL; raises InvalidCapture."""
-    try:
-        parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-    except psycopg.ProgrammingError as cause:
-        raise InvalidCapture("dsn", f"{without_secret(dsn)} is no connection string") from cause
+    """Address and password of a libpq connection string or URL; raises InvalidConfig."""
+    check_dsn("dsn of the capture", dsn)
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     options = {name: parts[name] for name in ("sslmode",) if name in parts}
     user = parts.get("user", "postgres")
     address = Address(
@@ -86,7 +92,20 @@ class PostgresDatabase:
         """
         with self._translated("preparing"):
             steps = [self._make_schema(), *map(self._make_table, self.own.tables)]
-            steps.append(self._make_publication())
+            steps += self._make_publication()
+        return steps
+
+    def release(self) -> list[Step]:
+        """Take tables out of the publication whose rows cannot be changed while they are in it."""
+        name, steps = self._names.identifier, []
+        with self._translated("releasing the tables"):
+            for table, family in families(self._connection, self._members()).items():
+                if all(each.is_writable for each in family):
+                    continue
+                drop = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}")
+                self._connection.execute(drop.format(sql.Identifier(name), identifier(table)))
+                note = f"UPDATE and DELETE of {table} failed while it was published"
+                steps.append(Step(f"table {table} of publication {name}", "removed", note))
         return steps
 
     def remove(self) -> list[Step]:
@@ -112,6 +131,29 @@ class PostgresDatabase:
         with self._translated("checking"):
             return checks(self._connection, self._capture, self._names, self.own)
 
+    def check_tables(self) -> list[Finding]:
+        """Look at keys, identities, partitions and heirs of the captured tables."""
+        with self._translated("checking the tables"):
+            return check_tables(self._connection, self._capture, self._names, self.own)
+
+    def peculiarities(self) -> Peculiarities:
+        """Generated columns, which are not in the log, and tables that have no primary key."""
+        with self._translated("reading the tables"):
+            found = families(self._connection, self._capture.tables)
+        declared = {table: self._capture.tables[table].key_columns for table in found}
+        return Peculiarities(
+            generated={t: family[0].generated for t, family in found.items()},
+            keys={t: declared[t] for t, family in found.items() if not family[0].primary},
+        )
+
+    def check_condition(self, table: str, condition: str) -> None:
+        """Have the server plan a query with the condition."""
+        with self._translated(f"looking at the condition {condition}"):
+            # Text of the user's own, run with the rights of the connector's user as it will be.
+            plan = sql.SQL("EXPLAIN SELECT FROM {} WHERE (").format(identifier(table))
+            # Prepared: what is sent then is one statement for sure.
+            self._connection.execute(plan + sql.SQL(condition) + sql.SQL(")"), prepare=True)
+
     def standing(self, offset: Mapping[str, Any]) -> Standing:
         """Read the slot: whether a session uses it, and what the server holds for it."""
         with self._translated("asking for the slot"):
@@ -136,23 +178,28 @@ class PostgresDatabase:
         return Standing(bool(row["active"]), row["behind"], row["held"], note, is_lost=lost)
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Put a signal into our table."""
-        insert = sql.SQL("INSERT INTO {} (id, type, data) VALUES (%s, %s, %s)")
-        with self._translated("signalling"):
-            self._connection.execute(
-                insert.format(identifier(self.own.signals)), (signal_id, kind, data)
-            )
+        """Put a signal through our table; the connector reads it in the log, so no row stays."""
+        table = identifier(self.own.signals)
+        insert = sql.SQL("INSERT INTO {} (id, type, data) VALUES (%s, %s, %s)").format(table)
+        with self._translated("signalling"), self._connection.transaction():
+            self._connection.execute(insert, (signal_id, kind, data))
+            delete = sql.SQL("DELETE FROM {} WHERE id LIKE 'everstate-%'").format(table)
+            self._connection.execute(delete)
 
     def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
-        """Condition on the primary key's columns, each value as a literal of its type."""
-        with self._translated("reading the primary key"):
+        """Condition on the key's columns, each value as a literal of its type."""
+        mapping = self._capture.tables.get(table)
+        declared = list(mapping.key_columns) if mapping else []
+        with self._translated("reading the key"):
             columns = self._connection.execute(
                 "SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type "
-                "FROM pg_index i JOIN pg_attribute a "
-                "ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
-                "WHERE i.indrelid = to_regclass(%s) AND i.indisprimary "
-                "ORDER BY array_position(i.indkey::int2[], a.attnum)",
-                (quoted(table),),
+                "FROM pg_attribute a LEFT JOIN pg_index i "
+                "ON i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY (i.indkey) "
+                "WHERE a.attrelid = to_regclass(%(table)s) AND CASE WHEN %(key)s::text[] = '{}' "
+                "THEN i.indrelid IS NOT NULL ELSE a.attname = ANY (%(key)s) END "
+                "ORDER BY array_position(%(key)s, a.attname::text), "
+                "array_position(i.indkey::int2[], a.attnum)",
+                {"table": quoted(table), "key": declared},
             ).fetchall()
             rows = [self._row_condition(table, columns, key, is_raw) for key in keys]
             found = sql.SQL(" OR ").join(rows)
@@ -161,7 +208,7 @@ class PostgresDatabase:
                 plan = sql.SQL("EXPLAIN SELECT FROM {} WHERE {}").format(identifier(table), found)
                 self._connection.execute(plan)
             except psycopg.DataError as cause:
-                reason = f"{table}: {_first_line(cause)}"
+                reason = f"{table}: {_reason(cause)}"
                 raise InvalidCapture(self._capture.name, reason) from cause
             return found.as_string(self._connection)
 
@@ -197,34 +244,66 @@ class PostgresDatabase:
         self._connection.execute(create_table(table, self.own))
         return Step(f"table {table}", "made")
 
-    def _make_publication(self) -> Step:
+    def _make_publication(self) -> list[Step]:
+        """Make it, or give it the tables and the setting that it lacks."""
         name, wanted = self._names.identifier, published(self._capture, self.own)
-        what = f"publication {name}"
-        if self._one("SELECT FROM pg_publication WHERE pubname = %s", name) is None:
-            tables = sql.SQL(", ").join(map(identifier, wanted))
-            self._connection.execute(
-                sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(sql.Identifier(name), tables)
-            )
-            return Step(what, "made")
+        what, itself = f"publication {name}", sql.Identifier(name)
+        row = self._one("SELECT pubviaroot FROM pg_publication WHERE pubname = %s", name)
+        if row is None:
+            self._connection.execute(create_publication(name, wanted))
+            return [Step(what, "made")]
+        changed: set[str] = set()
+        parted = [t for t, f in families(self._connection, wanted).items() if f[0].kind == "p"]
+        if parted and not row["pubviaroot"]:
+            alter = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root)")
+            self._connection.execute(alter.format(itself))
+            changed.update(parted)
+        missing = set(wanted) - set(self._listed())
+        if missing:
+            tables = sql.SQL(", ").join(map(identifier, sorted(missing)))
+            alter = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
+            self._connection.execute(alter.format(itself, tables))
+            changed.update(missing)
+        if not changed:
+            return [Step(what, "there")]
+        return [self._published_late(what, table) for table in sorted(changed)]
+
+    def _published_late(self, what: str, table: str) -> Step:
+        """A table that the publication has from now on; a slot that is there began without it."""
+        note = None
+        if self._slot() is not None and table not in self.own.tables:
+            read = f"`everstate cdc snapshot {self._capture.name} --table {table}`"
+            note = f"what {table} has had so far was not captured: read it with {read}"
+        return Step(f"{what}, table {table}", "changed", note)
+
+    def _members(self) -> list[str]:
+        """Tables that the publication names itself, each partitioned one by its own name."""
+        rows = self._connection.execute(
+            "SELECT n.nspname || '.' || c.relname AS name FROM pg_publication p "
+            "JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
+            (self._names.identifier,),
+        ).fetchall()
+        return [str(row["name"]) for row in rows]
+
+    def _listed(self) -> list[str]:
+        """Tables whose changes it publishes, also as one for a whole schema or database does."""
         rows = self._connection.execute(
             "SELECT schemaname || '.' || tablename AS name FROM pg_publication_tables "
             "WHERE pubname = %s",
-            (name,),
+            (self._names.identifier,),
         ).fetchall()
-        missing = set(wanted) - {row["name"] for row in rows}
-        if not missing:
-            return Step(what, "there")
-        tables = sql.SQL(", ").join(map(identifier, sorted(missing)))
-        self._connection.execute(
-            sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), tables)
+        return [*self._members(), *(str(row["name"]) for row in rows)]
+
+    def _slot(self) -> dict[str, Any] | None:
+        return self._one(
+            "SELECT active, active_pid FROM pg_replication_slots WHERE slot_name = %s",
+            self._names.identifier,
         )
-        return Step(what, "changed")
 
     def _drop_slot(self) -> Step:
         name = self._names.identifier
-        row = self._one(
-            "SELECT active, active_pid FROM pg_replication_slots WHERE slot_name = %s", name
-        )
+        row = self._slot()
         if row is None:
             return Step(f"slot {name}", "there")
         if row["active"]:
@@ -243,12 +322,12 @@ class PostgresDatabase:
         try:
             yield
         except (psycopg.OperationalError, psycopg.InterfaceError) as cause:
-            reason = _first_line(cause)
+            reason = _reason(cause)
             raise Unavailable(
                 f"{self._capture.name}: {doing}: PostgreSQL at {where}: {reason}."
             ) from cause
         except psycopg.Error as cause:
-            reason = _first_line(cause)
+            reason = _reason(cause)
             raise CaptureFailed(
                 f"{self._capture.name}: {doing}: PostgreSQL at {where} refuses: {reason}.",
                 advice=f"`everstate cdc doctor {self._capture.name}` shows what is missing.",
@@ -260,5 +339,8 @@ def published(capture: Capture, own: OwnTables) -> tuple[str, ...]:
     return (*capture.tables, *own.tables)
 
 
-def _first_line(error: psycopg.Error) -> str:
-    return without_secret(str(error)).strip().partition("\n")[0].rstrip(".")
+def _reason(error: psycopg.Error) -> str:
+    """What PostgreSQL says, in one line, with the detail that tells why."""
+    told = error.diag.message_primary, error.diag.message_detail, error.diag.message_hint
+    parts = [part for part in told if part] or [str(error).strip().partition("\n")[0]]
+    return without_secret(" ".join(f"{part.rstrip('.')}." for part in parts)).rstrip(".")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
-import psycopg
 from psycopg import sql
 
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, OwnTables
 from everstate.sources.cdc.database import Finding
 from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.names import CaptureNames
+from everstate.sources.cdc.postgres_tables import Connection, TableChecks, families, identifier
 
 _VERSION_MIN: Final = 130_000
 _HELD_BYTES_WARN: Final = 1_000_000_000
 _RIGHTS: Final = {"own": ("SELECT", "INSERT", "UPDATE", "DELETE"), "captured": ("SELECT",)}
-_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
-
-Connection = psycopg.Connection[dict[str, Any]]
 
 
 def checks(
@@ -38,6 +36,13 @@ def checks(
     ]
 
 
+def check_tables(
+    connection: Connection, capture: Capture, names: CaptureNames, own: OwnTables
+) -> list[Finding]:
+    """What concerns the captured tables alone."""
+    return _Checks(connection, capture, names, own).tables()
+
+
 class _Checks:
     def __init__(
         self, connection: Connection, capture: Capture, names: CaptureNames, own: OwnTables
@@ -45,6 +50,7 @@ class _Checks:
         self._connection = connection
         self._capture, self._names, self._own = capture, names, own
         self._user = str(self._one("SELECT current_user AS name")["name"])
+        self._families = families(connection, capture.tables)
 
     def version(self) -> Finding:
         number = self._connection.info.server_version
@@ -85,35 +91,39 @@ class _Checks:
 
     def tables(self) -> list[Finding]:
         findings: list[Finding] = []
+        checked = TableChecks(self._connection, self._capture, self._families)
         for table in self._capture.tables:
-            row = self._table(table)
-            if row is None:
+            if table not in self._families:
                 findings.append(
                     Finding(f"table {table}", "fail", "there is none of that name",
                             advice="Correct the declaration, or make the table.")
                 )  # fmt: skip
                 continue
-            findings += [self._rights(table, "captured"), self._key(table, row)]
-            findings.append(self._identity(table, str(row["identity"])))
+            findings += [self._rights(table, "captured"), *checked.of(table)]
         return findings
 
     def publication(self) -> Finding:
         name = self._names.identifier
         wanted = [*self._capture.tables, *self._own.tables]
         row = self._maybe(
-            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS whole, puballtables "
+            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS whole, pubviaroot "
             "FROM pg_publication WHERE pubname = %s",
             name,
         )
         what, itself = f"publication {name}", sql.Identifier(name)
         if row is None:
-            tables = sql.SQL(", ").join(map(identifier, wanted))
-            statement = self._sql("CREATE PUBLICATION {} FOR TABLE {};", itself, tables)
-            return Finding(what, "fail", "there is none", (statement,))
+            made = create_publication(name, wanted).as_string(self._connection) + ";"
+            return Finding(what, "fail", "there is none", (made,))
         if not row["whole"]:
             kinds = "insert, update, delete, truncate"
             statement = self._sql(f"ALTER PUBLICATION {{}} SET (publish = '{kinds}');", itself)
             return Finding(what, "fail", "it does not publish every kind of change", (statement,))
+        parted = sorted(t for t, family in self._families.items() if family[0].kind == "p")
+        if parted and not row["pubviaroot"]:
+            # Their partitions' names are in none of the connector's lists.
+            found = f"it tells changes of {', '.join(parted)} under the names of the partitions"
+            statement = self._sql("ALTER PUBLICATION {} SET (publish_via_partition_root);", itself)
+            return Finding(what, "fail", found, (statement,))
         listed = self._connection.execute(
             "SELECT schemaname || '.' || tablename AS name, "
             "coalesce(rowfilter, '') <> '' AS filtered FROM pg_publication_tables "
@@ -167,7 +177,7 @@ class _Checks:
             making.append(self._sql("GRANT USAGE ON SCHEMA {} TO {};", schema, user))
         findings = []
         for table in self._own.tables:
-            if self._table(table) is not None:
+            if self._table(table):
                 findings.append(self._rights(table, "own"))
                 continue
             rights = sql.SQL(", ").join(map(sql.SQL, _RIGHTS["own"]))
@@ -203,25 +213,6 @@ class _Checks:
         found = f"{self._user} lacks {', '.join(missing)}"
         return Finding(name, "fail", found, tuple(statements))
 
-    def _key(self, table: str, row: dict[str, Any]) -> Finding:
-        if row["keyed"]:
-            return Finding(f"key of {table}", "ok", "it has a primary key")
-        columns = self._capture.tables[table].key_columns
-        listed = sql.SQL(", ").join(map(sql.Identifier, columns or ("id",)))
-        statement = self._sql("ALTER TABLE {} ADD PRIMARY KEY ({});", identifier(table), listed)
-        return Finding(f"key of {table}", "fail", "there is no primary key", (statement,))
-
-    def _identity(self, table: str, identity: str) -> Finding:
-        name, found = f"identity of {table}", _IDENTITIES[identity]
-        if identity == "f":
-            return Finding(name, "ok", found)
-        statement = self._sql("ALTER TABLE {} REPLICA IDENTITY FULL;", identifier(table))
-        if identity == "n":
-            return Finding(name, "fail", f"{found}: deletes would not be told", (statement,))
-        # Rows are completed from our own latest state, as far as it goes.
-        advice = "The row before is not told; it is completed from the entity's last version."
-        return Finding(name, "warn", found, (statement,), advice)
-
     def _slot_row(self) -> dict[str, Any] | None:
         return self._maybe(
             "SELECT active, wal_status, "
@@ -230,18 +221,14 @@ class _Checks:
             self._names.identifier,
         )
 
-    def _table(self, table: str) -> dict[str, Any] | None:
-        """Replica identity and key of a table; None when there is none of that name."""
-        return self._maybe(
-            "SELECT c.relreplident::text AS identity, EXISTS (SELECT FROM pg_index i "
-            "WHERE i.indrelid = c.oid AND i.indisprimary) AS keyed "
-            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = split_part(%s, '.', 1) "
-            "AND c.relname = substr(%s, strpos(%s, '.') + 1) AND c.relkind IN ('r', 'p')",
-            table,
-            table,
+    def _table(self, table: str) -> bool:
+        """Whether there is a table of that name."""
+        found = self._maybe(
+            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname || '.' || c.relname = %s AND c.relkind IN ('r', 'p')",
             table,
         )
+        return found is not None
 
     def _setting(self, name: str) -> str:
         return str(self._one("SELECT current_setting(%s) AS value", name)["value"])
@@ -269,9 +256,15 @@ def create_table(table: str, own: OwnTables) -> sql.Composed:
     return sql.SQL("CREATE TABLE {} ({})").format(identifier(table), sql.SQL(columns))
 
 
-def identifier(table: str) -> sql.Identifier:
-    """``schema.table`` as SQL."""
-    return sql.Identifier(*table.split(".", 1))
+def create_publication(name: str, tables: Iterable[str]) -> sql.Composed:
+    """The statement that makes a capture's publication.
+
+    Changes of partitions are told as changes of the partitioned table, which is what is captured.
+    """
+    listed = sql.SQL(", ").join(map(identifier, tables))
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root)").format(
+        sql.Identifier(name), listed
+    )
 
 
 def quoted(table: str) -> str:

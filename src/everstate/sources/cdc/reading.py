@@ -133,7 +133,8 @@ class RawReader:
         if name == TRANSACTIONS or name == MESSAGES:
             return self._about(name, key, value)
         table = self._tables[name]
-        message = Message(table, key, value, dict(headers) if headers else _NO_HEADERS)
+        told = dict(headers) if headers else _NO_HEADERS
+        message = Message(table, key, value, told, self.capture.placeholder)
         try:
             rows = READERS[self.capture.form](message)
             return [self._mapped(table, row) for row in rows]

@@ -59,6 +59,12 @@ class Connect:
         listed = found.get("offsets") or []
         return dict(listed[0].get("offset") or {}) if listed else {}
 
+    def alter_offset(self, connector: str, offset: Mapping[str, Any]) -> None:
+        """Replace the stored source position of a stopped connector."""
+        path = self._path(connector, "offsets")
+        (stored,) = self._ask("GET", path)["offsets"]
+        self._ask("PATCH", path, {"offsets": [{**stored, "offset": dict(offset)}]})
+
     def forget_offsets(self, connector: str) -> None:
         """Delete the stored source position of a stopped connector."""
         self._ask("DELETE", self._path(connector, "offsets"))
@@ -78,6 +84,10 @@ class Connect:
     def restart(self, connector: str) -> None:
         """Start the connector's failed parts again."""
         self._ask("POST", self._path(connector, "restart") + "?includeTasks=true&onlyFailed=true")
+
+    def restart_all(self, connector: str) -> None:
+        """Stop the connector's tasks and start them again at the stored position."""
+        self._ask("POST", self._path(connector, "restart") + "?includeTasks=true")
 
     def delete(self, connector: str) -> None:
         """Remove the connector; its stored position stays."""

@@ -1,8 +1,9 @@
-"""Starting a capture's connector again after it failed (decision 14).
+"""Starting a capture's connector again after it failed, or halted in a snapshot (decision 14).
 
 Debezium waits out what it knows to pass, and leaves its task FAILED for everything else, also for
 what would pass: a database that stops in the moment in which a task starts. Under the word
-RUNNING of the connector such a task reads nothing until somebody restarts it. The clean role does.
+RUNNING of the connector such a task reads nothing until somebody restarts it. The clean role does,
+and so does `everstate cdc snapshot` while it waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from prometheus_client import Counter
 
@@ -19,6 +20,8 @@ from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.declaration import Capture
+from everstate.sources.cdc.halted import SnapshotWatch
+from everstate.sources.cdc.rest import NoSuchConnector
 
 LOGGER = logging.getLogger("everstate.sources.cdc")
 
@@ -28,6 +31,8 @@ RESTARTS = Counter(
 
 LOOK_S: Final = 5.0
 """How often a connector is looked at; a first failure is mended by the look that finds it."""
+LOOK_SNAPSHOT_S: Final = 10.0
+"""How often the progress of its snapshot is looked at."""
 AGAIN_S: Final = 10.0
 """Seconds until a connector that failed again is restarted; twice as long each time."""
 AGAIN_S_MAX: Final = 600.0
@@ -41,8 +46,20 @@ class Failing(Protocol):
     def failure(self) -> str | None:
         """Why it does not run; ``None``: it has not failed."""
 
-    def restart_failed(self) -> None:
-        """Start what failed again; raises Unavailable to be asked once more soon."""
+    def restart_failed(self) -> str | None:
+        """Start what failed again; raises Unavailable to be asked once more soon.
+
+        Out: the table that its snapshot was made to leave out, and why.
+        """
+
+    def running_position(self) -> Mapping[str, Any]:
+        """The stored source position; empty when it does not run."""
+
+    def nudge(self) -> None:
+        """Give it something to read."""
+
+    def restart_reading(self) -> None:
+        """Start it again although it has not failed."""
 
 
 class Restarter:
@@ -60,6 +77,7 @@ class Restarter:
     ) -> None:
         """``find`` is called at each look, since a local Connect may be started later."""
         self._name, self._find, self._clock = name, find, clock
+        self._watch, self._looked_at_s = SnapshotWatch(), -LOOK_SNAPSHOT_S
         self._restarted_at_s: float | None = None
         self._pause_s = 0.0
         self._told = ""
@@ -71,11 +89,14 @@ class Restarter:
             capturing = self._find()
             failure = capturing.failure()
             if failure is None:
+                self._look_at_snapshot(capturing, now_s)
                 self._told = ""
                 return False
             if now_s < self._due_s(now_s):
                 return False
-            capturing.restart_failed()
+            given_up = capturing.restart_failed()
+        except NoSuchConnector:
+            return False  # it was removed while it was looked at
         except Unavailable as error:
             self._tell_once(error)
             return False
@@ -88,7 +109,26 @@ class Restarter:
         LOGGER.warning(
             "capture %s: its connector had failed and is started again: %s", self._name, failure
         )
+        if given_up is not None:
+            LOGGER.error(
+                "capture %s: a snapshot cannot be read and is given up: %s", self._name, given_up
+            )
         return True
+
+    def _look_at_snapshot(self, capturing: Failing, now_s: float) -> None:
+        """Restart a connector whose snapshot halted: it goes on, or fails and tells the reason."""
+        if now_s - self._looked_at_s < LOOK_SNAPSHOT_S:
+            return
+        self._looked_at_s = now_s
+        progress = self._watch.look(capturing.running_position())
+        if progress == "silent":
+            capturing.nudge()
+        elif progress == "halted":
+            LOGGER.warning(
+                "capture %s: its snapshot does not go on, so its connector is started again",
+                self._name,
+            )
+            capturing.restart_reading()
 
     def _due_s(self, now_s: float) -> float:
         if self._restarted_at_s is None:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from everstate.sources.cdc.placeholders import DEFAULT_SETTING
+
 Op = Literal["c", "u", "d", "r", "t", "m"]
 """Created, updated, deleted, read by a snapshot, table truncated, logical message."""
 Position = Mapping[str, tuple[int | str, ...]]
@@ -25,6 +27,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes | None]
+    placeholder: str = DEFAULT_SETTING
+    """The connector's setting ``unavailable.value.placeholder``."""
 
 
 class RowTransaction(msgspec.Struct, frozen=True, kw_only=True, gc=False):

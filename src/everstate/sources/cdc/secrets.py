@@ -5,7 +5,7 @@ from __future__ import annotations
 from everstate.config import Config
 from everstate.errors import InvalidConfig
 from everstate.local.connect import secrets_dir
-from everstate.local.files import write_private
+from everstate.private import private_folder, properties, write_private
 
 _FIELD = "capture.password_reference"
 
@@ -21,22 +21,14 @@ def password_reference(config: Config, source: str, password: str, *, local: boo
         return ""
     if local:
         folder = secrets_dir(config)
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        private_folder(folder)
         path = folder / f"{source}.properties"
-        write_private(path, f"password={_as_property(password)}\n")
+        write_private(path, properties({"password": password}))
         return f"${{file:{path}:password}}"
     if config.capture.password_reference is None:
         expected = "how your Connect cluster looks passwords up, such as ${file:/etc/…:password}"
         raise InvalidConfig(_FIELD, None, expected)
     return config.capture.password_reference.replace("{source}", source)
-
-
-def _as_property(value: str) -> str:
-    """A value as Java reads it from a properties file."""
-    for character, escaped in (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), (" ", "\\ ")):
-        value = value.replace(character, escaped)
-    return value
 
 
 def forget_password(config: Config, source: str) -> None:

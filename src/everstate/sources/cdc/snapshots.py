@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import CapturedDatabase, Key
 from everstate.sources.cdc.declaration import topic_table
 from everstate.sources.cdc.notifications import Notification, notification
+from everstate.sources.cdc.restarting import Restarter, keep_running
 
 _REFUSED_MAX: Final = 8
 _ENDS: Final = frozenset({"COMPLETED", "ABORTED", "SKIPPED"})
@@ -62,10 +64,11 @@ def snapshot(
     """Read rows again while streaming goes on: all tables, one, a range of it, or one row.
 
     ``where`` is an SQL condition, run in the captured database as the connector's user; ``key``
-    are the values of the primary key. Returns when the last row is in the raw topics; with
-    ``wait=False`` when the signal is written. Raises InvalidCapture for a table or key that does
-    not fit, CaptureFailed when the connector does not run or gives up, Unavailable when it says
-    nothing for ``silence_s``.
+    are the values of the row's key. Returns when the last row is in the raw topics; with
+    ``wait=False`` when the signal is written. Raises InvalidCapture for a table, key or condition
+    that does not fit, CaptureFailed when the connector does not run or a table cannot be read,
+    Unavailable when nothing is heard of it for ``silence_s``. While it waits, a connector that
+    fails or stops reading is started again.
     """
     capture, names = capturing.capture, capturing.names
     if table is None and (where or key):
@@ -83,17 +86,45 @@ def snapshot(
     ):
         with capturing.database() as database:
             condition = database.condition(tables[0], [key]) if key else where
+            if where:
+                _check(capture.name, database, tables[0], where)
             _signal(database, signal_id, tables, condition)
         if not wait:
             return SnapshotDone(signal_id, "SIGNALLED", 0, {}, time.monotonic() - began)
-        done = _follow(signal_id, map(notification, records), progress, began)
+        with _tended(capturing):
+            done = _follow(signal_id, tables, map(notification, records), progress, began)
     if done is None:
         raise Unavailable(
             f"capture {capture.name}: the connector told nothing of the snapshot for "
             f"{silence_s:g} s.",
-            advice=f"Look with `everstate cdc status {capture.name}`; the signal stays.",
+            advice=f"`everstate cdc status {capture.name}` says whether it is still under way; the "
+            "connector reads the rows when it comes to the signal.",
         )
     return done
+
+
+def _check(name: str, database: CapturedDatabase, table: str, condition: str) -> None:
+    """Raise InvalidCapture when the database cannot run a condition, before a connector must."""
+    try:
+        database.check_condition(table, condition)
+    except CaptureFailed as cause:
+        raise InvalidCapture(name, f"the condition cannot be used: {cause.message}") from cause
+
+
+@contextmanager
+def _tended(capturing: Capturing) -> Iterator[None]:
+    """Start the connector again, in a thread, when it fails or stops reading, as clean does."""
+    stop = threading.Event()
+    restarter = Restarter(capturing.capture.name, lambda: capturing)
+    thread = threading.Thread(
+        target=keep_running, args=([restarter], stop), name="tend-snapshot", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, Any]]) -> Signalled:
@@ -160,12 +191,18 @@ def declared(capturing: Capturing, table: str) -> str:
 
 
 def _follow(
-    signal_id: str, told: Iterable[Notification], progress: Progress, began: float
+    signal_id: str,
+    wanted: Sequence[str],
+    told: Iterable[Notification],
+    progress: Progress,
+    began: float,
 ) -> SnapshotDone | None:
     """Follow one snapshot to its end; None when what was told ended first."""
     tables: dict[str, str] = {}
     rows: dict[str, int] = {}
     for each in told:
+        if each.is_given_up and each.table in wanted:
+            raise CaptureFailed(f"snapshot {signal_id}: {each.table} cannot be read: {each.reason}")
         if each.id != signal_id:
             continue
         progress(each)

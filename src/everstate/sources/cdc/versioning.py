@@ -7,7 +7,7 @@ what comes out and commits both.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,9 +15,11 @@ import msgspec
 
 from everstate.changes import Kind
 from everstate.errors import HeldOverflow
+from everstate.sources.cdc.balance import DEAD, PUBLISHED, SKIPPED, Outcomes
 from everstate.sources.cdc.completion import (
     PRIOR_UNKNOWN,
     SUPERSEDED,
+    TRUNCATED,
     Completed,
     Held,
     Known,
@@ -72,17 +74,37 @@ class Batch:
     changes: list[Versioned] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    outcomes: Outcomes = field(default_factory=Counter)
+    """What became of each row, by table; rows that wait have none yet."""
+    made: Counter[str] = field(default_factory=Counter)
+    """Rows that stand for one truncation, by table."""
     overdue: int = 0
     """Rows that went on without their parent, or with a code instead of its name."""
     touched: set[Entity] = field(default_factory=set)
     """Entities with a newer state."""
     held_changed: set[Entity] = field(default_factory=set)
 
+    def publish(self, table: str, changes: Sequence[Versioned]) -> None:
+        """A row became these changes."""
+        self.changes += changes
+        self.outcomes[table, PUBLISHED] += 1
+
+    def skip(self, table: str, reason: str, rows: int = 1) -> None:
+        """So many rows say nothing new."""
+        self.skipped[reason] += rows
+        self.outcomes[table, SKIPPED] += rows
+
+    def refuse(self, table: str, entity: str | None, reason: str, place: RawPlace) -> None:
+        """A row becomes a dead letter."""
+        self.refused.append(Refused(entity, reason, place))
+        self.outcomes[table, DEAD] += 1
+
 
 class Versioner:
     """Gives rows their place in the history of their entity.
 
-    ``excluded`` rows (by place and key) are refused, for the reason given.
+    ``compose`` makes messages of the changes of one row, or raises Unreadable: then the row is
+    refused, and its entity stays as it was.
     """
 
     def __init__(
@@ -92,21 +114,28 @@ class Versioner:
         held: dict[Entity, HeldEntity],
         *,
         held_max: int = 10_000,
-        excluded: Mapping[tuple[RawPlace, str], str] | None = None,
+        compose: Callable[[Sequence[Versioned]], None] = lambda changes: None,
     ) -> None:
         self._reader, self._state, self._held = reader, state, held
         self._capture = reader.capture
         self._held_max = held_max
-        self._excluded = excluded or {}
+        self._compose = compose
         self._waiting: dict[Entity, set[Entity]] = defaultdict(set)
         for entity, one in held.items():
             if one.waits_for is not None:
                 self._waiting[one.waits_for].add(entity)
 
-    def run(self, rows: Iterable[tuple[RawPlace, CleanRow | RefusedRow]], now_s: float) -> Batch:
+    def run(
+        self,
+        rows: Iterable[tuple[RawPlace, CleanRow | RefusedRow]],
+        now_s: float,
+        read_s: float | None = None,
+    ) -> Batch:
         """Take rows in source order; each entity's rows go on, wait, or are refused.
 
-        Raises HeldOverflow when too many rows wait; then nothing may be committed.
+        ``read_s``: all that the capture had written by then has been read; ``None``: by now. What
+        waits to be read is not late. Raises HeldOverflow when too many rows wait; then nothing
+        may be committed.
         """
         batch = Batch()
         listed = list(rows)
@@ -118,10 +147,8 @@ class Versioner:
                 self._truncate(batch, row, place, now_s)
             else:
                 self._take(batch, row, place, now_s)
-        self._let_overdue_go(batch, now_s)
-        waiting = sum(len(one.rows) for one in self._held.values())
-        if waiting > self._held_max:
-            raise HeldOverflow(f"capture {self._capture.name}", waiting, self._held_max)
+        self._let_overdue_go(batch, now_s, now_s if read_s is None else read_s)
+        self._make_room(batch, now_s)
         return batch
 
     def _entity(self, row: CleanRow | RefusedRow) -> str:
@@ -149,6 +176,8 @@ class Versioner:
             if isinstance(outcome, Held):
                 held = HeldEntity(row.table, *entity, row.columns, outcome.reason, now_s, [row])
                 self._hold(batch, entity, held, outcome)
+                if held.waits_for_other and self._waits_for_itself(entity):
+                    self._release(batch, entity, held, now_s, is_overdue=True)
             elif isinstance(outcome, Completed):
                 self._wake(batch, entity, now_s)
             elif outcome is None:
@@ -170,9 +199,6 @@ class Versioner:
         """Complete one row and take its changes over; ``None``: it was refused."""
         entity = self._entity(row)
         known = self._state.get(entity, row.key)
-        if self._excluded and (place, row.key) in self._excluded:
-            batch.refused.append(Refused(entity, self._excluded[place, row.key], place))
-            return None
         try:
             outcome = complete(
                 row,
@@ -183,13 +209,13 @@ class Versioner:
                 parents_first=self._capture.parents_first,
                 is_overdue=is_overdue,
             )
+            if isinstance(outcome, Completed):
+                self._apply(batch, entity, row, known, outcome, place)
         except Unreadable as cause:
-            batch.refused.append(Refused(entity, str(cause), place))
+            batch.refuse(row.table, entity, str(cause), place)
             return None
         if isinstance(outcome, Skipped):
-            batch.skipped[outcome.reason] += 1
-        elif isinstance(outcome, Completed):
-            self._apply(batch, entity, row, known, outcome, place)
+            batch.skip(row.table, outcome.reason)
         return outcome
 
     def _apply(
@@ -201,12 +227,17 @@ class Versioner:
         outcome: Completed,
         place: RawPlace,
     ) -> None:
+        """Take over the changes of a row; raises Unreadable when they cannot be messages."""
         key, version = row.key, 0 if known is None else known.version
         position = row.position or ({} if known is None else known.position)
-        for index, step in enumerate(outcome.steps):
-            version += 1
-            batch.changes.append(Versioned(row, entity, key, version, step, index, place))
+        changes = [
+            Versioned(row, entity, key, version + 1 + index, step, index, place)
+            for index, step in enumerate(outcome.steps)
+        ]
+        self._compose(changes)
+        batch.publish(row.table, changes)
         step = outcome.steps[-1]
+        version += len(changes)
         is_deleted = step.kind is Kind.DELETED
         image = step.original if is_deleted else step.current
         assert image is not None
@@ -244,6 +275,9 @@ class Versioner:
                 if outcome.reason == PRIOR_UNKNOWN and self._supersede(batch, held):
                     continue
                 self._hold(batch, entity, held, outcome)
+                is_overdue = held.waits_for_other and self._waits_for_itself(entity)
+                if is_overdue:
+                    continue
                 return
             held.rows.pop(0)
             batch.held_changed.add(entity)
@@ -272,7 +306,8 @@ class Versioner:
             if is_settling(row):
                 if not row.position:
                     row.position = behind([one.position for one in held.rows[:index]])
-                batch.skipped[SUPERSEDED] += index
+                for given_up in held.rows[:index]:
+                    batch.skip(given_up.table, SUPERSEDED)
                 del held.rows[:index]
                 return True
         return False
@@ -289,7 +324,7 @@ class Versioner:
     def _refuse(self, batch: Batch, row: RefusedRow, place: RawPlace, now_s: float) -> None:
         table = self._capture.tables.get(row.table)
         entity = None if table is None else table.entity
-        batch.refused.append(Refused(entity, row.reason, place))
+        batch.refuse(row.table, entity, row.reason, place)
         if entity is None or row.key is None:
             return
         self._doubt(batch, (entity, row.key), row, now_s)
@@ -308,6 +343,7 @@ class Versioner:
     def _truncate(self, batch: Batch, row: CleanRow, place: RawPlace, now_s: float) -> None:
         """Every entity of the table that is known and older than the truncation is deleted."""
         entity = self._entity(row)
+        batch.skip(row.table, TRUNCATED)
         keys = set(self._state.alive(entity))
         keys |= {key for of, key in batch.touched if of == entity}
         for key in sorted(keys):
@@ -329,10 +365,39 @@ class Versioner:
                 provenance=row.provenance,
                 user=row.user,
             )
+            batch.made[row.table] += 1
             self._take(batch, gone, place, now_s)
 
-    def _let_overdue_go(self, batch: Batch, now_s: float) -> None:
+    def _let_overdue_go(self, batch: Batch, now_s: float, read_s: float) -> None:
+        """Let those go on whose parent, or name of a code, was not written for so long."""
         for entity, held in list(self._held.items()):
-            late = now_s - held.since_s > self._capture.parent_wait_s
-            if held.waits_for is not None and late and entity in self._held:
+            late = read_s - held.since_s > self._capture.parent_wait_s
+            if late and held.waits_for_other and entity in self._held:
                 self._release(batch, entity, held, now_s, is_overdue=True)
+
+    def _make_room(self, batch: Batch, now_s: float) -> None:
+        """Where too many rows wait, let the oldest go on that wait for other entities only."""
+        while (waiting := sum(len(one.rows) for one in self._held.values())) > self._held_max:
+            can_go = [entity for entity, one in self._held.items() if one.waits_for_other]
+            if not can_go:
+                raise HeldOverflow(
+                    f"capture {self._capture.name}",
+                    waiting,
+                    self._held_max,
+                    why="because the state before is unknown",
+                    advice="Raise the limit; then a snapshot of their keys lets them go on "
+                    f"(`everstate cdc held {self._capture.name}` shows them).",
+                )
+            for entity in can_go[: waiting - self._held_max]:
+                held = self._held.get(entity)
+                if held is not None and held.waits_for_other:
+                    self._release(batch, entity, held, now_s, is_overdue=True)
+
+    def _waits_for_itself(self, entity: Entity) -> bool:
+        """Whether an entity waits for one that waits for it, so that neither would ever go on."""
+        seen, at = {entity}, self._held[entity].waits_for
+        while at is not None and at not in seen:
+            seen.add(at)
+            other = self._held.get(at)
+            at = None if other is None else other.waits_for
+        return at == entity

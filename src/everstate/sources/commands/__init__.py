@@ -1,26 +1,34 @@
 """Commands: event sourcing on Kafka, in two pure functions an entity type."""
 
-from everstate.errors import Rejected
-from everstate.sources.commands.answer import Answer
-from everstate.sources.commands.client import CommandClient, wait_all
-from everstate.sources.commands.group import CommandGroup
-from everstate.sources.commands.handler import CommandHandler
-from everstate.sources.commands.parked import Parked, read_parked, replay
-from everstate.sources.commands.process import Effect, ProcessManager, ProcessRunner
-from everstate.sources.commands.wire import Outcome
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Answer",
-    "CommandClient",
-    "CommandGroup",
-    "CommandHandler",
-    "Effect",
-    "Outcome",
-    "Parked",
-    "ProcessManager",
-    "ProcessRunner",
-    "Rejected",
-    "read_parked",
-    "replay",
-    "wait_all",
-]
+from everstate.lazily import loader
+
+if TYPE_CHECKING:
+    from everstate.errors import Rejected as Rejected
+    from everstate.sources.commands.answer import Answer as Answer
+    from everstate.sources.commands.client import CommandClient as CommandClient
+    from everstate.sources.commands.client import wait_all as wait_all
+    from everstate.sources.commands.group import CommandGroup as CommandGroup
+    from everstate.sources.commands.handler import CommandHandler as CommandHandler
+    from everstate.sources.commands.parked import Parked as Parked
+    from everstate.sources.commands.parked import read_parked as read_parked
+    from everstate.sources.commands.parked import replay as replay
+    from everstate.sources.commands.process import Effect as Effect
+    from everstate.sources.commands.process import ProcessManager as ProcessManager
+    from everstate.sources.commands.process import ProcessRunner as ProcessRunner
+    from everstate.sources.commands.wire import Outcome as Outcome
+
+__getattr__ = loader(
+    __name__,
+    {
+        "everstate.errors": ("Rejected",),
+        "everstate.sources.commands.answer": ("Answer",),
+        "everstate.sources.commands.client": ("CommandClient", "wait_all"),
+        "everstate.sources.commands.group": ("CommandGroup",),
+        "everstate.sources.commands.handler": ("CommandHandler",),
+        "everstate.sources.commands.parked": ("Parked", "read_parked", "replay"),
+        "everstate.sources.commands.process": ("Effect", "ProcessManager", "ProcessRunner"),
+        "everstate.sources.commands.wire": ("Outcome",),
+    },
+)

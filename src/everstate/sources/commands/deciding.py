@@ -17,7 +17,7 @@ from everstate.changes import (
     SourceTransaction,
     derived_change_id,
 )
-from everstate.errors import EverstateError, Rejected
+from everstate.errors import EverstateError, InvalidRequest, PreconditionFailed, Rejected
 from everstate.sources.commands.group import CommandGroup, fact_json, facts_of
 from everstate.sources.commands.wire import (
     AnsweredChange,
@@ -27,6 +27,7 @@ from everstate.sources.commands.wire import (
     encode,
     provenance_of,
 )
+from everstate.sources.crud.conditions import Conditions, parse_condition
 
 _REASON_MAX: Final = 2_000
 _ANSWER_ROOM: Final = 4_096
@@ -78,6 +79,12 @@ class Decider:
         expected = command.expected_version
         if expected is not None and expected != held.version:
             return self._answer(held, command, Outcome.CONFLICT, expected_version=expected)
+        try:
+            _check_condition(held, command)
+        except PreconditionFailed:
+            return self._answer(held, command, Outcome.CONFLICT)
+        except InvalidRequest as error:
+            return self.park(held, command, error.message)
         try:
             asked = self.group.by_name[command.command].model_validate_json(bytes(command.data))
         except KeyError:
@@ -185,6 +192,7 @@ class Decider:
             key=command.key,
             outcome=outcome,
             version=held.version,
+            fingerprint=command.fingerprint,
             **more,
         )
         try:
@@ -196,6 +204,14 @@ class Decider:
             without = [msgspec.structs.replace(each, data=None) for each in told.changes]
             answer = encode(msgspec.structs.replace(told, changes=without, data=None))
         return Decided(held, records, outcome, answer)
+
+
+def _check_condition(held: Held, command: WireCommand) -> None:
+    """Raise PreconditionFailed when the command's condition does not hold."""
+    if command.if_match is not None:
+        conditions = Conditions(match=parse_condition("If-Match", command.if_match))
+        present = None if held.text is None else held.version
+        conditions.check(command.entity, command.key, present)
 
 
 def _kind(before: bytes | None, after: bytes | None) -> Kind:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, TypeAdapter
 
 from everstate.changes import EntityType
+from everstate.changes.values import UNSTORABLE, model_json, storable
 from everstate.errors import InvalidCommand, InvalidEntityType, UnknownEntity
 
 Decide = Callable[[Any, Any], Any]
@@ -109,14 +110,16 @@ _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 def fact_json(fact: Any) -> bytes:
     """JSON of a fact: a pydantic model or a dataclass.
 
-    Raises pydantic's errors when its class is of neither kind.
+    Raises pydantic's errors when its class is of neither kind, and ValueError for numbers that
+    JSON would lose.
     """
     kind = fact.__class__
     if isinstance(fact, BaseModel):
-        encoded: bytes = kind.__pydantic_serializer__.to_json(fact)
-        return encoded
+        return model_json(fact)
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
+    if not storable(fact):
+        raise ValueError(UNSTORABLE)
     return _ADAPTERS[kind].dump_json(fact)
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -15,14 +16,29 @@ import msgspec
 from pydantic import BaseModel
 
 from everstate.changes import Change, ChangeCodec, EntityType, Provenance
-from everstate.changes.entity import NAME
+from everstate.changes.keys import NAME
+from everstate.changes.values import model_json
 from everstate.config import Config
-from everstate.errors import InvalidChange, InvalidEntityType, ProcessFailed
+from everstate.errors import (
+    DataLoss,
+    InvalidChange,
+    InvalidEntityType,
+    LogIdentityChanged,
+    ProcessFailed,
+)
 from everstate.log.consumer import Consumer
-from everstate.log.loop import Incoming, Membership, Place, Send, TransactionalLoop
-from everstate.log.positions import Offsets
+from everstate.log.loop import (
+    Incoming,
+    Membership,
+    Place,
+    Send,
+    TransactionalLoop,
+    next_offsets,
+)
+from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.group import CommandGroup, group_of
+from everstate.sources.commands.seen import Seen
 from everstate.sources.commands.slots import Slot
 from everstate.sources.commands.wire import WireCommand, encode, provenance_text
 
@@ -31,9 +47,10 @@ log = logging.getLogger(__name__)
 _COMMANDS: Final = uuid5(NAMESPACE_URL, "urn:everstate:process")
 _FIRE_MAX: Final = 1_000
 
-Start = Literal["beginning", "end"]
-"""Where a process manager that never ran begins: at the first change of the log, or after the
-newest."""
+Start = Literal["beginning", "oldest", "end"]
+"""Where a process manager that never ran begins: at the first change that there ever was, at the
+oldest that the log still has, or after the newest. With ``oldest`` it also goes on when the log
+has dropped changes while it was down; else that is DataLoss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +73,8 @@ class ProcessManager:
     """What follows when something happened: a pure function of a change.
 
     The id of a command is derived from process, change and place in the answer: whatever is read
-    again sends the same commands, and those are decided once.
+    again sends the same commands, and those are decided once. A version of an entity that is
+    published again, however late, is not reacted to again.
     """
 
     name: str
@@ -65,7 +83,7 @@ class ProcessManager:
     start: Start = "beginning"
 
     def __post_init__(self) -> None:
-        if not NAME.match(self.name):
+        if not NAME.fullmatch(self.name):
             raise InvalidEntityType(f"process manager {self.name!r} must match {NAME.pattern}")
 
     def effects(self, change: Change[dict[str, Any]]) -> list[tuple[UUID, Effect]]:
@@ -115,16 +133,19 @@ class ProcessWork:
         config: Config,
         app: HasProcesses,
         process: ProcessManager,
+        folder: Path,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._config, self._app, self._process, self._clock = config, app, process, clock
+        self._folder = folder
         self._names = TopicNames(config.log.prefix)
         self._codecs = {
             self._names.changes(name): ChangeCodec(app.entities[name]) for name in process.on
         }
         self._timers_topic = self._names.timers(process.name)
-        self._open: set[int] = set()
+        self._seen_topic = self._names.seen(process.name)
+        self._seen: dict[int, Seen] = {}
         self._waiting: list[tuple[Timer, int]] = []
         self._set: list[tuple[Timer, int]] = []
         self._fired = 0
@@ -135,22 +156,57 @@ class ProcessWork:
         return tuple(self._codecs)
 
     def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
-        """Read the timers of a partition; says at which change to go on."""
+        """Read what is remembered of a partition; says at which change to go on."""
         topic, number = place
         with Offsets(self._config) as offsets:
-            if number not in self._open:
+            if number not in self._seen:
                 self._read_timers(number, offsets, alive)
-                self._open.add(number)
+                path = self._folder / str(number)
+                self._seen[number] = Seen.open(
+                    self._config, path, self._seen_topic, number, offsets, alive
+                )
             first = offsets.beginnings([topic])[topic, number]
-            if committed is not None:
-                return max(committed, first)
-            if self._process.start == "beginning":
-                return first
-            return offsets.stable_ends([topic])[topic, number]
+            there = Range(first, offsets.stable_ends([topic])[topic, number])
+        # The memory knows better than a group that Kafka forgot.
+        known = [each for each in (committed, self._seen[number].position(topic)) if each]
+        return self.start_at(place, max(known, default=committed), there)
+
+    def start_at(self, place: Place, position: int | None, there: Range) -> int:
+        """At which of the offsets that are there to go on; ``None``: it never ran.
+
+        Raises DataLoss when changes that it would have reacted to are gone, and
+        LogIdentityChanged when the log ends before its position.
+        """
+        name, start = self._process.name, self._process.start
+        if position is None and start == "end":
+            return there.end
+        wanted = position or 0
+        if wanted > there.end:
+            raise LogIdentityChanged(
+                f"process manager {name!r} has read {place[0]}[{place[1]}] up to {wanted}, and the"
+                f" log ends at {there.end}: it is another topic, or lost its tail."
+                " Nothing was read.",
+                advice="Give the process manager another name, and choose its start.",
+            )
+        if wanted < there.start:
+            lost = (
+                f"process manager {name!r}: {place[0]}[{place[1]}] no longer has the changes from"
+                f" {wanted} to {there.start - 1}"
+            )
+            if start != "oldest":
+                raise DataLoss(
+                    f"{lost}. It has not reacted to them.",
+                    advice='Declare it with start="oldest" to go on at the oldest change that the'
+                    ' log has. A new one with start="end" reacts to new changes only.',
+                )
+            log.error("%s, and goes on without them", lost)
+        return max(wanted, there.start)
 
     def shut(self) -> None:
-        """Forget timers; the log has them."""
-        self._open.clear()
+        """Forget what is in memory; the log has it."""
+        seen, self._seen = self._seen, {}
+        for each in seen.values():
+            each.close()
         self._waiting, self._set, self._fired = [], [], 0
 
     def is_due(self) -> bool:
@@ -168,6 +224,8 @@ class ProcessWork:
                 # The keeper and the archive tell of it too; nothing can follow from it.
                 log.error("%s: %s[%d]: %s", self._process.name, topic, number, error.message)
                 continue
+            if not self._seen[number].takes(change):
+                continue
             for timer in self._followed(change):
                 if timer.due_us <= now_us:
                     self._send(timer, send)
@@ -181,9 +239,16 @@ class ProcessWork:
             self._send(timer, send)
             send(self._timers_topic, _name(timer), None, [], number)
             self._fired += 1
+        for (topic, number), position in next_offsets(batch).items():
+            self._seen[number].move(topic, position)
+        for number, seen in self._seen.items():
+            for name, value in seen.changed.items():
+                send(self._seen_topic, name, value, [], number)
 
     def settle(self) -> None:
-        """The transaction is committed: timers that fired go, new ones come."""
+        """The transaction is committed: what is in memory follows."""
+        for seen in self._seen.values():
+            seen.settle()
         for _ in range(self._fired):
             heapq.heappop(self._waiting)
         for timer in self._set:
@@ -206,7 +271,7 @@ class ProcessWork:
                 entity=effect.entity,
                 key=effect.key,
                 command=group.check(effect.command),
-                data=msgspec.Raw(effect.command.__pydantic_serializer__.to_json(effect.command)),
+                data=msgspec.Raw(model_json(effect.command)),
                 occurred_at=at,
                 provenance=provenance_text(self._provenance(change)),
                 expected_version=effect.expected_version,
@@ -260,7 +325,7 @@ class ProcessRunner:
         self._slot = Slot(config.commands_path / config.log.prefix / f"process-{name}")
         self.loop = TransactionalLoop(
             config,
-            ProcessWork(config, app, process, clock=clock),
+            ProcessWork(config, app, process, self._slot.path, clock=clock),
             [TopicNames(config.log.prefix).changes(each) for each in process.on],
             Membership(
                 group=f"{config.log.prefix}.{settings.group}.process.{name}",

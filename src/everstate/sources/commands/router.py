@@ -12,18 +12,28 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
 from everstate.changes import Provenance
-from everstate.errors import EverstateError, InvalidCommand, RequestTooLarge
+from everstate.errors import (
+    EverstateError,
+    InvalidCommand,
+    PreconditionFailed,
+    RequestTooLarge,
+    Unauthenticated,
+)
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.group import CommandGroup, TakesCommands
-from everstate.sources.commands.wire import Outcome
+from everstate.sources.commands.wire import Outcome, encode
+from everstate.sources.crud.answers import check_length
+from everstate.sources.crud.asgi import KEY
+from everstate.sources.crud.conditions import parse_condition
+from everstate.sources.crud.provenance import idempotency_key_of
 
 _KEYS: Final = UUID("6f0a3d3e-8f0c-5b0e-9d5a-0a1b6a0b7c11")
 _WAIT_S_MAX: Final = 60.0
 _STATUS: Final = {
     Outcome.ACCEPTED: 200,
     Outcome.REJECTED: 422,
-    Outcome.CONFLICT: 409,
+    Outcome.CONFLICT: 412,
     Outcome.PARKED: 500,
     Outcome.TIMED_OUT: 504,
 }
@@ -53,7 +63,6 @@ class CommandProblem(BaseModel):
     commandId: UUID | None = None
     code: str | None = None
     version: int | None = None
-    expectedVersion: int | None = None
     data: dict[str, Any] | None = None
 
 
@@ -67,8 +76,8 @@ class Sender(Protocol):
         command: BaseModel,
         *,
         provenance: Provenance,
-        expected_version: int | None = None,
         command_id: UUID | None = None,
+        if_match: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
         """As :meth:`CommandClient.send_async`."""
@@ -83,9 +92,11 @@ def router(
 ) -> APIRouter:
     """One route for each command of each entity type; the client stays the caller's to close.
 
-    Headers: ``If-Match: "3"`` is the expected version, ``Idempotency-Key`` names the command (a
-    UUID is its id; any other text is made into one), ``Prefer: wait=5`` bounds the wait in
-    seconds. Answers: 200, 409 conflict, 422 rejected or invalid, 500 parked, 504 timed out.
+    Headers: ``If-Match`` is a condition on the entity's version, as for CRUD; ``Idempotency-Key``
+    names the command (a UUID is its id; any other text is made into one for each caller), and
+    another command, body or caller under that id is refused; ``Prefer: wait=5`` bounds the wait in
+    seconds. Answers: 200, 412 the condition does not hold, 422 rejected, invalid or another
+    request, 500 parked, 504 timed out.
     """
     made = APIRouter(tags=["commands"])
     for group in app.command_groups.values():
@@ -106,32 +117,42 @@ def _add(
     async def post(
         request: Request,
         key: str,
-        if_match: Annotated[str | None, Header()] = None,
+        if_match: Annotated[list[str] | None, Header()] = None,
         idempotency_key: Annotated[str | None, Header()] = None,
         prefer: Annotated[str | None, Header()] = None,
     ) -> JSONResponse:
         command_id = None
         try:
-            command_id = _command_id(group.name, key, idempotency_key)
+            # First who calls: nothing is read for somebody who may not.
+            provenance = provenance_of(request)
+            check_length(request.headers, body_bytes_max)
+            command_id = _command_id(provenance, group.name, key, idempotency_key)
+            condition = None if if_match is None else ", ".join(if_match)
+            match = parse_condition("If-Match", condition)
             answer = await client.send_async(
                 group.name,
                 key,
                 model.model_validate_json(await _body(request, body_bytes_max)),
-                provenance=provenance_of(request),
-                expected_version=_expected(if_match),
+                provenance=provenance,
                 command_id=command_id,
+                if_match=condition,
                 timeout_s=_wait_s(prefer),
             )
+            if answer.outcome is Outcome.CONFLICT:
+                refusal = PreconditionFailed(group.name, key, str(match), answer.version or 0)
+                return _problem(refusal, answer, answer.command_id)
         except ValidationError as cause:
             first = cause.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "body"
             return _problem(InvalidCommand(f"{name}: {where}: {first['msg']}"), None, command_id)
+        except Unauthenticated:
+            raise  # the application answers, and logs who tried
         except EverstateError as error:
             return _problem(error, None, command_id)
         return _answered(answer)
 
     made.add_api_route(
-        f"/v1/{group.name}/{{key}}/commands/{name}",
+        f"/v1/{group.name}/{KEY}/commands/{name}",
         post,
         methods=["POST"],
         name=f"{group.name} {name}",
@@ -141,7 +162,7 @@ def _add(
             200: {"model": CommandAnswered, "description": "Accepted"},
             **{
                 status: {"model": CommandProblem, "description": HTTPStatus(status).phrase}
-                for status in (409, 422, 500, 504)
+                for status in (400, 412, 422, 500, 504)
             },
         },
         openapi_extra={
@@ -163,30 +184,24 @@ async def _body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-def _command_id(entity: str, key: str, idempotency_key: str | None) -> UUID | None:
+def _command_id(
+    provenance: Provenance, entity: str, key: str, idempotency_key: str | None
+) -> UUID | None:
     if idempotency_key is None:
         return None
-    text = idempotency_key.strip().strip('"')
+    text = idempotency_key_of({"idempotency-key": idempotency_key})
     try:
         return UUID(text)
     except ValueError:
-        return uuid5(_KEYS, f"{entity}\n{key}\n{text}")
-
-
-def _expected(if_match: str | None) -> int | None:
-    if if_match is None or if_match.strip() == "*":
-        return None
-    text = if_match.strip().removeprefix("W/").strip('"')
-    if not (text.isascii() and text.isdigit()):
-        raise InvalidCommand(f'If-Match is {if_match!r}; expected a version, such as "3".')
-    return int(text)
+        named = [provenance.service_name, provenance.identifier, entity, key, text]
+        return uuid5(_KEYS, encode(named).decode())
 
 
 def _wait_s(prefer: str | None) -> float:
     for part in (prefer or "").split(","):
         name, _, value = part.strip().partition("=")
         if name.lower() == "wait" and value.isascii() and value.isdigit():
-            return min(float(value), _WAIT_S_MAX)
+            return min(float(value[:10]), _WAIT_S_MAX)
     return TIMEOUT_S
 
 
@@ -220,14 +235,13 @@ def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | No
         "type": f"urn:everstate:error:{kind}",
         "title": kind,
         "status": status,
-        "detail": str(error),
+        "detail": str(error) if answer is not None else error.public,
         "commandId": None if command_id is None else str(command_id),
     }
     if answer is not None:
         told = {
             "code": answer.code,
             "version": answer.version,
-            "expectedVersion": answer.expected_version,
             "data": dict(answer.data) or None,
         }
         body |= {name: value for name, value in told.items() if value is not None}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from everstate.errors import LocalStackError
+from everstate.private import private_folder
 
 _SLOTS_MAX: Final = 256
 
@@ -22,7 +23,7 @@ class Slot:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         for number in range(_SLOTS_MAX):
             file = os.open(folder / f"{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
             try:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from everstate.errors import StateStoreFailed
+from everstate.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class PartitionStore:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path = path
         self._fingerprint = fingerprint
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         with _translated(path):
             # Its types say that keys may be numbers and text; in raw mode all is bytes.
             self._db: Any = Rdict(str(path), _options())

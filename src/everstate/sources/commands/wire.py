@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -52,6 +53,10 @@ class WireCommand(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=
     occurred_at: datetime
     provenance: msgspec.Raw
     expected_version: int | None = None
+    if_match: str | None = None
+    """A condition on the entity as it is, in the form of an If-Match header."""
+    fingerprint: str | None = None
+    """Tells the request from others with its id."""
 
 
 class AnsweredChange(
@@ -85,12 +90,27 @@ class WireAnswer(
     reason: str | None = None
     code: str | None = None
     data: Mapping[str, Any] | None = None
+    fingerprint: str | None = None
+    """Of the command that was decided under this id."""
 
 
 encode = msgspec.json.Encoder().encode
 decode_command = msgspec.json.Decoder(WireCommand).decode
 decode_answer = msgspec.json.Decoder(WireAnswer).decode
 _decode_provenance = msgspec.json.Decoder(Provenance).decode
+
+
+def fingerprint_of(
+    provenance: Provenance,
+    command: str,
+    data: bytes,
+    expected_version: int | None,
+    if_match: str | None,
+) -> str:
+    """Tells a request from others that have its id: who sends which command, on what condition."""
+    sender = (provenance.service_name, provenance.identifier)
+    told = encode([*sender, command, msgspec.Raw(data), expected_version, if_match])
+    return hashlib.blake2b(told, digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=4096)

@@ -18,11 +18,12 @@ from everstate.sources.crud.provenance import Callers, provenance_of
 T = TypeVar("T")
 
 KEY: Final = "{key:everstate_key}"
-"""The rest of a path as a key: it may have slashes (`%2F`), and is not empty."""
+"""A part of a path as a key: it may have slashes and newlines (`%2F`, `%0A`), and is not empty."""
 
 
 class _KeyConvertor(Convertor[str]):
-    regex = ".+"
+    # With the newline, which a dot leaves out: `$` would find its place in front of a last one.
+    regex = "(?s:.+)"
 
     def convert(self, value: str) -> str:
         return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from everstate.changes import EntityType
+from everstate.changes.unknown import reason_of, takes_unknown
 from everstate.errors import InvalidBody, InvalidRequest
 
 _PROBLEMS_MAX: Final = 20
@@ -18,15 +20,23 @@ _decode = msgspec.json.Decoder().decode
 def read_entity(entity_type: EntityType, body: bytes) -> BaseModel:
     """The entity that a JSON body is; values are taken as they are typed, never converted.
 
-    Raises InvalidRequest for what is no JSON, and InvalidBody naming each field.
+    A field that the model does not have is a slip of the writer's, and refused; see
+    :mod:`everstate.changes.unknown`. Raises InvalidRequest for what is no JSON, and InvalidBody
+    naming each field.
     """
+    model = entity_type.model
+    unknown = takes_unknown(model)
     try:
-        return entity_type.model.model_validate_json(body, strict=True)
+        return model.model_validate_json(body, strict=True, extra=unknown.rule)
     except ValidationError as cause:
         errors = cause.errors(include_url=False, include_context=False, include_input=False)
         if errors[0]["type"] == "json_invalid":
             raise InvalidRequest(f"the body is no JSON: {errors[0]['msg']}.") from cause
-        raise InvalidBody(entity_type.name, _problems(errors)) from cause
+        wrong = [error for error in errors if not unknown.is_computed(error)]
+        if not wrong:
+            # What was read may be written back, with what the model computes from the rest.
+            return model.model_validate_json(body, strict=True)
+        raise InvalidBody(entity_type.name, _problems(entity_type, wrong)) from cause
 
 
 def read_json(body: bytes) -> Any:
@@ -45,8 +55,10 @@ def check_key(entity_type: EntityType, key: str, model: BaseModel) -> None:
         raise InvalidBody(entity_type.name, ((entity_type.key, reason),))
 
 
-def _problems(errors: list[ErrorDetails]) -> tuple[tuple[str, str], ...]:
+def _problems(
+    entity_type: EntityType, errors: Sequence[ErrorDetails]
+) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (".".join(str(part) for part in error["loc"]) or "body", error["msg"])
+        (".".join(str(part) for part in error["loc"]) or "body", reason_of(entity_type, error))
         for error in errors[:_PROBLEMS_MAX]
     )

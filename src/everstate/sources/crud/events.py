@@ -18,6 +18,8 @@ from pydantic import BaseModel
 
 from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, derived_change_id
 from everstate.changes.codec import Headers
+from everstate.changes.keys import check_key
+from everstate.changes.moments import check_moment
 from everstate.config import Config
 from everstate.errors import EventConflict, EverstateError, RecordRefused, Unavailable
 from everstate.log.producer import Producer
@@ -110,9 +112,11 @@ class EventLog:
         """
         codec = self._codecs[entity]
         entity_type = codec.entity_type
-        key, state = entity_type.key_of(event), entity_type.encode(event)
+        key, state = check_key(entity, entity_type.key_of(event)), entity_type.encode(event)
         content = hashlib.sha256(state).hexdigest()
         recorded_at = datetime.now(UTC)
+        if occurred_at is not None:
+            check_moment(entity, key, occurred_at, self._config.log.occurred_ahead_hours)
         change = Change(
             id=derived_change_id(f"event:{entity}", f"{key}\n{content}", 0),
             entity=entity,
@@ -144,13 +148,13 @@ class EventLog:
 
     def _enqueue(self, pending: _Pending) -> None:
         if not self.sending:
-            raise Unavailable("events are not taken: the log is not open.")
+            said = "events are not taken: the log is not open."
+            raise Unavailable(said, public=said)
         try:
             self._waiting.put_nowait(pending)
         except queue.Full as cause:
-            raise Unavailable(
-                f"{_WAITING_MAX:,} events wait for Kafka already; this one was not taken."
-            ) from cause
+            said = f"{_WAITING_MAX:,} events wait for Kafka already; this one was not taken."
+            raise Unavailable(said, public=said) from cause
 
     def _run(self) -> None:
         producer = Producer(self._config, client_id="everstate-events")
@@ -210,9 +214,11 @@ class EventLog:
 
 def _unknown(pending: _Pending, error: EverstateError) -> Unavailable:
     entity, key = pending.place
+    unsure = "Whether the event is in the log is not known."
     unknown = Unavailable(
-        f"{entity} {key!r}: {error.message} Whether the event is in the log is not known.",
+        f"{entity} {key!r}: {error.message} {unsure}",
         advice="Send it again as it is: by its id it counts once.",
+        public=f"{entity} {key!r}: the log has not acknowledged it. {unsure}",
     )
     unknown.__cause__ = error
     return unknown

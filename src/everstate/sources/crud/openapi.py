@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
 from everstate.changes import EntityType
+from everstate.changes.unknown import takes_unknown
 from everstate.sources.crud import provenance as names
 from everstate.sources.crud.answers import JSON
 from everstate.sources.crud.filters import Filters
@@ -43,13 +44,17 @@ _WHAT: Final = {
 class Schemas:
     """JSON schemas of entity types as they are written and read, and of problems."""
 
-    def __init__(self, entity_types: Iterable[EntityType]) -> None:
+    def __init__(self, entity_types: Sequence[EntityType]) -> None:
         models: list[Any] = [
             (each.model, mode) for each in entity_types for mode in ("validation", "serialization")
         ]
         self._refs, defined = models_json_schema(models, ref_template=_REF)
+        found: dict[str, Schema] = defined.get("$defs", {})
+        for each in entity_types:
+            if takes_unknown(each.model).rule == "forbid":
+                _close(found, self._refs[each.model, "validation"])
         self.components: dict[str, Schema] = {
-            **defined.get("$defs", {}),
+            **found,
             "Problem": _PROBLEM_SCHEMA,
             "MergePatch": {"type": "object", "description": "JSON Merge Patch, RFC 7396"},
             "JsonPatch": _json_patch_schema(),
@@ -82,6 +87,22 @@ class Schemas:
                 "next": {"type": ["string", "null"], "description": "cursor of the next page"},
             },
         }
+
+
+def _close(components: dict[str, Schema], schema: Any) -> None:
+    """Say of each object that a body may hold that it takes no other fields."""
+    if isinstance(schema, list):
+        for part in schema:
+            _close(components, part)
+    if not isinstance(schema, dict):
+        return
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if name in components and "additionalProperties" not in components[name]:
+        if "properties" in components[name]:
+            components[name]["additionalProperties"] = False
+            _close(components, components[name])
+    for part in schema.values():
+        _close(components, part)
 
 
 _PROBLEM_SCHEMA: Final[Schema] = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import jsonpatch
+import msgspec
 
 from everstate.errors import InvalidBody
 
@@ -14,9 +15,9 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 _OPERATIONS: Final = ("add", "remove", "replace", "move", "copy", "test")
 OPERATIONS_MAX: Final = 1_000
-"""Most operations of one JSON Patch: `copy` can double a document each time."""
-_GROWTH_MAX: Final = 100_000
-"""Most nodes of a document that a JSON Patch makes."""
+"""Most operations of one JSON Patch."""
+_REASON_MAX: Final = 200
+"""Characters of a reason: the library's may quote the whole document."""
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -40,24 +41,38 @@ def check_patch(entity: str, kind: str, patch: Any) -> None:
         raise InvalidBody(entity, (("patch", "a merge patch of an entity is an object"),))
 
 
-def apply_json_patch(entity: str, document: Any, operations: Sequence[Any]) -> Any:
-    """Apply a JSON Patch of the right form to a copy of the document.
+def apply_json_patch(
+    entity: str, document: Any, operations: Sequence[Any], *, copied_bytes_max: int
+) -> Any:
+    """Apply a JSON Patch of the right form; ``document`` is changed in place, and may be replaced.
 
-    Raises InvalidBody naming the operation that cannot be applied; a `test` that does not hold
-    among them.
+    The `copy` operations of a patch may copy ``copied_bytes_max`` bytes of JSON together: each of
+    them could double the document. So the work grows with the document and the patch only. Raises
+    InvalidBody naming the operation that cannot be applied; a `test` that does not hold among
+    them.
     """
+    copied = 0
     for number, operation in enumerate(operations):
         where = f"patch.{number}"
         try:
-            document = jsonpatch.apply_patch(document, [operation])
+            if operation["op"] == "copy":
+                copied += _bytes(document, operation["from"])
+                if copied > copied_bytes_max:
+                    reason = f"the patch copies more than {copied_bytes_max:,} bytes"
+                    raise InvalidBody(entity, ((where, reason),))
+            document = jsonpatch.apply_patch(document, [operation], in_place=True)
         except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as cause:
-            raise InvalidBody(entity, ((where, str(cause) or type(cause).__name__),)) from cause
+            reason = str(cause)[:_REASON_MAX] or type(cause).__name__
+            raise InvalidBody(entity, ((where, reason),)) from cause
         except (TypeError, ValueError, KeyError, IndexError) as cause:
             # The library lets these out where a path leads through a value that has no members.
             raise InvalidBody(entity, ((where, "the path leads nowhere"),)) from cause
-        if operation["op"] == "copy" and _nodes(document) > _GROWTH_MAX:
-            raise InvalidBody(entity, ((where, "the document grows beyond all bounds"),))
     return document
+
+
+def _bytes(document: Any, pointer: str) -> int:
+    """Bytes of JSON that a pointer leads to."""
+    return len(msgspec.json.encode(jsonpatch.JsonPointer(pointer).resolve(document)))
 
 
 def _check_json_patch(entity: str, operations: Any) -> None:
@@ -80,16 +95,3 @@ def _check_shape(entity: str, where: str, operation: Any) -> None:
             raise InvalidBody(entity, ((f"{where}.{name}", "expected a JSON pointer"),))
     if operation["op"] in ("add", "replace", "test") and "value" not in operation:
         raise InvalidBody(entity, ((f"{where}.value", "is missing"),))
-
-
-def _nodes(document: Any) -> int:
-    """How many values a document has; counting ends when there are too many."""
-    count, rest = 0, [document]
-    while rest and count <= _GROWTH_MAX:
-        value = rest.pop()
-        count += 1
-        if isinstance(value, dict):
-            rest.extend(value.values())
-        elif isinstance(value, list):
-            rest.extend(value)
-    return count

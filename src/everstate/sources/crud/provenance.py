@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from everstate.changes import Provenance
+from everstate.changes.moments import moment_fault
 from everstate.config import ApiConfig
 from everstate.errors import InvalidRequest, MissingProvenance, Unauthenticated
 
@@ -94,8 +95,8 @@ def occurred_at_of(headers: Mapping[str, str]) -> datetime | None:
         moment = datetime.fromisoformat(value)
     except ValueError as cause:
         raise InvalidRequest(f"{OCCURRED_AT} is {value!r}; expected RFC 3339.") from cause
-    if moment.tzinfo is None:
-        raise InvalidRequest(f"{OCCURRED_AT} is {value!r}; it has no UTC offset.")
+    if fault := moment_fault(moment):
+        raise InvalidRequest(f"{OCCURRED_AT} is {value!r}: {fault}.")
     return moment
 
 

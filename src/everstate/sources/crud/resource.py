@@ -64,13 +64,21 @@ class Resource:
     once. Every method raises errors of ours, which carry their HTTP status.
     """
 
-    def __init__(self, store: Store, *, api_version: str = "v1", page_max: int = 500) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        api_version: str = "v1",
+        page_max: int = 500,
+        message_bytes_max: int = 1_048_576,
+    ) -> None:
+        """``message_bytes_max``: what one JSON Patch may copy; no larger state could be stored."""
         self.store, self.entity_type = store, store.entity_type
         self.name = self.entity_type.name
         self.path = f"/{api_version}/{self.name}"
         self.page_max = page_max
         self.filters = Filters(self.entity_type)
-        self._api_version = api_version
+        self._api_version, self._message_bytes_max = api_version, message_bytes_max
 
     def create(self, incoming: Incoming) -> Answer:
         """`POST`: a new entity, 201; raises AlreadyExists (409) with the present version."""
@@ -183,7 +191,9 @@ class Resource:
         try:
             if kind == MERGE_PATCH:
                 return msgspec.json.encode(merge(document, patch))
-            return msgspec.json.encode(apply_json_patch(self.name, document, patch))
+            limit = self._message_bytes_max
+            patched = apply_json_patch(self.name, document, patch, copied_bytes_max=limit)
+            return msgspec.json.encode(patched)
         except RecursionError as cause:
             raise InvalidBody(self.name, (("patch", "is nested too deeply"),)) from cause
 
@@ -235,9 +245,8 @@ class Resource:
         try:
             return attempt(remember)
         except AnsweredBefore:
-            refusal: EverstateError = Unavailable(
-                "the same request is being worked on; send it again.",
-            )
+            said = "the same request is being worked on; send it again."
+            refusal: EverstateError = Unavailable(said, public=said)
         except _LOST as lost:
             # The same request at the same time may have won, and this one saw what it did.
             refusal = lost
@@ -264,10 +273,8 @@ class Resource:
                 return attempt()
             except VersionConflict:
                 time.sleep(random.uniform(0, min(_PAUSE_S_MAX, 0.001 * 2**tried)))
-        raise Unavailable(
-            f"{self.name} {key!r}: lost {_TRIES_MAX} times against other writers; nothing was "
-            "written."
-        )
+        said = f"{self.name} {key!r}: lost {_TRIES_MAX} times against other writers"
+        raise Unavailable(f"{said}; nothing was written.", public=f"{said}; nothing was written.")
 
     def _said(self, incoming: Incoming, key: str) -> Said:
         """What a write says of itself; asked before anything is read."""

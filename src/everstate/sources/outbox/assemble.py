@@ -65,6 +65,8 @@ class Streamed:
     transaction: Transaction
     rows: dict[int, OutboxRow] = field(default_factory=dict)
     refused: list[Refused] = field(default_factory=list)
+    is_large: bool = False
+    """Its rows were not kept: they stand in the outbox table too. Its facts are here."""
     end_lsn: int = 0
     """Position behind its commit."""
 
@@ -75,9 +77,14 @@ class Streamed:
 
 
 class Assembler:
-    """Puts the payloads of one stream together; a new stream needs a new one."""
+    """Puts the payloads of one stream together; a new stream needs a new one.
 
-    def __init__(self) -> None:
+    Of a transaction with more rows or bytes than these only the facts are kept.
+    """
+
+    def __init__(self, rows_max: int, bytes_max: int) -> None:
+        self._rows_max, self._bytes_max = rows_max, bytes_max
+        self._bytes = 0
         self._decoder = Decoder()
         self._open: Streamed | None = None
         self._fact_ids = itertools.count(-1, -1)
@@ -95,7 +102,7 @@ class Assembler:
         """
         message = self._decoder.decode(payload)
         if isinstance(message, Begin):
-            self._open = Streamed(Transaction(""))
+            self._open, self._bytes = Streamed(Transaction("")), 0
         elif self._open is None:
             # A message outside of transactions is nobody's promise.
             return None
@@ -112,6 +119,13 @@ class Assembler:
     def _add(self, streamed: Streamed, row: OutboxRow) -> None:
         size = len(row.before or "") + len(row.after or "")
         streamed.transaction.xid = row.xid
+        self._bytes += size
+        if len(streamed.rows) >= self._rows_max or self._bytes > self._bytes_max:
+            streamed.is_large = True
+            streamed.transaction.rows.clear()
+            streamed.rows = {number: each for number, each in streamed.rows.items() if number < 0}
+        if streamed.is_large and row.id > 0:
+            return
         streamed.transaction.rows.append(Pending(row.id, row.xid, row.entity, row.key, size))
         streamed.rows[row.id] = row
 

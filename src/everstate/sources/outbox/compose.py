@@ -93,7 +93,7 @@ class Composer:
     def compose(
         self, transactions: Sequence[Transaction], rows: Mapping[int, OutboxRow]
     ) -> list[OutRecord]:
-        """Records of whole transactions, in their order.
+        """Records of transactions, in their order; of a part of one with the block of the whole.
 
         Every change goes to `.changes`; the newest of each key also to `.state`, deletions
         included (C7). Raises Unsendable naming, of every transaction, the first row that no
@@ -103,8 +103,8 @@ class Composer:
         newest: dict[tuple[str, str], OutRecord] = {}
         refused: list[tuple[OutboxRow, str]] = []
         for transaction in transactions:
-            block_id, count = f"pg:{transaction.xid}", len(transaction.rows)
-            for index, pending in enumerate(transaction.rows, 1):
+            block_id, count = f"pg:{transaction.xid}", transaction.count
+            for index, pending in enumerate(transaction.rows, transaction.before + 1):
                 row = rows[pending.id]
                 block = SourceTransaction(id=block_id, index=index, count=count)
                 try:

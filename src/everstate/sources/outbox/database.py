@@ -129,8 +129,8 @@ def retried(attempt: Callable[[], T], doing: str, *, in_callers_transaction: boo
             return attempt()
         except lost as cause:
             if tried == _TRIES_MAX:
-                raise Unavailable(
-                    f"{doing}: lost {tried} times against other transactions; nothing was written."
-                ) from cause
+                said = f"{doing}: lost {tried} times against other transactions"
+                said = f"{said}; nothing was written."
+                raise Unavailable(said, public=said) from cause
             time.sleep(random.uniform(0, _PAUSE_S * 2**tried))
     raise AssertionError("the loop returns or raises")

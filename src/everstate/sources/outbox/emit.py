@@ -18,18 +18,19 @@ from psycopg.rows import tuple_row
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance
 from everstate.changes.codec import WireProvenance
+from everstate.changes.keys import check_key
 from everstate.errors import (
     ChainBroken,
     ChangeTooLarge,
     EverstateError,
     FactNotKept,
     InvalidChange,
+    NotAllowed,
     NotRegistered,
 )
 from everstate.sources.outbox.rows import (
     Entity,
     event_text,
-    key_text,
     moment_text,
     provenance_text,
 )
@@ -90,8 +91,9 @@ def emit(
     there before the outbox).
 
     Raises, before the database is asked, InvalidChange and MissingProvenance; and by the
-    database, which then has aborted the caller's transaction, ChangeTooLarge, ChainBroken and
-    NotRegistered. Errors of the driver are the caller's. Cost: one round trip, about 0.4 ms.
+    database, which then has aborted the caller's transaction, ChangeTooLarge, ChainBroken,
+    NotRegistered, and NotAllowed when the login role may not name this service. Errors of the
+    driver are the caller's. Cost: one round trip, about 0.4 ms.
     """
     values = emit_arguments(entity_type, key, before, after, provenance, event, occurred_at, chain)
     return as_written(_row(connection, EMIT, values), values)
@@ -136,7 +138,7 @@ def emit_event(
     it.
     """
     model = entity_type.validate(fact)
-    key = key_text(entity_type.name, entity_type.key_of(model))
+    key = check_key(entity_type.name, entity_type.key_of(model))
     values: Arguments = {
         "entity": entity_type.name,
         "key": key,
@@ -166,7 +168,7 @@ def emit_arguments(
     if len(keys) != 1:
         reason = "before and after are both None" if not keys else f"{sorted(keys)} are different"
         raise InvalidChange(name, key, "key", reason)
-    checked = key_text(name, keys.pop())
+    checked = check_key(name, keys.pop())
     texts = [None if state is None else entity_type.encode(state).decode() for state in states]
     return {
         "entity": name,
@@ -259,6 +261,8 @@ def _ours(state: str, diag: Any, entity: str, key: str) -> EverstateError | None
         return NotRegistered(reason)
     if state == "EV005":
         return FactNotKept(f"{entity} {key!r}: {reason}.", advice=diag.message_hint)
+    if state == "EV006":
+        return NotAllowed(f"{entity} {key!r}: {reason}.", advice=diag.message_hint)
     if state in _STATEMENTS_END:
         return NotRegistered("the outbox is not installed in this database")
     return None

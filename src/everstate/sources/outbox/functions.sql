@@ -1,6 +1,21 @@
 -- What services in any language call, inside their own transaction. Errors have codes of ours:
--- EV001 invalid change, EV002 too large, EV003 chain broken, EV004 not registered, EV005 no slot;
+-- EV001 invalid change, EV002 too large, EV003 chain broken, EV004 not registered, EV005 no slot,
+-- EV006 not this role's service;
 -- COLUMN names the field, DETAIL the key.
+
+-- Where the tables are of an earlier release; elsewhere nothing is locked.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'shape'
+        AND attrelid = 'everstate_store.registered'::regclass) THEN
+        ALTER TABLE everstate_store.registered ADD COLUMN IF NOT EXISTS shape jsonb;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'ahead_hours'
+        AND attrelid = 'everstate_store.registered'::regclass) THEN
+        ALTER TABLE everstate_store.registered
+            ADD COLUMN IF NOT EXISTS ahead_hours double precision NOT NULL DEFAULT 24;
+    END IF;
+END $$;
 
 -- UUIDv7 of RFC 9562, which PostgreSQL makes itself only from release 18 on.
 CREATE OR REPLACE FUNCTION everstate_store.new_change_id() RETURNS uuid
@@ -30,13 +45,30 @@ BEGIN
             USING ERRCODE = 'EV001', COLUMN = 'entity', DETAIL = checked_type.key;
     ELSIF coalesce(checked_type.key, '') = '' THEN
         RAISE EXCEPTION 'the key is missing or empty' USING ERRCODE = 'EV001', COLUMN = 'key';
+    ELSIF octet_length(checked_type.key) > 2048 THEN
+        RAISE EXCEPTION 'it has % bytes, and 2,048 are the most that can be kept',
+            octet_length(checked_type.key)
+            USING ERRCODE = 'EV001', COLUMN = 'key', DETAIL = left(checked_type.key, 40);
+    ELSIF checked_type.key IN ('.', '..') THEN
+        RAISE EXCEPTION 'no address can name it: it is a step in a path'
+            USING ERRCODE = 'EV001', COLUMN = 'key', DETAIL = checked_type.key;
     ELSIF checked_type.occurred_at !~
         '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$' THEN
         RAISE EXCEPTION 'the time is no RFC 3339 text with an offset'
             USING ERRCODE = 'EV001', COLUMN = 'occurredAt', DETAIL = checked_type.key;
     END IF;
     -- A 31st of June is refused by PostgreSQL itself.
-    PERFORM checked_type.occurred_at::timestamptz;
+    IF checked_type.occurred_at::timestamptz
+        NOT BETWEEN '0001-01-01T00:00:00Z' AND '9999-12-31T23:59:59.999999Z' THEN
+        RAISE EXCEPTION 'the time is not of the years 1 to 9999 in UTC'
+            USING ERRCODE = 'EV001', COLUMN = 'occurredAt', DETAIL = checked_type.key;
+    END IF;
+    IF checked_type.occurred_at::timestamptz
+        > clock_timestamp() + make_interval(secs => found_type.ahead_hours * 3600) THEN
+        RAISE EXCEPTION 'the time is more than % hours ahead (log.occurred_ahead_hours)',
+            found_type.ahead_hours
+            USING ERRCODE = 'EV001', COLUMN = 'occurredAt', DETAIL = checked_type.key;
+    END IF;
     RETURN found_type;
 END $$;
 
@@ -59,6 +91,96 @@ BEGIN
         RAISE EXCEPTION '% is required and must not be null', missing
             USING ERRCODE = 'EV001', COLUMN = field || '.' || missing, DETAIL = key;
     END IF;
+END $$;
+
+-- Whether a JSON value is one that readers of the log take for this type; they take any for text.
+CREATE OR REPLACE FUNCTION everstate_store.value_fits(value json, shape jsonb)
+RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    is_number boolean := json_typeof(value) = 'number';
+    is_string boolean := json_typeof(value) = 'string';
+    told text := value #>> '{}';
+    hour text := '([01]\d|2[0-3])';
+    clock text := 'T' || hour || ':[0-5]\d:[0-5]\d(\.\d{1,6})?';
+    number numeric;
+BEGIN
+    CASE shape ->> 'type'
+    WHEN 'text' THEN
+        RETURN true;
+    WHEN 'boolean' THEN
+        RETURN json_typeof(value) = 'boolean';
+    WHEN 'integer' THEN
+        RETURN is_number AND told ~ '^-?\d{1,19}$'
+            AND told::numeric BETWEEN -9223372036854775808 AND 9223372036854775807;
+    WHEN 'float' THEN
+        PERFORM told::float8;
+        RETURN is_number;
+    WHEN 'decimal' THEN
+        IF NOT (is_number OR is_string AND told ~ '^-?\d+(\.\d+)?$') OR length(told) > 60 THEN
+            RETURN false;
+        END IF;
+        number := told::numeric;
+        RETURN scale(trim_scale(number)) <= (shape ->> 'places')::integer
+            AND abs(number) < 10::numeric ^ ((shape ->> 'digits')::integer
+                - (shape ->> 'places')::integer);
+    WHEN 'date' THEN
+        PERFORM told::date;
+        RETURN is_string AND told ~ '^\d{4}-\d\d-\d\d$';
+    WHEN 'timestamp' THEN
+        IF NOT is_string OR told !~ ('^\d{4}-\d\d-\d\d' || clock
+            || CASE WHEN (shape ->> 'zoned')::boolean THEN '(Z|[+-]' || hour || ':[0-5]\d)?$'
+                ELSE '$' END) THEN
+            RETURN false;
+        END IF;
+        RETURN (told::timestamptz AT TIME ZONE 'UTC')
+            BETWEEN '0001-01-01' AND '9999-12-31 23:59:59.999999';
+    WHEN 'list' THEN
+        RETURN json_typeof(value) = 'array';
+    ELSE
+        RETURN json_typeof(value) = 'object';
+    END CASE;
+EXCEPTION WHEN data_exception THEN
+    RETURN false;
+END $$;
+
+-- Raises when a value is not of its field's type, at any depth.
+CREATE OR REPLACE FUNCTION everstate_store.check_value(
+    value json, shape jsonb, field text, key text
+) RETURNS void LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    name text;
+    part jsonb;
+    item json;
+BEGIN
+    IF value IS NULL OR json_typeof(value) = 'null' THEN
+        IF (shape ->> 'required')::boolean THEN
+            RAISE EXCEPTION '% is required and must not be null', field
+                USING ERRCODE = 'EV001', COLUMN = field, DETAIL = key;
+        END IF;
+        RETURN;
+    ELSIF NOT everstate_store.value_fits(value, shape) THEN
+        RAISE EXCEPTION '% is %; readers of the log expect %', field, left(value::text, 100),
+            shape ->> 'type' USING ERRCODE = 'EV001', COLUMN = field, DETAIL = key,
+            HINT = 'The entity type''s model says what each field is.';
+    END IF;
+    CASE shape ->> 'type'
+    WHEN 'struct' THEN
+        FOR name, part IN SELECT * FROM jsonb_each(shape -> 'fields') LOOP
+            PERFORM everstate_store.check_value(value -> name, part, field || '.' || name, key);
+        END LOOP;
+    WHEN 'list' THEN
+        FOR item IN SELECT * FROM json_array_elements(value) LOOP
+            PERFORM everstate_store.check_value(item, shape -> 'element', field || '[]', key);
+        END LOOP;
+    WHEN 'map' THEN
+        FOR name, item IN SELECT * FROM json_each(value) LOOP
+            PERFORM everstate_store.check_value(item, shape -> 'element',
+                field || '.' || name, key);
+        END LOOP;
+    ELSE
+    END CASE;
 END $$;
 
 -- The provenance as the outbox keeps it, from the names of the envelope (apiVersion, …).
@@ -85,6 +207,22 @@ BEGIN
         'identifier', given ->> 'identifier', 'actor', given ->> 'actor',
         'reason', given ->> 'reason', 'correlation_id', given ->> 'correlationId',
         'causation_id', given ->> 'causationId');
+END $$;
+
+-- Raises when the role that logged in may not name this service; who installed the outbox may name
+-- any. Not current_user: these functions run as their owner.
+CREATE OR REPLACE FUNCTION everstate_store.check_service(service text, key text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF session_user <> current_user
+        AND NOT EXISTS (
+            SELECT FROM everstate_store.emitters AS e JOIN pg_roles AS r ON r.rolname = e.role
+            WHERE e.service = check_service.service AND pg_has_role(session_user, r.oid, 'MEMBER'))
+        AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) THEN
+        RAISE EXCEPTION 'role % may not emit as service "%"', session_user, service
+            USING ERRCODE = 'EV006', COLUMN = 'provenance.serviceName', DETAIL = key,
+            HINT = format('Bind it: everstate outbox install --role %s=%s', session_user, service);
+    END IF;
 END $$;
 
 CREATE OR REPLACE FUNCTION everstate_store.checked_event(event json, key text)
@@ -116,8 +254,8 @@ CREATE OR REPLACE FUNCTION everstate_store.append(
 DECLARE
     written integer;
     recorded timestamptz := clock_timestamp();
-    size integer := coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
-        + octet_length(provenance) + coalesce(octet_length(event), 0) + 6 * octet_length(key) + 704;
+    size integer := greatest(octet_length(before), octet_length(after)) + octet_length(provenance)
+        + coalesce(octet_length(event), 0) + 6 * octet_length(key) + 704;
 BEGIN
     IF size > known.message_bytes_max THEN
         RAISE EXCEPTION '%', size USING ERRCODE = 'EV002', COLUMN = 'size', DETAIL = key,
@@ -183,8 +321,12 @@ BEGIN
         RAISE EXCEPTION 'before and after are both null'
             USING ERRCODE = 'EV001', COLUMN = 'after', DETAIL = key;
     END IF;
+    PERFORM everstate_store.check_service(provenance ->> 'serviceName', key);
     PERFORM everstate_store.check_state(was, known.required, 'before', key);
     PERFORM everstate_store.check_state(new, known.required, 'after', key);
+    IF known.shape IS NOT NULL THEN
+        PERFORM everstate_store.check_value(after, known.shape, 'after', key);
+    END IF;
     LOOP
         EXECUTE format('SELECT t.version, t.state FROM everstate_store.%I AS t WHERE t.key = $1'
             ' FOR UPDATE', entity) INTO version, state USING key;
@@ -194,6 +336,10 @@ BEGIN
                 RAISE EXCEPTION 'before is not the state that was emitted last (version %)', version
                     USING ERRCODE = 'EV003', COLUMN = 'before', DETAIL = key,
                     HINT = 'Somebody wrote without emit; chain => ''mend'' adds the lost change.';
+            END IF;
+            -- Elsewhere the text that was emitted last is what goes out as the original.
+            IF known.shape IS NOT NULL THEN
+                PERFORM everstate_store.check_value(before, known.shape, 'before', key);
             END IF;
             CONTINUE WHEN NOT everstate_store.append(known, key, version + 1, state, before_text,
                 jsonb_set(source::jsonb, '{reason}', '"written without emit"')::text, NULL, moment,
@@ -237,7 +383,11 @@ BEGIN
         RAISE EXCEPTION 'a fact is never null' USING ERRCODE = 'EV001', COLUMN = 'fact',
             DETAIL = key;
     END IF;
+    PERFORM everstate_store.check_service(provenance ->> 'serviceName', key);
     PERFORM everstate_store.check_state(fact::jsonb, known.required, 'fact', key);
+    IF known.shape IS NOT NULL THEN
+        PERFORM everstate_store.check_value(fact, known.shape, 'fact', key);
+    END IF;
     IF size > known.message_bytes_max THEN
         RAISE EXCEPTION '%', size USING ERRCODE = 'EV002', COLUMN = 'size', DETAIL = key,
             HINT = known.message_bytes_max::text;

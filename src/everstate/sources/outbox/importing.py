@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from everstate.changes import Provenance
+from pydantic import BaseModel
+
+from everstate.changes import EntityType, Provenance
 from everstate.errors import ImportFailed, InvalidChange
-from everstate.sources.outbox.files import Chunk, UnreadableRow, read_file
+from everstate.sources.outbox.files import Chunk, UnreadableRow, read_file, read_rows
 from everstate.sources.outbox.rows import Row, prepare
+from everstate.sources.outbox.statements import ENVELOPE_BYTES
 from everstate.sources.outbox.store import EntityStore
 
 CHUNK_ROWS: Final = 5_000
+BAD_ROWS_MAX: Final = 1_000
+"""Most rows that a check names; all are counted."""
+_NOBODY: Final = Provenance(api_version="v1", service_name="check", identifier="check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +33,78 @@ class Imported:
     done: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check found; ``bad`` are the first rows that cannot be imported, each with why."""
+
+    rows: int = 0
+    bad_rows: int = 0
+    bad: tuple[tuple[int, str], ...] = ()
+    done: float = 0.0
+
+
+def check_file(
+    entity_type: EntityType,
+    path: Path | str,
+    *,
+    message_bytes_max: int,
+    first_row: int = 1,
+    ignored: Collection[str] = (),
+    on_progress: Callable[[Checked], None] | None = None,
+) -> Checked:
+    """Read a file as :func:`import_file` does, and list the rows that it would refuse.
+
+    Needs no server and writes nothing. A change is larger than its state: one that is near
+    ``message_bytes_max`` may still be refused when it is written. Raises ImportFailed for a file
+    that cannot be read at all.
+    """
+    rows, count, done, bad = 0, 0, 0.0, list[tuple[int, str]]()
+    for row, entity, reason, done in read_rows(Path(path), entity_type, first_row, ignored):
+        rows += 1
+        if entity is not None:
+            reason = _refused(entity_type, entity, message_bytes_max)
+        if reason is not None:
+            count += 1
+            if len(bad) < BAD_ROWS_MAX:
+                bad.append((row, reason))
+        if on_progress is not None and rows % CHUNK_ROWS == 0:
+            on_progress(Checked(rows, count, (), done))
+    return Checked(rows, count, tuple(bad), 1.0)
+
+
+def _refused(entity_type: EntityType, entity: BaseModel, message_bytes_max: int) -> str | None:
+    """Why the store would refuse an entity; ``None``: it would not."""
+    try:
+        prepared = prepare(entity_type, [entity], provenance=_NOBODY, occurred_at=datetime.now(UTC))
+        size = len((next(iter(prepared)).state or "").encode()) + ENVELOPE_BYTES
+    except InvalidChange as error:
+        return f"{error.field}: {error.reason}"
+    if size > message_bytes_max:
+        return f"size: the change is over {size:,} bytes; the limit is {message_bytes_max:,}"
+    return None
+
+
 def import_file(
     store: EntityStore,
     path: Path | str,
     *,
     provenance: Provenance,
     first_row: int = 1,
+    ignored: Collection[str] = (),
     on_progress: Callable[[Imported], None] | None = None,
 ) -> Imported:
     """Put every row of a file (jsonl, csv, parquet) into a store, in the file's order.
 
     Each transaction takes 5,000 rows. A row that is no entity, or that the store refuses, ends
     the import: ImportFailed names it and the first row that was not committed, with which a
-    mended file goes on. Importing it from the first row again writes nothing for a key that the
-    file has once, and once more each state of a key that it has several times.
+    mended file goes on. ``ignored`` are fields of the file that are not imported; any other field
+    that the entity type does not have is an error. Importing it from the first row again writes
+    nothing for a key that the file has once, and once more each state of a key that it has
+    several times.
     """
     path, so_far, next_row = Path(path), Imported(), first_row
     try:
-        for chunk in read_file(path, store.entity_type, CHUNK_ROWS, first_row):
+        for chunk in read_file(path, store.entity_type, CHUNK_ROWS, first_row, ignored):
             recorded_at = datetime.now(UTC)
             rows = _prepared(store, chunk, provenance, recorded_at)
             try:
@@ -66,7 +126,9 @@ def import_file(
     except UnreadableRow as error:
         raise ImportFailed(str(path), error.row, error.reason, so_far.rows, next_row) from error
     except ImportFailed as error:
-        raise ImportFailed(error.path, error.row, error.reason, so_far.rows) from error
+        raise ImportFailed(
+            error.path, error.row, error.reason, so_far.rows, advice=error.advice
+        ) from error
     return replace(so_far, done=1.0)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import psycopg
@@ -45,18 +46,26 @@ _GRANTS: Final = (
     "GRANT SELECT, INSERT, DELETE ON everstate_store.outbox TO everstate_relay",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON everstate_store.outbox_pending,"
     " everstate_store.outbox_parked,"
-    " everstate_store.outbox_published, everstate_store.relay, everstate_store.relay_blocked,"
-    " everstate_store.relay_slot, everstate_store.relay_refused TO everstate_relay",
+    " everstate_store.outbox_published, everstate_store.published_to, everstate_store.relay,"
+    " everstate_store.relay_blocked, everstate_store.relay_slot, everstate_store.relay_refused"
+    " TO everstate_relay",
 )
 
 _REGISTER: Final = sql.SQL("""
 INSERT INTO everstate_store.registered AS present (entity, schema_version, key_field, required,
-    is_event, message_bytes_max)
-VALUES ({entity}, {schema_version}, {key_field}, {required}::text[], {is_event}, {bytes_max})
+    is_event, message_bytes_max, ahead_hours, shape)
+VALUES ({entity}, {schema_version}, {key_field}, {required}::text[], {is_event}, {bytes_max},
+    {ahead_hours}, {shape}::jsonb)
 ON CONFLICT (entity) DO UPDATE SET schema_version = excluded.schema_version,
     key_field = excluded.key_field, required = excluded.required,
-    is_event = excluded.is_event, message_bytes_max = excluded.message_bytes_max
+    is_event = excluded.is_event, message_bytes_max = excluded.message_bytes_max,
+    ahead_hours = excluded.ahead_hours, shape = excluded.shape
 WHERE present IS DISTINCT FROM excluded""")
+
+_UNBIND: Final = sql.SQL("DELETE FROM everstate_store.emitters WHERE role = {role}")
+_BIND: Final = sql.SQL("""
+INSERT INTO everstate_store.emitters (role, service) VALUES ({role}, {service})
+ON CONFLICT DO NOTHING""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +73,16 @@ class Installation:
     """What is to be in a database: entity types, and the login roles that get rights.
 
     ``events`` names the entity types that are behavioural facts (`emit_event`). ``roles`` may
-    emit, ``relay_roles`` may run the relay.
+    emit, each as the services that it is given here and as no other; ``relay_roles`` may run the
+    relay.
     """
 
     entity_types: Collection[EntityType]
     events: Collection[str] = ()
-    roles: Collection[str] = ()
+    roles: Mapping[str, Collection[str]] = field(default_factory=dict)
     relay_roles: Collection[str] = ()
     message_bytes_max: int = 1_048_576
+    ahead_hours: float = 24
 
     def statements(self) -> Iterator[sql.SQL | sql.Composed]:
         """Everything in order, for a database that has none of it, or all; each may be repeated."""
@@ -92,6 +103,8 @@ class Installation:
                 required=sql.Literal("{" + ",".join(each.required_fields) + "}"),
                 is_event=sql.Literal(each.name in self.events),
                 bytes_max=sql.Literal(self.message_bytes_max),
+                ahead_hours=sql.Literal(self.ahead_hours),
+                shape=sql.Literal(json.dumps(each.shape)),
             )
 
     def rights(self) -> Iterator[sql.SQL | sql.Composed]:
@@ -104,6 +117,10 @@ class Installation:
                 yield sql.SQL("GRANT {} TO {}").format(
                     sql.Identifier(group), sql.Identifier(member)
                 )
+        for role, services in self.roles.items():
+            yield _UNBIND.format(role=sql.Literal(role))
+            for service in services:
+                yield _BIND.format(role=sql.Literal(role), service=sql.Literal(service))
         for member in self.relay_roles:
             yield sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(member))
 
@@ -157,3 +174,12 @@ def read_registered(connection: Connection) -> tuple[Registered, ...]:
         return tuple(Registered(*row) for row in connection.execute(query).fetchall())
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as cause:
         raise NotRegistered("the outbox is not installed in this database") from cause
+
+
+def read_emitters(connection: Connection) -> dict[str, list[str]]:
+    """The services that each login role may name; roles that were never bound are not there."""
+    query = (
+        "SELECT role::text, array_agg(service ORDER BY service) FROM everstate_store.emitters"
+        " GROUP BY role ORDER BY role"
+    )
+    return dict(connection.execute(query).fetchall())

@@ -94,7 +94,8 @@ _LISTED_MAX: Final = 1_000
 class Note(msgspec.Struct, frozen=True):
     """What the log remembers of a batch: whose rows, which, and that they are the same ones.
 
-    ``lsn``: the WAL of the server ``system`` was moved up to there; 0: none was read.
+    ``lsn``: the WAL of the server ``system`` was moved up to there; 0: none was read. ``parts``:
+    of transactions that are sent in parts, how many changes the log has, and how many there are.
     """
 
     store: str
@@ -102,6 +103,7 @@ class Note(msgspec.Struct, frozen=True):
     digest: str
     system: str = ""
     lsn: int = 0
+    parts: dict[str, tuple[int, int]] = {}
 
     def encode(self) -> bytes:
         """JSON bytes."""

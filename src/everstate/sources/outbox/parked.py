@@ -7,7 +7,6 @@ transaction is either one that is to blame (it is in `relay_blocked` too) or beh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from psycopg import sql
@@ -175,6 +174,16 @@ def take_due(connection: Connection) -> Transaction | None:
     return Transaction(found[0], [Pending._make(row) for row in rows])
 
 
+def release_part(connection: Connection, transaction: Transaction) -> None:
+    """Let changes of a transaction go that were published in a part, and what was behind them."""
+    with connection.transaction():
+        gone = connection.execute(
+            "DELETE FROM everstate_store.outbox_parked WHERE id = ANY(%s) RETURNING entity, key",
+            [[row.id for row in transaction.rows]],
+        )
+        _unpark_behind(connection, set(gone.fetchall()))
+
+
 def release(connection: Connection, xid: str) -> None:
     """Let a transaction go that was published, and make pending what was behind it.
 
@@ -186,12 +195,16 @@ def release(connection: Connection, xid: str) -> None:
             "DELETE FROM everstate_store.outbox_parked WHERE xid = %s::xid8 RETURNING entity, key",
             [xid],
         )
-        keys: Iterable[tuple[str, str]] = set(gone.fetchall())
-        seen = set(keys)
-        while keys:
-            names = [[entity for entity, _ in keys], [key for _, key in keys]]
-            xids = [waiter for (waiter,) in connection.execute(_WAITERS, names).fetchall()]
-            if not xids:
-                return
-            keys = set(connection.execute(_UNPARK, [xids]).fetchall()) - seen
-            seen |= keys
+        _unpark_behind(connection, set(gone.fetchall()))
+
+
+def _unpark_behind(connection: Connection, keys: set[tuple[str, str]]) -> None:
+    """Make pending what waits behind these keys, and behind what that brings, and so on."""
+    seen = set(keys)
+    while keys:
+        names = [[entity for entity, _ in keys], [key for _, key in keys]]
+        xids = [waiter for (waiter,) in connection.execute(_WAITERS, names).fetchall()]
+        if not xids:
+            return
+        keys = set(connection.execute(_UNPARK, [xids]).fetchall()) - seen
+        seen |= keys

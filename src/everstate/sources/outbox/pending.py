@@ -61,15 +61,35 @@ class Page:
 
 @dataclass
 class Transaction:
-    """One source transaction with all its unpublished changes, in the order of their ids."""
+    """One source transaction with its unpublished changes, in the order of their ids.
+
+    All of them, or a part of a large one: then ``before`` says how many have been sent, and
+    ``total`` how many there are in all.
+    """
 
     xid: str
     rows: list[Pending] = field(default_factory=list)
+    before: int = 0
+    total: int = 0
 
     @property
     def bytes(self) -> int:
         """Size of its states."""
         return sum(row.bytes for row in self.rows)
+
+    @property
+    def count(self) -> int:
+        """How many changes the source transaction has."""
+        return self.total or len(self.rows)
+
+    def part(self, rows_max: int, bytes_max: int) -> Transaction:
+        """Its first changes that fit a batch; always one at least."""
+        size = 0
+        for count, row in enumerate(self.rows):
+            size += row.bytes
+            if count and (count >= rows_max or size > bytes_max):
+                return Transaction(self.xid, self.rows[:count])
+        return self
 
 
 def read_page(connection: Connection, rows_max: int) -> Page:
@@ -122,6 +142,22 @@ def _ordered(going: Mapping[str, Transaction]) -> Iterator[Transaction]:
                 yield going[path.pop()]
             else:
                 path.pop()
+
+
+def first_of(page: Page) -> Transaction:
+    """The changes that the first transaction of a page may send, before it ends and the rest.
+
+    It is the one with the lowest id, so its first change stands behind nothing that is pending.
+    """
+    first, others = Transaction(page.rows[0].xid), set[tuple[str, str]]()
+    for row in page.rows:
+        if row.xid != first.xid:
+            others.add((row.entity, row.key))
+        elif (row.entity, row.key) in others:
+            break
+        else:
+            first.rows.append(row)
+    return first
 
 
 def closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:

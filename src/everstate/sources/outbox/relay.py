@@ -18,7 +18,9 @@ from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.collector import collector_paused
 from everstate.log.publisher import OncePublisher, Progress
+from everstate.parts import waits, works
 from everstate.sources.outbox import marks, parked
+from everstate.sources.outbox.bound import check_log
 from everstate.sources.outbox.compose import (
     Composer,
     OutboxRow,
@@ -30,6 +32,7 @@ from everstate.sources.outbox.database import Connection, connect, translated
 from everstate.sources.outbox.marks import Note
 from everstate.sources.outbox.pending import (
     Transaction,
+    first_of,
     prefix,
     read_page,
     runs,
@@ -46,6 +49,9 @@ BLOCKED = Gauge("everstate_outbox_blocked_transactions", "Transactions the log d
 PUBLISHED = Counter("everstate_outbox_published_changes", "Changes moved to the log")
 
 _BATCH_BYTES_MAX: Final = 32 * 1_048_576
+WHOLE_BYTES_MAX: Final = 128 * 1_048_576
+"""A source transaction of more bytes is sent in parts, whatever its rows."""
+_IN_ALL: Final = "SELECT count(*) FROM everstate_store.outbox_pending WHERE xid = %s::xid8"
 _PAUSE_S: Final = 0.2
 _PAUSE_S_MAX: Final = 5.0
 _PUBLISH_S: Final = 30.0
@@ -62,10 +68,12 @@ class Relay:
 
     A batch is whole source transactions, in an order that keeps the versions of each key; its
     records and its number go out in one Kafka transaction (C2), then its rows are taken off the
-    outbox. A relay that was killed in between asks the log which batch came last, and takes that
-    one off instead of sending it again (C3). A transaction that the log refuses stays, with the
-    later changes of its keys, and is tried again after ``retry_blocked_s`` and ever less often;
-    all else goes on. How many stay does not matter: they are parked in a table of their own.
+    outbox. A source transaction that is too large for one Kafka transaction goes out in several
+    batches; its block says which of how many each change is. A relay that was killed in between
+    asks the log which batch came last, and takes that one off instead of sending it again (C3). A
+    transaction that the log refuses stays, with the later changes of its keys, and is tried again
+    after ``retry_blocked_s`` and ever less often; all else goes on. How many stay does not matter:
+    they are parked in a table of their own.
 
     One thread at a time; a second relay on the same store and prefix fences the first.
     """
@@ -90,6 +98,8 @@ class Relay:
         self._read_to = ("", 0)
         """System and position up to which the log has the WAL; kept in each batch's note."""
         self._page_rows = config.store.relay_batch_rows
+        self._parts: dict[str, tuple[int, int]] = {}
+        """Of transactions that are sent in parts: changes in the log, and changes in all."""
         self._any_blocked = False
         self._retry_due = 0.0
         """When a blocked transaction may be tried again (monotonic)."""
@@ -133,6 +143,7 @@ class Relay:
         while True:
             try:
                 moved = self.step()
+                works()
                 now = time.monotonic()
                 if now >= next_report:
                     self._report()
@@ -141,6 +152,7 @@ class Relay:
                 pause_s = _PAUSE_S
             except Unavailable as error:
                 LOGGER.warning("relay waits %.1f s: %s", pause_s, error.message)
+                waits(error, pause_s)
                 wait_s, pause_s = pause_s, min(_PAUSE_S_MAX, pause_s * 2)
             if stop.wait(wait_s):
                 return
@@ -173,16 +185,38 @@ class Relay:
             if not transactions:
                 if not page.is_full:
                     return moved
-                if not waiting:
-                    self._page_rows *= 2
-                continue
+                if waiting:
+                    continue
+                first = first_of(page)
+                if self._page_rows < self._whole_rows and first.xid not in self._parts:
+                    self._page_rows = min(self._whole_rows, 2 * self._page_rows)
+                    continue
+                transactions = [self._part(database, first)]
             self._page_rows = self._config.store.relay_batch_rows
             count = prefix(transactions, self._page_rows, _BATCH_BYTES_MAX)
             if self._most:
                 count = min(count, self._most.pop())
+            if self._is_large(transactions[0]):
+                transactions[0], count = self._part(database, transactions[0]), 1
             moved += self._move(database, transactions[:count])
             if moved:
                 return moved
+
+    @property
+    def _whole_rows(self) -> int:
+        settings = self._config.store
+        return max(settings.relay_batch_rows, settings.relay_transaction_rows)
+
+    def _is_large(self, transaction: Transaction) -> bool:
+        """Whether no Kafka transaction may have all of it."""
+        return len(transaction.rows) > self._whole_rows or transaction.bytes > WHOLE_BYTES_MAX
+
+    def _part(self, database: Connection, transaction: Transaction) -> Transaction:
+        """The first changes of a transaction, as many as a batch takes."""
+        if transaction.xid not in self._parts:
+            found = database.execute(_IN_ALL, [transaction.xid]).fetchone()
+            self._parts[transaction.xid] = (0, found[0] if found is not None else 0)
+        return transaction.part(self._config.store.relay_batch_rows, _BATCH_BYTES_MAX)
 
     def trim(self) -> int:
         """Delete rows published more than ``store.outbox_keep_hours`` ago; says how many.
@@ -219,10 +253,12 @@ class Relay:
         database = self._connected()
         if not self._is_open:
             install(database, ())
+            check_log(database, self._config, [each.name for each in self._entity_types])
             progress = self._publisher.open(_OPEN_S)
             store_id, batch = marks.newest_batch(database, self.name)
             self._store_id, self._batch = str(store_id), batch
             self._read_to = ("", 0)
+            self._parts.clear()
             if progress is not None:
                 self._remember(database, progress, batch)
             self._most.clear()
@@ -236,6 +272,7 @@ class Relay:
         note = Note.decode(progress.note)
         if note is not None and note.store == self._store_id:
             self._read_to = (note.system, note.lsn)
+            self._parts = dict(note.parts)
         if progress.batch > batch:
             self._batch = progress.batch
             self._settle(database, progress, note)
@@ -267,8 +304,16 @@ class Relay:
         transaction = parked.take_due(database)
         if transaction is None:
             return 0
-        moved = self._move(database, [transaction])
-        if moved:
+        left, moved = transaction, 0
+        while left.rows:
+            part = self._part(database, left) if self._is_large(transaction) else left
+            sent = self._move(database, [part])
+            if not sent:
+                break
+            moved += sent
+            parked.release_part(database, part)
+            left = Transaction(left.xid, left.rows[sent:])
+        if not left.rows:
             parked.release(database, transaction.xid)
             self._any_blocked = parked.any_blocked(database)
         else:
@@ -305,14 +350,28 @@ class Relay:
         ids = [row.id for transaction in transactions for row in transaction.rows]
         stored = sorted(number for number in ids if number > 0)
         found = runs(stored)
+        parts = self._with_parts(transactions)
         records = self._composer.compose(transactions, rows)
         digest = digest_of(rows[number].change_id for number in stored)
-        note = Note(self._store_id, found, digest, *self._read_to).encode()
+        note = Note(self._store_id, found, digest, *self._read_to, parts).encode()
         self._batch += 1
         self._publisher.publish(self._batch, records, note, timeout_s=_PUBLISH_S)
+        self._parts = parts
         self._mark(database, found, len(stored))
         PUBLISHED.inc(len(ids))
         return len(ids)
+
+    def _with_parts(self, transactions: Sequence[Transaction]) -> dict[str, tuple[int, int]]:
+        """Number the changes of transactions that are sent in parts; what is sent after these."""
+        parts = dict(self._parts)
+        for transaction in transactions:
+            if transaction.xid in parts:
+                before, total = parts.pop(transaction.xid)
+                transaction.before, transaction.total = before, total
+                sent = before + len(transaction.rows)
+                if sent < total:
+                    parts[transaction.xid] = (sent, total)
+        return parts
 
     def _mark(self, database: Connection, found: marks.Runs, count: int) -> None:
         """Take a published batch of ``count`` rows off the outbox."""

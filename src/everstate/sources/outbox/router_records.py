@@ -28,6 +28,7 @@ from everstate.changes import (
 )
 from everstate.changes.codec import check_provenance, check_shape
 from everstate.changes.entity import holds_nul
+from everstate.changes.moments import moment_fault
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
 
@@ -205,6 +206,6 @@ def _moment(entity: str, key: str, text: Any) -> datetime | None:
     if text is None:
         return None
     moment = datetime.fromisoformat(str(text))
-    if moment.tzinfo is None:
-        raise InvalidChange(entity, key, "occurredAt", "the time has no UTC offset")
+    if fault := moment_fault(moment):
+        raise InvalidChange(entity, key, "occurredAt", fault)
     return moment

@@ -14,6 +14,9 @@ from pydantic import BaseModel
 from everstate.changes import DomainEvent, EntityType, Provenance, new_change_id
 from everstate.changes.codec import check_provenance
 from everstate.changes.entity import holds_nul
+from everstate.changes.keys import check_key
+from everstate.changes.moments import check_moment
+from everstate.changes.values import UNSTORABLE, may_hold_unstorable, storable
 from everstate.errors import InvalidChange
 
 T = TypeVar("T")
@@ -42,8 +45,11 @@ def prepare(
     provenance: OneOrEach[Provenance],
     occurred_at: OneOrEach[datetime],
     event: OneOrEach[DomainEvent | None] = None,
+    ahead_hours: float | None = None,
 ) -> Iterator[Row]:
     """Rows of entities, in their order. Cost: about 6 µs each with small models.
+
+    ``ahead_hours``: how far ahead of now ``occurred_at`` may be.
 
     Raises InvalidChange or MissingProvenance naming field and key, and ValueError when a sequence
     is not as long as the entities.
@@ -55,34 +61,23 @@ def prepare(
     intents = _each(event, count, "event")
     for entity, source, moment, intent in zip(entities, sources, moments, intents, strict=True):
         model = validate(entity)
-        key = key_text(name, entity_type.key_of(model))
+        key = check_key(name, entity_type.key_of(model))
         yield Row(
             key,
             encode(model).decode(),
             new_change_id(),
-            moment_text(name, key, moment),
+            moment_text(name, key, moment, ahead_hours),
             provenance_text(name, key, source),
             None if intent is None else event_text(name, key, intent),
         )
 
 
-def key_text(entity: str, key: str) -> str:
-    """The key, when PostgreSQL and Kafka can hold it; else InvalidChange."""
-    if not key:
-        raise InvalidChange(entity, None, "key", "the key is empty")
-    if "\x00" in key:
-        raise InvalidChange(entity, key, "key", "NUL characters are refused")
-    try:
-        key.encode()
-    except UnicodeEncodeError as cause:
-        raise InvalidChange(entity, ascii(key), "key", "it is no Unicode text") from cause
-    return key
+def moment_text(entity: str, key: str, moment: datetime, ahead_hours: float | None = None) -> str:
+    """RFC 3339 text of a time with its own offset; InvalidChange when it cannot be kept.
 
-
-def moment_text(entity: str, key: str, moment: datetime) -> str:
-    """RFC 3339 text of a time with its own offset; InvalidChange when it has none."""
-    if moment.tzinfo is None:
-        raise InvalidChange(entity, key, "occurredAt", "the time has no UTC offset")
+    ``ahead_hours``: how far ahead of now it may be; ``None``: the database says.
+    """
+    check_moment(entity, key, moment, ahead_hours)
     return moment.isoformat()
 
 
@@ -103,7 +98,10 @@ def _provenance_json(provenance: Provenance) -> str:
 def event_text(entity: str, key: str, event: DomainEvent) -> str:
     """JSON of a domain event; raises InvalidChange for what no JSON holds."""
     try:
-        return _without_nul(_encode(event))
+        encoded = _encode(event)
+        if may_hold_unstorable(encoded) and not storable(event.data):
+            raise ValueError(UNSTORABLE)
+        return _without_nul(encoded)
     except (TypeError, ValueError) as cause:
         raise InvalidChange(entity, key, "event", str(cause)) from cause
 

@@ -17,11 +17,13 @@ PUBLICATION: Final = "everstate_outbox"
 RESERVED: Final = frozenset(
     {
         "answered",
+        "emitters",
         "identity",
         "outbox",
         "outbox_parked",
         "outbox_pending",
         "outbox_published",
+        "published_to",
         "outbox_unpublished",
         "relay",
         "relay_blocked",
@@ -92,6 +94,7 @@ def _is_installed(connection: psycopg.Connection[Any]) -> bool:
     query = """
         SELECT to_regclass('everstate_store.outbox_unpublished') IS NOT NULL
             AND to_regproc('everstate_store.emit_event') IS NOT NULL
+            AND to_regclass('everstate_store.published_to') IS NOT NULL
     """
     found = connection.execute(query).fetchone()
     return found is not None and bool(found[0])

@@ -51,6 +51,15 @@ CREATE TABLE IF NOT EXISTS everstate_store.outbox_published (
     ids int8multirange NOT NULL
 );
 
+-- Which topic the changes of each entity type go to: two logs must not each get a part of them.
+CREATE TABLE IF NOT EXISTS everstate_store.published_to (
+    entity text COLLATE "C" PRIMARY KEY,
+    topic text NOT NULL,
+    cluster_id text NOT NULL,
+    topic_id text NOT NULL,
+    partitions integer NOT NULL
+);
+
 -- The newest batch of each relay whose rows were taken off outbox_pending.
 CREATE TABLE IF NOT EXISTS everstate_store.relay (
     name text PRIMARY KEY,
@@ -81,7 +90,17 @@ CREATE TABLE IF NOT EXISTS everstate_store.registered (
     key_field text NOT NULL,
     required text[] NOT NULL,
     is_event boolean NOT NULL,
-    message_bytes_max integer NOT NULL
+    message_bytes_max integer NOT NULL,
+    ahead_hours double precision NOT NULL DEFAULT 24,
+    -- What a state's JSON is, field by field; null: registered by an earlier release, not checked.
+    shape jsonb
+);
+
+-- Which services the login roles of services may name as the writer of their changes.
+CREATE TABLE IF NOT EXISTS everstate_store.emitters (
+    role name NOT NULL,
+    service text COLLATE "C" NOT NULL,
+    PRIMARY KEY (role, service)
 );
 
 -- The replication slot of each relay that reads one. `spooled`: up to there, what stood in the WAL

@@ -56,7 +56,9 @@ WITH stored AS (
     VALUES (%(key)s, %(version)s, %(after)s, %(change_id)s, %(recorded_at)s)
     ON CONFLICT (key) DO UPDATE SET
         version = excluded.version, state = excluded.state,
-        change_id = excluded.change_id, recorded_at = excluded.recorded_at
+        change_id = excluded.change_id,
+        -- It was taken before the lock: it must not run back.
+        recorded_at = greatest(present.recorded_at, excluded.recorded_at)
     WHERE present.version = excluded.version - 1
     RETURNING key, version, state, change_id, recorded_at
 ), sent AS (
@@ -87,6 +89,7 @@ SELECT count(*) FROM (
 _WRITE_MANY: Final = sql.SQL("""
 WITH chained AS (
     SELECT incoming.*, coalesce(present.version, 0) AS base,
+        greatest(present.recorded_at, %(recorded_at)s) AS recorded_at,
         lag(incoming.state, 1, present.state) OVER by_key AS before
     FROM pg_temp.everstate_incoming AS incoming
     LEFT JOIN {table} AS present ON present.key = incoming.key
@@ -94,7 +97,7 @@ WITH chained AS (
 ), steps AS MATERIALIZED (
     SELECT *, base + row_number() OVER by_key AS version,
         lead(n) OVER by_key IS NULL AS newest,
-        octet_length(state) + coalesce(octet_length(before), 0) + octet_length(provenance)
+        greatest(octet_length(state), octet_length(before)) + octet_length(provenance)
             + coalesce(octet_length(event), 0) + %(key_factor)s * octet_length(key)
             + %(envelope_bytes)s AS size
     FROM chained
@@ -103,7 +106,7 @@ WITH chained AS (
 ), updated AS (
     UPDATE {table} AS present
     SET version = steps.version, state = steps.state, change_id = steps.change_id,
-        recorded_at = %(recorded_at)s
+        recorded_at = steps.recorded_at
     FROM steps
     WHERE steps.newest AND steps.base > 0 AND present.key = steps.key
         AND present.version = steps.base
@@ -118,8 +121,7 @@ WITH chained AS (
     INSERT INTO everstate_store.outbox (entity, key, version, kind, change_id, schema_version,
         occurred_at, recorded_at, provenance, event, before, after)
     SELECT %(entity)s, key, version, CASE WHEN before IS NULL THEN 'created' ELSE 'updated' END,
-        change_id, %(schema_version)s, occurred_at, %(recorded_at)s, provenance, event, before,
-        state
+        change_id, %(schema_version)s, occurred_at, recorded_at, provenance, event, before, state
     FROM steps ORDER BY n
     RETURNING id, xid, entity, key,
         coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes

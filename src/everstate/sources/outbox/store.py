@@ -9,16 +9,20 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from psycopg.errors import UndefinedTable
 from pydantic import BaseModel
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
+from everstate.changes.keys import check_key
 from everstate.config import Config
 from everstate.errors import ChangeTooLarge, NotFound, VersionConflict
 from everstate.log.collector import collector_paused
+from everstate.sources.outbox import marks
 from everstate.sources.outbox.database import (
     Connection,
     Connections,
     InsertedMeanwhile,
+    connect,
     retried,
     translated,
 )
@@ -27,7 +31,6 @@ from everstate.sources.outbox.rows import (
     OneOrEach,
     Row,
     event_text,
-    key_text,
     moment_text,
     prepare,
     provenance_text,
@@ -79,6 +82,33 @@ class WrittenMany:
     """Entities of the call that were equal to what was there."""
 
 
+def version_of(config: Config, entity: str, key: str) -> int | None:
+    """The version that is committed of an entity, also when it was deleted; ``None``: never any.
+
+    On a connection of its own. Raises Unavailable.
+    """
+    doing = "reading the store"
+    with translated(config.store_dsn, doing), connect(config.store_dsn, "everstate-get") as used:
+        try:
+            found = used.execute(Statements(entity).get, [check_key(entity, key)]).fetchone()
+        except UndefinedTable:
+            return None  # nothing was ever written
+    return None if found is None else int(found[0])
+
+
+def oldest_unpublished_s(config: Config) -> float | None:
+    """Age of the oldest change that is not in the log; ``None``: there is none.
+
+    On a connection of its own. Raises Unavailable.
+    """
+    doing = "reading the outbox"
+    with translated(config.store_dsn, doing), connect(config.store_dsn, "everstate-get") as used:
+        try:
+            return marks.oldest_unpublished_s(used)
+        except UndefinedTable:
+            return None  # nothing was ever written
+
+
 class EntityStore:
     """The entities of one type, their versions, and the outbox of their changes.
 
@@ -97,6 +127,7 @@ class EntityStore:
         self.entity_type = entity_type
         self._dsn = config.store_dsn
         self._limit = config.log.message_bytes_max
+        self._ahead_hours = config.log.occurred_ahead_hours
         self._sql = Statements(entity_type.name)
         self._connections = Connections(
             self._dsn, connections_max, f"everstate-store-{entity_type.name}"
@@ -129,7 +160,7 @@ class EntityStore:
     def get(self, key: str, *, connection: Connection | None = None) -> Versioned | None:
         """The entity as committed now; ``None`` when there is none, or it was deleted."""
         with self._using(connection, "reading") as used:
-            found = used.execute(self._sql.get, [key_text(self.entity_type.name, key)]).fetchone()
+            found = used.execute(self._sql.get, [check_key(self.entity_type.name, key)]).fetchone()
         if found is None or found[1] is None:
             return None
         return Versioned(self.entity_type.validate_json(found[1]), found[0])
@@ -156,7 +187,12 @@ class EntityStore:
         recorded_at = datetime.now(UTC)
         moment = occurred_at or recorded_at
         rows = prepare(
-            self.entity_type, [entity], provenance=provenance, occurred_at=moment, event=event
+            self.entity_type,
+            [entity],
+            provenance=provenance,
+            occurred_at=moment,
+            event=event,
+            ahead_hours=self._ahead_hours,
         )
         return self._write(next(iter(rows)), expected_version, recorded_at, force, connection)
 
@@ -176,10 +212,10 @@ class EntityStore:
         """
         name, recorded_at = self.entity_type.name, datetime.now(UTC)
         row = Row(
-            key_text(name, key),
+            check_key(name, key),
             None,
             new_change_id(),
-            moment_text(name, key, occurred_at or recorded_at),
+            moment_text(name, key, occurred_at or recorded_at, self._ahead_hours),
             provenance_text(name, key, provenance),
             None if event is None else event_text(name, key, event),
         )
@@ -211,6 +247,7 @@ class EntityStore:
                 provenance=provenance,
                 occurred_at=recorded_at if occurred_at is None else occurred_at,
                 event=event,
+                ahead_hours=self._ahead_hours,
             )
             return self.write_rows(list(rows), recorded_at, force=force, connection=connection)
 
@@ -263,7 +300,7 @@ class EntityStore:
             raise NotFound(f"{name} {row.key!r} does not exist; there is nothing to delete.")
         if before == row.state and not force:
             return Written(key=row.key, version=version)
-        size = sum(_bytes(text) for text in (before, row.state, row.provenance, row.event))
+        size = max(_bytes(before), _bytes(row.state)) + _bytes(row.provenance) + _bytes(row.event)
         size += ENVELOPE_BYTES + KEY_FACTOR * _bytes(row.key)
         if size > self._limit:
             raise ChangeTooLarge(name, row.key, size, self._limit)

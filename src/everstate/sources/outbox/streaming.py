@@ -24,7 +24,7 @@ from everstate.sources.outbox.assemble import Assembler, Streamed
 from everstate.sources.outbox.compose import Unsendable
 from everstate.sources.outbox.database import Connection
 from everstate.sources.outbox.pending import Pending, Transaction
-from everstate.sources.outbox.relay import LOGGER, Relay
+from everstate.sources.outbox.relay import LOGGER, WHOLE_BYTES_MAX, Relay
 from everstate.sources.outbox.replication import ReplicationStream
 from everstate.sources.outbox.schema import PUBLICATION
 from everstate.sources.outbox.slot import (
@@ -94,7 +94,7 @@ class StreamingRelay(Relay):
     ) -> None:
         super().__init__(config, entity_types, retry_blocked_s=retry_blocked_s)
         self._stream: ReplicationStream | None = None
-        self._assembler = Assembler()
+        self._assembler = self._new_assembler()
         self._polls = True
         self._slot_due = 0.0
         self._pid: int | None = None
@@ -186,7 +186,7 @@ class StreamingRelay(Relay):
 
     def _start(self, database: Connection, stream: ReplicationStream, slot: str) -> None:
         deadline = time.monotonic() + _START_S
-        self._assembler = Assembler()
+        self._assembler = self._new_assembler()
         while not stream.start(slot, PUBLICATION):
             # Its publisher is fenced already: what still reads the slot is a relay of the past.
             database.execute(
@@ -198,6 +198,9 @@ class StreamingRelay(Relay):
                 raise Unavailable(f"relay {self.name}: another session reads slot {slot}")
             time.sleep(0.02)
         self._pid = stream.pid
+
+    def _new_assembler(self) -> Assembler:
+        return Assembler(self._whole_rows, WHOLE_BYTES_MAX)
 
     def _lose(self, database: Connection, status: SlotStatus) -> None:
         if status.state != "foreign":
@@ -260,6 +263,10 @@ class StreamingRelay(Relay):
         return moved
 
     def _move_streamed(self, database: Connection, streamed: list[Streamed]) -> int:
+        if any(each.is_large for each in streamed):
+            LOGGER.info("relay %s polls: a source transaction is sent in parts", self.name)
+            self._poll_instead(database, streamed)
+            return 0
         before = self._read_to
         transactions = self._unpublished(database, streamed)
         self._read_to = (before[0], streamed[-1].end_lsn)
@@ -271,11 +278,15 @@ class StreamingRelay(Relay):
         except (Unsendable, RecordRefused) as refusal:
             LOGGER.warning("relay %s polls, because of: %s", self.name, refusal)
             self._read_to = before
-            # Before the slot is confirmed: what streams after a restart must not overtake it.
-            self._note_polls(database, True)
-            self._spool(database, streamed)
-            self._polls = True
+            self._poll_instead(database, streamed)
             return 0
+
+    def _poll_instead(self, database: Connection, streamed: Sequence[Streamed]) -> None:
+        """Publish these from the outbox table; their facts are put into it."""
+        # Before the slot is confirmed: what streams after a restart must not overtake it.
+        self._note_polls(database, True)
+        self._spool(database, streamed)
+        self._polls = True
 
     def _unpublished(self, database: Connection, streamed: list[Streamed]) -> list[Transaction]:
         """The transactions without what polling was faster with."""
@@ -322,7 +333,7 @@ class StreamingRelay(Relay):
     def _spool(self, database: Connection, streamed: Sequence[Streamed]) -> None:
         """Put facts into the outbox: from there on they are blocked and retried as rows are."""
         end = streamed[-1].end_lsn
-        self._passed.update(each.transaction.xid for each in streamed if each.transaction.rows)
+        self._passed.update(each.transaction.xid for each in streamed if each.transaction.xid)
         facts = [row for each in streamed for row in each.facts]
         if facts:
             with database.transaction():

@@ -40,7 +40,8 @@ LEFT JOIN (
 _STAGE: Final = sql.SQL("""
 CREATE TEMP TABLE everstate_drift (
     key text COLLATE "C" PRIMARY KEY, resend boolean NOT NULL, same boolean NOT NULL,
-    stored bigint NOT NULL, logged bigint NOT NULL, logged_state text
+    stored bigint NOT NULL, logged bigint NOT NULL, logged_id text, logged_state text,
+    refused boolean NOT NULL
 ) ON COMMIT DROP
 """)
 _COPY: Final = sql.SQL("COPY pg_temp.everstate_drift FROM STDIN")
@@ -53,10 +54,13 @@ SELECT count(*) FROM (
 
 # What the outbox still keeps goes out as it was. Where a version in between is gone, all that are
 # in between carry the state that the newest stands on: versions stay dense and chained, and
-# nothing is invented. A deleted entity of which nothing is kept cannot be told; it stays.
+# nothing is invented. A deleted entity of which nothing is kept cannot be told; it stays, and so
+# does one whose state readers would refuse. The newest change keeps its id, unless that is the id
+# of another version (somebody raised the version by hand): then the entity's row gets a new one.
 _RESEND: Final = sql.SQL("""
 WITH entities AS (
-    SELECT drift.key, drift.logged_state, entity.version AS newest, entity.change_id,
+    SELECT drift.key, drift.logged_state, drift.logged_id, drift.refused,
+        entity.version AS newest, entity.change_id,
         entity.state, entity.recorded_at,
         CASE WHEN drift.same THEN entity.version - 1 ELSE drift.logged END AS logged, drift.same
     FROM pg_temp.everstate_drift AS drift JOIN {table} AS entity USING (key)
@@ -68,26 +72,35 @@ WITH entities AS (
         AND outbox.version > entities.logged AND outbox.version <= entities.newest
     WHERE outbox.entity = %(entity)s
     ORDER BY outbox.key, outbox.version, outbox.id DESC
+), reused AS (
+    SELECT outbox.key FROM everstate_store.outbox
+    JOIN entities ON entities.key = outbox.key AND entities.change_id = outbox.change_id
+        AND entities.newest <> outbox.version
+    WHERE outbox.entity = %(entity)s
+    UNION SELECT key FROM entities WHERE NOT same AND logged_id = change_id::text
 ), counted AS (
     SELECT key, count(*) AS versions FROM kept GROUP BY key
 ), judged AS (
     SELECT entities.*, coalesce(counted.versions, 0) = newest - logged AS whole,
-        top.key IS NOT NULL AS has_top,
+        top.key IS NOT NULL AS has_top, reused.key IS NOT NULL AS is_reused,
         coalesce(top.before, entities.state, entities.logged_state) AS fill
-    FROM entities LEFT JOIN counted USING (key)
+    FROM entities LEFT JOIN counted USING (key) LEFT JOIN reused USING (key)
     LEFT JOIN kept AS top
         ON top.key = entities.key AND top.version = entities.newest
         AND top.change_id = entities.change_id
 ), steps AS (
     SELECT judged.key, number AS version, whole OR (number = newest AND has_top) AS as_kept,
-        CASE WHEN number = newest THEN change_id ELSE gen_random_uuid() END AS change_id,
+        CASE WHEN number = newest AND NOT is_reused THEN change_id
+            ELSE gen_random_uuid() END AS change_id,
+        refused AND NOT has_top AS is_refused,
         CASE WHEN number = logged + 1 THEN logged_state ELSE fill END AS before,
         CASE WHEN number = newest THEN state ELSE fill END AS after, recorded_at
     FROM judged, generate_series(logged + 1, newest) AS number
     WHERE whole OR NOT same
 ), sendable AS (
     SELECT * FROM steps WHERE key NOT IN (
-        SELECT key FROM steps WHERE NOT as_kept AND before IS NULL AND after IS NULL
+        SELECT key FROM steps
+        WHERE NOT as_kept AND (is_refused OR before IS NULL AND after IS NULL)
     )
 ), sent AS (
     INSERT INTO everstate_store.outbox (entity, key, version, kind, change_id, schema_version,
@@ -107,8 +120,12 @@ WITH entities AS (
         CASE WHEN as_kept THEN kept.after ELSE steps.after END
     FROM sendable AS steps LEFT JOIN kept USING (key, version)
     ORDER BY key, version
-    RETURNING id, xid, entity, key,
+    RETURNING id, xid, entity, key, version, change_id,
         coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
+), named AS (
+    UPDATE {table} AS entity SET change_id = sent.change_id FROM sent
+    WHERE entity.key = sent.key AND entity.version = sent.version
+        AND entity.change_id <> sent.change_id
 ), queued AS (
     INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
     SELECT id, xid, entity, key, bytes FROM sent
@@ -123,7 +140,7 @@ WITH entities AS (
     SELECT drift.key, drift.logged_state AS before, entity.state AS after,
         greatest(drift.logged, coalesce(entity.version, 0)) + 1 AS version
     FROM pg_temp.everstate_drift AS drift LEFT JOIN {table} AS entity USING (key)
-    WHERE NOT drift.resend AND coalesce(entity.version, 0) = drift.stored
+    WHERE NOT drift.resend AND NOT drift.refused AND coalesce(entity.version, 0) = drift.stored
         AND (drift.logged_state IS NOT NULL OR entity.state IS NOT NULL)
 ), stored AS (
     INSERT INTO {table} AS present (key, version, state, change_id, recorded_at)
@@ -203,9 +220,11 @@ class PostgresTruth:
         with self._connected() as connection:
             connection.execute(_STAGE)
             with connection.cursor().copy(_COPY) as copy:
-                for key, what, stored, logged, state in drifted:
-                    resend, same = what in RESENT, what == "same"
-                    copy.write_row((key, resend, same, stored, logged, state))
+                for each in drifted:
+                    resend, same = each.what in RESENT, each.what == "same"
+                    logged = (each.logged, each.logged_id, each.logged_state)
+                    refused = each.refused is not None
+                    copy.write_row((each.key, resend, same, each.stored, *logged, refused))
             connection.execute("ANALYZE pg_temp.everstate_drift")
             connection.execute(self._for(_LOCK))
             for statement in (_RESEND, _RESTATE):

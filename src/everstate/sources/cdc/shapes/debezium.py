@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from everstate.sources.cdc.placeholders import placeholder_of
 from everstate.sources.cdc.rows import (
     Message,
     Op,
@@ -19,12 +20,7 @@ from everstate.sources.cdc.rows import (
     Unreadable,
 )
 from everstate.sources.cdc.shapes.places import place_of
-from everstate.sources.cdc.shapes.semantic import (
-    conversions,
-    document,
-    may_lack_values,
-    without_unavailable,
-)
+from everstate.sources.cdc.shapes.semantic import conversions, document
 
 _OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
 _OLD_KEY: Final = "__debezium.oldkey"
@@ -110,13 +106,14 @@ def read_rows(message: Message) -> list[SourceRow]:
         before, after, is_whole = _cells(op, event.after)
     elif connector == "mongodb":
         after, is_whole = _mongodb(event, after)
-    if may_lack_values(message.value):
-        told = without_unavailable(after)
+    headers = message.headers
+    placeholder = placeholder_of(message.placeholder)
+    if placeholder.may_be_in(message.value) and not _tells_all(op, connector, headers):
+        told = placeholder.without(after)
         is_whole = is_whole and told is not None and len(told) == len(after or ())
-        before, after = without_unavailable(before), told
+        before, after = placeholder.without(before), told
     if before is None and after is None and message.key is None and op not in ("t", "m"):
         raise Unreadable("it has neither key nor image before or after")
-    headers = message.headers
     return [
         SourceRow(
             table=message.table or _table(source),
@@ -256,6 +253,15 @@ def _mongodb(
         raise Unreadable("an update of a part of a field cannot be completed; capture documents")
     removed = update.get("removedFields") or []
     return {**dict.fromkeys(removed), **changed}, False
+
+
+def _tells_all(op: Op, connector: str, headers: Mapping[str, bytes | None]) -> bool:
+    """Whether a row has no placeholder, so that a text that is equal to one is a text.
+
+    PostgreSQL tells rows whole that were inserted or read. The row after an update of its key is
+    created too, for Debezium, but was not inserted.
+    """
+    return connector == "postgresql" and (op == "r" or (op == "c" and _OLD_KEY not in headers))
 
 
 def _table(source: Mapping[str, Any]) -> str:

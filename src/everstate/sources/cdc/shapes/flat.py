@@ -50,7 +50,7 @@ def read_maxwell(message: Message) -> list[SourceRow]:
     transaction = RowTransaction(id=str(found["xid"])) if found.get("xid") else None
     names = found.get("primary_key_columns")
     shared = {
-        "table": message.table or str(found.get("table") or ""),
+        "table": _table(message, found.get("table")),
         "position": position,
         "order": order,
         "transaction": transaction,
@@ -61,7 +61,12 @@ def read_maxwell(message: Message) -> list[SourceRow]:
 
 
 def read_canal(message: Message) -> list[SourceRow]:
-    """Canal's flat message: a list of rows after (before, for deletes), and of changed columns."""
+    """Canal's flat message: a list of rows after (before, for deletes), and of changed columns.
+
+    It tells no place that could be compared. ``id`` counts batches, of which each has many
+    messages, and begins anew with Canal; ``es`` is when a statement began, which is not the order
+    of commits. So rows are taken in the topic's order, which is the source's for each key.
+    """
     found = _object(message)
     if found is None:
         return []
@@ -74,18 +79,14 @@ def read_canal(message: Message) -> list[SourceRow]:
     if not isinstance(rows, list) or len(olds) != len(rows):
         raise Unreadable("data and old are not lists of one length")
     shared: dict[str, Any] = {
-        "table": message.table or str(found.get("table") or ""),
+        "table": _table(message, found.get("table")),
         "time_us": _milliseconds(found.get("es")),
         "source": {"connector": "canal", **_but(found, "data", "old", "mysqlType", "sqlType")},
     }
     if op == "t":
         return [SourceRow(op="t", **shared)]
     read = []
-    for index, (row, old) in enumerate(zip(rows, olds, strict=True)):
-        if found.get("id") is not None:
-            # The number of the batch grows; within it the rows are in order.
-            place = (int(found.get("es") or 0), int(found["id"]), index)
-            shared |= {"position": {"canal": place}, "order": place}
+    for row, old in zip(rows, olds, strict=True):
         read += _images(op, row, old, found.get("pkNames"), shared)
     return read
 
@@ -99,7 +100,7 @@ def read_goldengate(message: Message) -> list[SourceRow]:
     at = str(found.get("pos") or "")
     place = (int(at),) if at.isdigit() else ()
     shared: dict[str, Any] = {
-        "table": message.table or str(found.get("table") or ""),
+        "table": _table(message, found.get("table")),
         "position": {"pos": place} if place else {},
         "order": place,
         "time_us": _text_time(found.get("op_ts")),
@@ -129,7 +130,7 @@ def read_dms(message: Message) -> list[SourceRow]:
         return []
     op = _op(_DMS, str(about.get("operation")))
     shared: dict[str, Any] = {
-        "table": message.table or str(about.get("table-name") or ""),
+        "table": _table(message, about.get("table-name")),
         "time_us": _text_time(about.get("timestamp")),
         "source": {"connector": "dms", **about},
     }
@@ -148,6 +149,21 @@ def _object(message: Message) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise Unreadable("not a JSON object")
     return found
+
+
+def _table(message: Message, told: Any) -> str:
+    """Table of a message, as declared; Unreadable when the message is of another table.
+
+    What stands before the last dot is not compared: it may be a database, a schema or both.
+    """
+    name = str(told or "")
+    if name and message.table and _last(name) != _last(message.table):
+        raise Unreadable(f"it is of table {name}, and its topic is for rows of {message.table}")
+    return message.table or name
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2].lower()
 
 
 def _op(ops: Mapping[str, Op], kind: str) -> Op:

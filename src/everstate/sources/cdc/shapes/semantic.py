@@ -10,10 +10,6 @@ import msgspec
 
 from everstate.sources.cdc.rows import Unreadable
 
-UNAVAILABLE: Final = "__debezium_unavailable_value"
-_UNAVAILABLE_BYTES: Final = "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
-# Of the second so much that it is found quickly; some writers of JSON escape its equals sign.
-_MARKS: Final = (UNAVAILABLE.encode(), _UNAVAILABLE_BYTES[:16].encode())
 _SEMANTICS: Final = {
     "io.debezium.time.Date": "days",
     "io.debezium.time.Timestamp": "ms",
@@ -52,29 +48,6 @@ def conversions(schema: bytes) -> Mapping[str, str]:
                 if kind is not None:
                     named[column["field"]] = kind
     return named
-
-
-def may_lack_values(message: bytes) -> bool:
-    """Whether a message's text has the mark of a value that is not told, plain or in base64."""
-    return _MARKS[0] in message or _MARKS[1] in message
-
-
-def without_unavailable(image: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The columns whose values are known: a TOASTed column that did not change is not."""
-    if image is None or not any(map(_is_unavailable, image.values())):
-        return image
-    return {name: value for name, value in image.items() if not _is_unavailable(value)}
-
-
-def _is_unavailable(value: Any) -> bool:
-    kind = value.__class__
-    if kind is str:
-        return bool(value in (UNAVAILABLE, _UNAVAILABLE_BYTES))
-    if kind is list:
-        return len(value) == 1 and value[0] in (UNAVAILABLE, _UNAVAILABLE_BYTES)
-    if kind is dict:
-        return UNAVAILABLE in value or value.get("value") == _UNAVAILABLE_BYTES
-    return False
 
 
 def document(text: str, *, quietly: bool = False) -> Any:

@@ -13,7 +13,7 @@ import psycopg
 from everstate.views.database import connect_views, is_away, unavailable
 
 _SETTINGS: Final = (
-    "-c TimeZone=UTC -c DateStyle=ISO -c client_min_messages=warning "
+    "-c DateStyle=ISO -c client_min_messages=warning "
     # An attempt that hangs holds its position row: nobody else could go on.
     "-c idle_in_transaction_session_timeout=300000 -c temp_buffers=64MB "
     "-c random_page_cost=1.1 -c jit=off"

@@ -1,9 +1,9 @@
-"""Tables and readers' views of entity types and of SQL views (D5, D6, D7)."""
+"""Tables behind views, and the queries that readers see of them (D5, D6, D7)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
@@ -11,66 +11,96 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidView
-from everstate.views import control
 from everstate.views.outputs import refuse_sum_type
 from everstate.views.plan import LinearPlan, RowPlan, ViewPlan
-from everstate.views.stores.postgres.group import (
+from everstate.views.stores.postgres.types import postgres_type
+from everstate.views.tables import (
     HISTORY_COLUMNS,
     LATEST_COLUMNS,
-    columns_ddl,
+    history_of,
+    latest_of,
     physical,
 )
-from everstate.views.stores.postgres.types import postgres_type
 
 Connection = psycopg.Connection[Any]
 Types = Mapping[str, pa.DataType]
+_NO_OFFSET: Final = "^[0-9-]+([T ][0-9:.]*)?$"
 
 
-def install_entity(connection: Connection, schema_name: str, entity_type: EntityType) -> None:
-    """Make `latest` and `history` of an entity type and their readers' views; idempotent.
+_TYPES: Final = {
+    "key": 'text COLLATE "C" NOT NULL',
+    "version": "bigint NOT NULL",
+    "change_id": "uuid NOT NULL",
+    "kind": "text NOT NULL",
+    "as_of": "timestamptz NOT NULL",
+    "occurred_at": "timestamptz NOT NULL",
+    "recorded_at": "timestamptz NOT NULL",
+    "schema_version": "int NOT NULL",
+    "generation": "int NOT NULL",
+    "partition": "int NOT NULL",
+    "offset": "bigint NOT NULL",
+    "provenance": "jsonb NOT NULL",
+    "transaction": "jsonb",
+    "event": "jsonb",
+    "state": "jsonb",
+}
 
-    Readers see `<entity>` (live entities in typed columns), `<entity>_latest` and
-    `<entity>_history`.
-    """
-    with connection.transaction():
-        control.lock_installing(connection)
-        _install_entity(connection, schema_name, entity_type)
+
+def store_columns(names: Sequence[str]) -> sql.Composed:
+    """Column definitions of the store's own columns."""
+    parts = [sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(_TYPES[n])) for n in names]
+    return sql.SQL(", ").join(parts)
 
 
-def _install_entity(connection: Connection, schema_name: str, entity_type: EntityType) -> None:
-    entity = entity_type.name
-    latest = sql.Identifier(schema_name, physical(f"{entity}_latest"))
-    history = sql.Identifier(schema_name, physical(f"{entity}_history"))
+def install_latest(connection: Connection, schema_name: str, entity: str) -> None:
+    """Make the table of `latest`; idempotent."""
     # Rows of latest are rewritten again and again: room in the page keeps the updates in place.
     connection.execute(
         sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (key)) WITH (fillfactor = 80)"
-        ).format(latest, columns_ddl(LATEST_COLUMNS))
+            "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (key)) WITH (fillfactor = 50)"
+        ).format(
+            sql.Identifier(schema_name, physical(latest_of(entity))), store_columns(LATEST_COLUMNS)
+        )
     )
+
+
+def install_history(connection: Connection, schema_name: str, entity: str, version: int) -> None:
+    """Make the table of a version of `history`; idempotent."""
+    name = physical(history_of(entity), version)
+    table = sql.Identifier(schema_name, name)
     connection.execute(
         sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (key, version))").format(
-            history, columns_ddl(HISTORY_COLUMNS)
+            table, store_columns(HISTORY_COLUMNS)
         )
     )
     connection.execute(
         sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} (key, as_of, version)").format(
-            sql.Identifier(f"{entity}_history__v1_as_of"), history
+            sql.Identifier(f"{name}_as_of"), table
         )
     )
+
+
+def entity_readers(schema_name: str, entity_type: EntityType) -> dict[str, sql.Composed]:
+    """What readers see of `latest`: live entities in typed columns, and `latest` itself."""
+    latest = sql.Identifier(schema_name, physical(latest_of(entity_type.name)))
     typed: list[sql.Composable] = [
         sql.SQL("{} AS {}").format(_field(column), sql.Identifier(column.name))
         for column in entity_type.arrow_schema
     ]
     typed += [sql.SQL(f"{n} AS _{n}") for n in ("key", "version", "as_of", "recorded_at")]
-    readers = {
-        entity: sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL").format(
+    return {
+        entity_type.name: sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL").format(
             sql.SQL(", ").join(typed), latest
         ),
-        f"{entity}_latest": sql.SQL("SELECT * FROM {}").format(latest),
-        f"{entity}_history": sql.SQL("SELECT * FROM {}").format(history),
+        latest_of(entity_type.name): sql.SQL("SELECT * FROM {}").format(latest),
     }
-    for name, query in readers.items():
-        _replace_reader(connection, schema_name, name, query)
+
+
+def history_reader(schema_name: str, entity: str, version: int) -> sql.Composed:
+    """What readers see of a version of `history`."""
+    return sql.SQL("SELECT * FROM {}").format(
+        sql.Identifier(schema_name, physical(history_of(entity), version))
+    )
 
 
 def _field(column: pa.Field) -> sql.Composed:
@@ -78,24 +108,13 @@ def _field(column: pa.Field) -> sql.Composed:
     kind = postgres_type(column.type)
     if kind == "jsonb":
         return sql.SQL("(state -> {})").format(sql.Literal(column.name))
-    return sql.SQL("(state ->> {})::{}").format(
-        sql.Literal(column.name),
-        sql.SQL(kind or "text"),
-    )
-
-
-def _replace_reader(
-    connection: Connection, schema_name: str, name: str, query: sql.Composed
-) -> None:
-    """Point a reader's name to a query; a view whose columns changed is made anew."""
-    reader = sql.Identifier(schema_name, name)
-    with connection.transaction():
-        try:
-            with connection.transaction():
-                connection.execute(sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(reader, query))
-        except psycopg.errors.InvalidTableDefinition:
-            connection.execute(sql.SQL("DROP VIEW {}").format(reader))
-            connection.execute(sql.SQL("CREATE VIEW {} AS {}").format(reader, query))
+    text = sql.SQL("(state ->> {})").format(sql.Literal(column.name))
+    if kind == "timestamptz":
+        # A time without an offset is of UTC, as Spark reads it, whatever the reader's zone is.
+        return sql.SQL(
+            "CASE WHEN {0} ~ {1} THEN {0}::timestamp AT TIME ZONE 'UTC' ELSE {0}::timestamptz END"
+        ).format(text, sql.Literal(_NO_OFFSET))
+    return sql.SQL("{}::{}").format(text, sql.SQL(kind or "text"))
 
 
 def install(
@@ -105,17 +124,15 @@ def install(
     column_types: Types,
     version: int = 1,
 ) -> None:
-    """Make a view's table and its reader's view; idempotent.
+    """Make the table of a version of a view; idempotent.
 
     ``column_types`` gives Spark's analysed type of each field in ``plan.types_needed``. Raises
     InvalidView when a type cannot be stored, or a sum would be over floats (C16).
     """
-    with connection.transaction():
-        control.lock_installing(connection)
-        if isinstance(plan, LinearPlan):
-            _install_linear(connection, schema_name, plan, column_types, version)
-        else:
-            _install_row(connection, schema_name, plan, column_types, version)
+    if isinstance(plan, LinearPlan):
+        _install_linear(connection, schema_name, plan, column_types, version)
+    else:
+        _install_row(connection, schema_name, plan, column_types, version)
 
 
 def _column(plan: ViewPlan, name: str, shown: str, types: Types) -> sql.Composed:
@@ -157,13 +174,12 @@ def _install_linear(
             sql.Identifier(f"{physical(plan.name, version)}_empty"), table
         )
     )
-    _replace_reader(connection, schema_name, plan.name, linear_reader(schema_name, plan, version))
 
 
 def summed(schema_name: str, plan: LinearPlan, version: int = 1) -> sql.Composed:
     """Query of a linear view's groups and accumulators, summed over shards.
 
-    Columns in the order of ``plan.batch_sql``; without groups there is one row always.
+    Columns in the order of the plan; without groups there is one row always.
     """
     groups = [sql.Identifier(column.name) for column in plan.group]
     sums = [
@@ -210,14 +226,44 @@ def _install_row(
     table = sql.Identifier(schema_name, physical(plan.name, version))
     columns = [_column(plan, c.name, c.output or c.name, types) for c in plan.row]
     connection.execute(
-        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, {}, PRIMARY KEY (key))").format(
-            table, columns_ddl(("key", "version")), sql.SQL(", ").join(columns)
-        )
+        sql.SQL(
+            "CREATE TABLE IF NOT EXISTS {} ({}, {}, PRIMARY KEY (key)) WITH (fillfactor = 50)"
+        ).format(table, store_columns(("key", "version")), sql.SQL(", ").join(columns))
     )
+
+
+def row_reader(schema_name: str, plan: RowPlan, version: int) -> sql.Composed:
+    """What readers see of a view of rows."""
     shown: list[sql.Composable] = [
         sql.SQL("{} AS {}").format(sql.Identifier(c.name), sql.Identifier(c.output or c.name))
         for c in plan.row
     ]
     shown += [sql.SQL("key AS _key"), sql.SQL("version AS _version")]
-    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(shown), table)
-    _replace_reader(connection, schema_name, plan.name, query)
+    table = sql.Identifier(schema_name, physical(plan.name, version))
+    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(shown), table)
+
+
+def reader(schema_name: str, plan: ViewPlan, version: int) -> sql.Composed:
+    """What readers see of a version of a view."""
+    if isinstance(plan, LinearPlan):
+        return linear_reader(schema_name, plan, version)
+    return row_reader(schema_name, plan, version)
+
+
+def kept(schema_name: str, plan: ViewPlan, version: int) -> sql.Composed:
+    """Query of what a version's table holds, in the columns of its batch."""
+    if isinstance(plan, LinearPlan):
+        return summed(schema_name, plan, version)
+    return kept_rows(schema_name, plan, version)
+
+
+def drop_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
+    """Drop the table of a version that no reader sees."""
+    table = sql.Identifier(schema_name, physical(name, version))
+    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+
+
+def empty_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
+    """Empty the table of a version that no reader sees."""
+    table = sql.Identifier(schema_name, physical(name, version))
+    connection.execute(sql.SQL("TRUNCATE {}").format(table))

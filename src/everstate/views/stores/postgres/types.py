@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from everstate.changes.moments import OUT_OF_RANGE
+from everstate.views.json_texts import json_texts
 
 _PLAIN: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
@@ -21,7 +23,9 @@ _PLAIN: Final[dict[pa.DataType, str]] = {
     pa.date32(): "date",
     pa.null(): "text",
 }
-_TO_JSON: Final = msgspec.json.Encoder(decimal_format="number", order="deterministic").encode
+_FIRST_US: Final = -62_135_596_800_000_000
+_LAST_US: Final = 253_402_300_799_999_999
+"""The years 1 to 9999 in microseconds since 1970."""
 
 
 def postgres_type(kind: pa.DataType) -> str | None:
@@ -36,11 +40,15 @@ def postgres_type(kind: pa.DataType) -> str | None:
 
 
 def copied(values: pa.Array) -> pa.Array:
-    """Values as PostgreSQL's COPY reads them from CSV: nested ones as JSON text."""
+    """Values as PostgreSQL's COPY reads them from CSV: nested ones as JSON text.
+
+    Raises ArrowInvalid for a time that no reader could be given.
+    """
     kind = values.type
     if pa.types.is_nested(kind):
-        texts = [None if v is None else _TO_JSON(_plain(v, kind)) for v in values.to_pylist()]
-        return pa.array(texts, pa.binary()).cast(pa.string())
+        return json_texts(values)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        _check_range(values)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         # Arrow writes zoned times fifteen times slower; a session's zone is UTC, as Arrow's is.
         return values.cast(pa.timestamp(kind.unit))
@@ -49,14 +57,9 @@ def copied(values: pa.Array) -> pa.Array:
     return values
 
 
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A nested value with its maps as objects, which Arrow gives as lists of pairs."""
-    if value is None:
-        return None
-    if pa.types.is_map(kind):
-        return {k: _plain(v, kind.item_type) for k, v in value}
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(part, kind.value_type) for part in value]
-    return value
+def _check_range(values: pa.Array) -> None:
+    """Raise ArrowInvalid for a year that Python does not have, where Spark computed one."""
+    microseconds = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
+    bounds = pc.min_max(microseconds).as_py()
+    if (bounds["min"] or 0) < _FIRST_US or (bounds["max"] or 0) > _LAST_US:
+        raise pa.ArrowInvalid(OUT_OF_RANGE)

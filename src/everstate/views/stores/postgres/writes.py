@@ -1,4 +1,4 @@
-"""What one view group writes of a batch of changes that passed the gate.
+"""How each kind of view is merged into its table: `latest`, rows, sums, history.
 
 Each write stages rows by COPY in a temporary table of this session (never shared, C11) and merges
 them with one statement, in the order of the key (C17). All run inside the caller's transaction.
@@ -7,8 +7,7 @@ them with one statement, in the order of the key (C17). All run inside the calle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,63 +16,33 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from psycopg import sql
 
-from everstate.views.stores.postgres.gate import Keys
-from everstate.views.stores.postgres.group import (
-    GATE_COLUMNS,
-    HISTORY_COLUMNS,
-    LATEST_COLUMNS,
-    GroupPlan,
-    LinearTable,
-    RowTable,
-    planned_column,
-)
-from everstate.views.stores.postgres.images import Images, cut
+from everstate.views.batch import Batch
+from everstate.views.images import cut
 from everstate.views.stores.postgres.session import Session
 from everstate.views.stores.postgres.types import copied
+from everstate.views.sums import sum_deltas
+from everstate.views.tables import (
+    HISTORY_COLUMNS,
+    LATEST_COLUMNS,
+    Core,
+    HistoryTable,
+    KeptTable,
+    RowTable,
+    SumTable,
+    planned_column,
+)
 
 GATE_STAGE: Final = "stage_gate"
 _CSV: Final = pyarrow.csv.WriteOptions(include_header=False)
-_INT64_MAX: Final = 2**63 - 1
-_DECIMAL128_DIGITS: Final = 38
-_BATCH_DIGITS: Final = 10
-"""A batch has fewer changes than a number of so many digits."""
-_COUNTED: Final = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
 
 
-class Batch:
-    """Changes that apply, with what the tables need of them; versions of a key in order."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a batch comes from, and the schema that it goes to."""
 
-    def __init__(self, changes: pa.Table, floors: Mapping[str, datetime]) -> None:
-        self.changes = changes
-        self.floors = floors
-
-    @cached_property
-    def keys(self) -> Keys:
-        """The changes by key."""
-        return Keys(self.changes)
-
-    @cached_property
-    def as_of(self) -> pa.Array:
-        """As-of time of each change."""
-        return self.keys.running_as_of(self.floors)
-
-    @cached_property
-    def images(self) -> Images:
-        """JSON texts of each change."""
-        return cut(self.changes["raw_value"].to_pylist())
-
-    @cached_property
-    def lasts(self) -> pa.Array:
-        """Row of the newest change of each key."""
-        return pa.array(self.keys.lasts)
-
-    def first(self, count: int) -> Batch:
-        """The first ``count`` changes alone."""
-        return Batch(self.changes.slice(0, count), self.floors)
-
-    def newest(self) -> tuple[pa.Table, pa.Array]:
-        """The newest change of each key, and its as-of time."""
-        return self.changes.take(self.lasts), self.as_of.take(self.lasts)
+    schema_name: str
+    generation: int
+    partition: int
 
 
 def stage_name(table: str) -> str:
@@ -99,9 +68,9 @@ def prepare_stage(session: Session, name: str, columns: sql.Composed) -> None:
     session.staged[name] = wanted
 
 
-def like(group: GroupPlan, table: str, *more: str) -> sql.Composed:
+def like(schema_name: str, table: str, *more: str) -> sql.Composed:
     """Columns of a staging table: those of the table, and some more."""
-    parts = [sql.SQL("LIKE {}").format(sql.Identifier(group.schema_name, table))]
+    parts = [sql.SQL("LIKE {}").format(sql.Identifier(schema_name, table))]
     parts += [sql.SQL(column).format() for column in more]
     return sql.SQL(", ").join(parts)
 
@@ -134,19 +103,19 @@ def _constant(value: int, rows: int) -> pa.Array:
     return pa.array(np.full(rows, value, dtype=np.int64))
 
 
-def _places(group: GroupPlan, partition: int, changes: pa.Table) -> dict[str, pa.Array]:
+def _places(place: Place, changes: pa.Table) -> dict[str, pa.Array]:
     return {
-        "generation": _constant(group.generation, changes.num_rows),
-        "partition": _constant(partition, changes.num_rows),
+        "generation": _constant(place.generation, changes.num_rows),
+        "partition": _constant(place.partition, changes.num_rows),
         "offset": changes["offset"],
     }
 
 
-def write_latest(session: Session, group: GroupPlan, partition: int, batch: Batch) -> None:
+def write_latest(session: Session, place: Place, core: Core, batch: Batch) -> None:
     """Put the newest change of each key into `latest`, which is the gate."""
     changes, as_of = batch.newest()
     # With a history all images are cut anyway; without one only the newest are.
-    if group.history_table is not None:
+    if any(isinstance(rider, HistoryTable) for rider in core.riders):
         images = batch.images.take(batch.lasts)
     else:
         images = cut(changes["raw_value"].to_pylist())
@@ -158,42 +127,31 @@ def write_latest(session: Session, group: GroupPlan, partition: int, batch: Batc
         "as_of": as_of,
         "occurred_at": changes["occurred_at"],
         "recorded_at": changes["recorded_at"],
-        **_places(group, partition, changes),
+        **_places(place, changes),
         "provenance": images.provenance,
         "state": images.state,
     }
-    _merge_newest(session, group, group.gate_table, columns, LATEST_COLUMNS)
-
-
-def write_gate(session: Session, group: GroupPlan, partition: int, batch: Batch) -> None:
-    """Move the group's own copy of the gate."""
-    changes, as_of = batch.newest()
-    columns = {
-        "key": changes["key"],
-        "version": changes["version"],
-        "change_id": changes["id"],
-        "as_of": as_of,
-    }
-    _merge_newest(session, group, group.gate_table, columns, GATE_COLUMNS)
-
-
-def _merge_newest(
-    session: Session,
-    group: GroupPlan,
-    table: str,
-    columns: Mapping[str, pa.Array],
-    names: Sequence[str],
-) -> None:
-    stage = stage_of(stage_name(table))
+    stage = stage_of(stage_name(core.table))
     copy_rows(session, stage, columns)
-    target = sql.Identifier(group.schema_name, table)
+    _upsert_newest(session, sql.Identifier(place.schema_name, core.table), stage, LATEST_COLUMNS)
+
+
+def _upsert_newest(
+    session: Session,
+    table: sql.Identifier,
+    stage: sql.Identifier,
+    names: Sequence[str],
+    condition: str = "",
+) -> None:
+    """Merge staged rows whose first two columns are key and version; the newest version wins."""
     session.connection.execute(
         sql.SQL(
-            "INSERT INTO {table} AS kept ({names}) SELECT {names} FROM {stage} ORDER BY key "
-            "ON CONFLICT (key) DO UPDATE SET ({rest}) = ROW({values}) "
+            "INSERT INTO {table} AS kept ({names}) SELECT {names} FROM {stage} "
+            + condition
+            + " ORDER BY key ON CONFLICT (key) DO UPDATE SET ({rest}) = ROW({values}) "
             "WHERE kept.version < excluded.version"
         ).format(
-            table=target,
+            table=table,
             stage=stage,
             names=_names(names),
             rest=_names(names[1:]),
@@ -202,9 +160,8 @@ def _merge_newest(
     )
 
 
-def write_history(session: Session, group: GroupPlan, partition: int, batch: Batch) -> None:
+def write_history(session: Session, place: Place, table: HistoryTable, batch: Batch) -> None:
     """Add every change to `history`, in the order of its indexes: a third less work there."""
-    assert group.history_table is not None
     order = pc.sort_indices(
         batch.changes.select(["key", "version"]),
         sort_keys=[("key", "ascending"), ("version", "ascending")],
@@ -221,138 +178,82 @@ def write_history(session: Session, group: GroupPlan, partition: int, batch: Bat
         "occurred_at": changes["occurred_at"],
         "recorded_at": changes["recorded_at"],
         "schema_version": changes["schema_version"],
-        **_places(group, partition, changes),
+        **_places(place, changes),
         "provenance": images.provenance,
         "transaction": images.transaction,
         "event": images.event,
         "state": images.state,
     }
     assert tuple(columns) == HISTORY_COLUMNS
-    copy_rows(session, sql.Identifier(group.schema_name, group.history_table), columns)
+    copy_rows(session, sql.Identifier(place.schema_name, table.name), columns)
 
 
-def write_row_view(session: Session, group: GroupPlan, view: RowTable, batch: Batch) -> None:
-    """Put the newest row of each key into a row view; a key without one leaves it."""
+def write_rows(session: Session, place: Place, table: RowTable, batch: Batch) -> None:
+    """Put the newest row of each key into a view of rows; a key without one leaves it."""
     changes, _ = batch.newest()
-    images = changes[planned_column(view.view, "current")].combine_chunks()
+    images = changes[planned_column(table, "current")].combine_chunks()
     columns: dict[str, pa.Array] = {"key": changes["key"], "version": changes["version"]}
-    columns.update(zip(view.columns, images.flatten(), strict=True))
+    columns.update(zip(table.columns, images.flatten(), strict=True))
     columns["present"] = images.is_valid()
-    stage = stage_of(stage_name(view.table))
+    stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
-    table = sql.Identifier(group.schema_name, view.table)
-    names = ("key", "version", *view.columns)
+    target = sql.Identifier(place.schema_name, table.name)
     session.connection.execute(
         sql.SQL(
             "DELETE FROM {} AS kept USING {} AS gone WHERE kept.key = gone.key AND NOT gone.present"
-        ).format(table, stage)
+        ).format(target, stage)
     )
-    session.connection.execute(
-        sql.SQL(
-            "INSERT INTO {table} AS kept ({names}) SELECT {names} FROM {stage} WHERE present "
-            "ORDER BY key ON CONFLICT (key) DO UPDATE SET ({rest}) = ROW({values}) "
-            "WHERE kept.version < excluded.version"
-        ).format(
-            table=table,
-            stage=stage,
-            names=_names(names),
-            rest=_names(names[1:]),
-            values=sql.SQL(", ").join(sql.Identifier("excluded", name) for name in names[1:]),
-        )
-    )
+    names = ("key", "version", *table.columns)
+    _upsert_newest(session, target, stage, names, "WHERE present")
 
 
-def write_linear_view(
-    session: Session, group: GroupPlan, partition: int, view: LinearTable, batch: Batch
-) -> None:
-    """Add what the changes are worth to a linear view, in this partition's shard (D6)."""
-    deltas = linear_deltas(view, batch.changes)
+def write_sums(session: Session, place: Place, table: SumTable, batch: Batch) -> None:
+    """Add what the changes are worth to a view of sums, in this partition's shard (D6)."""
+    deltas = sum_deltas(table, batch.changes)
     if not deltas.num_rows:
         return
     columns = {name: deltas[name] for name in deltas.column_names}
-    columns["shard"] = _constant(partition, deltas.num_rows)
-    stage = stage_of(stage_name(view.table))
+    columns["shard"] = _constant(place.partition, deltas.num_rows)
+    stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
-    table = sql.Identifier(group.schema_name, view.table)
-    sums = [name for name, _ in view.sums]
+    target = sql.Identifier(place.schema_name, table.name)
+    sums = [name for name, _ in table.sums]
     added = [sql.SQL("{0} = kept.{0} + excluded.{0}").format(sql.Identifier(name)) for name in sums]
-    place = (*view.groups, "shard")
+    groups = (*table.groups, "shard")
     session.connection.execute(
         sql.SQL(
-            "INSERT INTO {table} AS kept ({names}) SELECT {names} FROM {stage} ORDER BY {place} "
-            "ON CONFLICT ({place}) DO UPDATE SET {added}"
+            "INSERT INTO {table} AS kept ({names}) SELECT {names} FROM {stage} ORDER BY {groups} "
+            "ON CONFLICT ({groups}) DO UPDATE SET {added}"
         ).format(
-            table=table,
-            names=_names((*place, *sums)),
+            table=target,
+            names=_names((*groups, *sums)),
             stage=stage,
-            place=_names(place),
+            groups=_names(groups),
             added=sql.SQL(", ").join(added),
         )
     )
     empty = [sql.SQL("{} = 0").format(sql.Identifier(name)) for name in sums]
     session.connection.execute(
         sql.SQL("DELETE FROM {} WHERE shard = %s AND {}").format(
-            table, sql.SQL(" AND ").join(empty)
+            target, sql.SQL(" AND ").join(empty)
         ),
-        (partition,),
+        (place.partition,),
     )
 
 
-def linear_deltas(view: LinearTable, changes: pa.Table) -> pa.Table:
-    """Sums per group of what the changes take away (`original`) and add (`current`).
-
-    Out: groups, then sums; counts as int64, sums as int64 or decimal without overflow. Groups
-    that nothing happens to are left out.
-    """
-    parts = [
-        _worth(view, changes[planned_column(view.view, "original")], -1),
-        _worth(view, changes[planned_column(view.view, "current")], 1),
-    ]
-    rows = pa.concat_tables(parts).combine_chunks()
-    names = [name for name, _ in view.sums]
-    for name, kind in view.sums:
-        if kind == "sum":
-            place = rows.column_names.index(name)
-            rows = rows.set_column(place, name, _wide(rows[name]))
-    # `use_threads` off: one task has one core, and the sums of a batch are small.
-    found = rows.group_by(list(view.groups), use_threads=False).aggregate(
-        [(name, "sum", _COUNTED) for name in names]
-    )
-    found = found.rename_columns([name.removesuffix("_sum") for name in found.column_names])
-    changed = pa.array(np.zeros(found.num_rows, dtype=np.bool_))
-    for name in names:
-        changed = pc.or_(changed, pc.not_equal(found[name], pa.scalar(0, found[name].type)))
-    return found.select([*view.groups, *names]).filter(changed)
+def write_view(session: Session, place: Place, table: KeptTable, batch: Batch) -> None:
+    """Merge a batch into a view's table, as its kind says."""
+    if table.kind == "row":
+        write_rows(session, place, table, batch)
+    elif table.kind == "linear":
+        write_sums(session, place, table, batch)
+    else:
+        write_history(session, place, table, batch)
 
 
-def _worth(view: LinearTable, images: pa.ChunkedArray, sign: int) -> pa.Table:
-    """Groups and signed inputs of the images that the view has a part in."""
-    present = images.combine_chunks()
-    present = present.filter(present.is_valid())
-    fields = dict(zip([field.name for field in present.type], present.flatten(), strict=True))
-    columns: dict[str, pa.Array] = {}
-    for name in view.groups:
-        values = fields[name]
-        columns[name] = copied(values) if pa.types.is_nested(values.type) else values
-    for name, kind in view.sums:
-        values = fields.get(name, None)
-        if values is None:
-            values = pa.array(np.ones(len(present), dtype=np.int64))
-        if kind == "count" or pa.types.is_integer(values.type):
-            values = values.cast(pa.int64())
-        columns[name] = values if sign > 0 else pc.negate(values)
-    return pa.Table.from_pydict(columns)
-
-
-def _wide(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A type in which the sum of these values cannot overflow."""
-    kind = values.type
-    if pa.types.is_decimal(kind):
-        if kind.precision <= _DECIMAL128_DIGITS - _BATCH_DIGITS:
-            return values.cast(pa.decimal128(_DECIMAL128_DIGITS, kind.scale))
-        return values.cast(pa.decimal256(76, kind.scale))
-    bounds = pc.min_max(values).as_py()
-    largest = max(abs(bounds["min"] or 0), abs(bounds["max"] or 0))
-    if largest * max(1, len(values)) > _INT64_MAX:
-        return values.cast(pa.decimal256(76, 0))
-    return values
+def prepare_view(session: Session, schema_name: str, table: KeptTable) -> None:
+    """Make a view's staging table; outside a transaction."""
+    if table.kind == "history":
+        return  # its rows are copied straight into it
+    more = ("present boolean",) if table.kind == "row" else ()
+    prepare_stage(session, stage_name(table.name), like(schema_name, table.name, *more))

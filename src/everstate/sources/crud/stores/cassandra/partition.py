@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from everstate.changes import Kind
 from everstate.errors import Unavailable
 from everstate.sources.crud.stores.cassandra.schema import IndexStatements, Statements
-from everstate.sources.crud.stores.cassandra.session import UNKNOWN, Database
+from everstate.sources.crud.stores.cassandra.session import UNKNOWN, Database, unless_null
 from everstate.sources.outbox.rows import Row
 
 BUCKET_S: Final = 1
@@ -63,9 +63,12 @@ class Partitions:
         found = rows[0]
         return Head(found.head_version, found.head_change_id, found.fence, found.after)
 
-    def version_of(self, key: str, change_id: UUID) -> tuple[int, Kind] | None:
-        """Version and kind of a change of this key; ``None``: there is no such change."""
-        rows = self._database.execute(self._sql.version_of, [key, change_id])
+    def version_of(self, key: str, change_id: UUID, since: int) -> tuple[int, Kind] | None:
+        """Version and kind of a change of this key; ``None``: there is no such change.
+
+        Cost: a look at each change with a version after ``since``.
+        """
+        rows = self._database.execute(self._sql.version_of, [key, since, change_id])
         return (rows[0].version, Kind(rows[0].kind)) if rows else None
 
     def move(self, key: str, plan: Plan) -> tuple[Head, Sequence[Step]]:
@@ -87,10 +90,9 @@ class Partitions:
             if self._compare_and_set(key, head, steps, deadline):
                 return head, steps
             if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"{self._entity} {key!r}: lost against other writers for "
-                    f"{self._patience_s:g} s; nothing was written."
-                )
+                said = f"{self._entity} {key!r}: lost against other writers for "
+                said = f"{said}{self._patience_s:g} s; nothing was written."
+                raise Unavailable(said, public=said)
             time.sleep(random.uniform(0, pause_s))
             pause_s = min(_PAUSE_S_MAX, pause_s * 2)
 
@@ -99,7 +101,8 @@ class Partitions:
 
         ``again_from``: send the changes from that version on, whether the log has them or not.
         """
-        values = [int(time.time()) // BUCKET_S, uuid4(), self._entity, key, version, again_from]
+        bucket = int(time.time()) // BUCKET_S
+        values = [bucket, uuid4(), self._entity, key, version, unless_null(again_from)]
         self._database.execute(self._index.announce, values)
 
     def _compare_and_set(
@@ -130,10 +133,12 @@ class Partitions:
                 # Not to be told now: asked again until the patience ends.
                 time.sleep(_PAUSE_S_MAX)
             if time.monotonic() > deadline:
+                said = f"{self._entity} {key!r}: Cassandra does not say whether version "
+                said = f"{said}{last.version} was written"
                 raise Unavailable(
-                    f"{self._entity} {key!r}: Cassandra does not say whether version "
-                    f"{last.version} was written ({type(unknown).__name__}).",
+                    f"{said} ({type(unknown).__name__}).",
                     advice="Read the entity, or repeat the call: an equal state is no change.",
+                    public=f"{said}.",
                 ) from unknown
 
     def _is_there(self, key: str, step: Step) -> bool:
@@ -158,9 +163,9 @@ class Partitions:
                 row.occurred_at,
                 recorded_at,
                 row.provenance,
-                row.event,
-                row.state,
-                None if chained else before,
+                unless_null(row.event),
+                unless_null(row.state),
+                unless_null(None if chained else before),
                 chained,
             ]
             batch.append((self._sql.add, values))

@@ -27,6 +27,8 @@ from everstate.errors import InvalidChange, RecordRefused, Unavailable
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
+from everstate.parts import waits, works
+from everstate.sources.crud.stores.cassandra.bound import check_log
 from everstate.sources.crud.stores.cassandra.schema import IndexStatements, Statements, install
 from everstate.sources.crud.stores.cassandra.session import Database
 from everstate.sources.crud.stores.cassandra.unpublished import Announcement, Unpublished
@@ -145,10 +147,12 @@ class Publisher:
         while True:
             try:
                 moved = self.step()
+                works()
                 wait_s = 0.0 if moved else self._config.cassandra.poll_ms / 1000
                 pause_s = _PAUSE_S
             except Unavailable as error:
                 LOGGER.warning("the publisher waits %.1f s: %s", pause_s, error.message)
+                waits(error, pause_s)
                 wait_s, pause_s = pause_s, min(_PAUSE_S_MAX, pause_s * 2)
             if stop.wait(wait_s):
                 return
@@ -177,6 +181,7 @@ class Publisher:
         if self._is_open:
             return
         install(self._database, tuple(self._types))
+        check_log(self._database, self._config, self._types)
         progress = self._publisher.open(_OPEN_S)
         self._published.clear()
         if progress is not None:

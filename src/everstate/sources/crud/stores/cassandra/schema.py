@@ -46,12 +46,25 @@ CREATE TABLE IF NOT EXISTS {keyspace}.published (
 )
 """
 
-# Requests that were answered, by caller and Idempotency-Key. Conditional writes only.
+# Requests that were answered, by caller and Idempotency-Key. Conditional writes only. `since`: the
+# newest version of the entity before the request; its change has a later one.
 _ANSWERED: Final = """
 CREATE TABLE IF NOT EXISTS {keyspace}.answered (
-    id text PRIMARY KEY, fingerprint text, answer text
+    id text PRIMARY KEY, fingerprint text, answer text, since bigint
 )
 """
+
+# Which topic the changes of each entity type go to (C8).
+_PUBLISHED_TO: Final = """
+CREATE TABLE IF NOT EXISTS {keyspace}.published_to (
+    entity text PRIMARY KEY, topic text, cluster_id text, topic_id text, partitions int
+)
+"""
+_ADDED: Final = (("answered", "since", "bigint"),)
+"""Columns that a table of an earlier release lacks."""
+_COLUMNS: Final = (
+    "SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?"
+)
 
 
 TOKEN_MIN: Final = -(2**63)
@@ -68,8 +81,13 @@ def install(database: Database, entities: tuple[str, ...]) -> None:
             replication=settings.replication,
         )
     )
-    for statement in (_UNPUBLISHED, _PUBLISHED, _ANSWERED):
+    for statement in (_UNPUBLISHED, _PUBLISHED, _ANSWERED, _PUBLISHED_TO):
         database.define(statement.format(keyspace=database.keyspace))
+    for table, column, kind in _ADDED:
+        found = database.execute(_COLUMNS, [database.keyspace, table])
+        if column not in {row.column_name for row in found}:
+            name = f"{database.keyspace}.{table}"
+            database.define(f"ALTER TABLE {name} ADD IF NOT EXISTS {column} {kind}")
     for entity in entities:
         database.define(_ENTITY.format(table=table_of(database.keyspace, entity)))
 
@@ -100,7 +118,8 @@ class Statements:
         )
         self.change_id = f"SELECT change_id FROM {table} WHERE key = ? AND version = ?"
         self.version_of = (
-            f"SELECT version, kind FROM {table} WHERE key = ? AND change_id = ? ALLOW FILTERING"
+            f"SELECT version, kind FROM {table} WHERE key = ? AND version > ? AND change_id = ?"
+            " ALLOW FILTERING"
         )
         self.changes = (
             "SELECT head_version, version, change_id, kind, schema_version, occurred_at,"
@@ -140,7 +159,8 @@ class IndexStatements:
         )
         answered = f"{keyspace}.answered"
         self.take_once = (
-            f"INSERT INTO {answered} (id, fingerprint) VALUES (?, ?) IF NOT EXISTS USING TTL ?"
+            f"INSERT INTO {answered} (id, fingerprint, since) VALUES (?, ?, ?) IF NOT EXISTS"
+            " USING TTL ?"
         )
         self.answer_once = (
             f"UPDATE {answered} USING TTL ? SET fingerprint = ?, answer = ? WHERE id = ?"

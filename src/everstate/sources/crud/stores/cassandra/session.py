@@ -26,7 +26,7 @@ from cassandra.cluster import (
 from cassandra.connection import ConnectionBusy, ConnectionException
 from cassandra.policies import DCAwareRoundRobinPolicy, FallthroughRetryPolicy, TokenAwarePolicy
 from cassandra.protocol import ErrorMessage
-from cassandra.query import BatchStatement, BatchType, PreparedStatement
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, PreparedStatement
 
 from everstate.config import CassandraConfig, Config
 from everstate.errors import EverstateError, InvalidConfig, SourceError, Unavailable
@@ -121,6 +121,11 @@ class Database:
             bound.fetch_size = rows
             yield from session.execute(bound)
 
+    def clock_s(self) -> float:
+        """The time of the server, in seconds since the epoch."""
+        rows = self.execute("SELECT toUnixTimestamp(now()) AS now_ms FROM system.local")
+        return float(rows[0].now_ms) / 1000
+
     def define(self, statement: str) -> None:
         """Run a statement that changes the schema."""
         with translated(self.settings):
@@ -141,6 +146,9 @@ class Database:
                 self._cluster = self._make_cluster()
                 try:
                     self._session = self._cluster.connect()
+                    # The server's clock dates each write: a writer's own may be behind, and its
+                    # announcement would be hidden by a deletion that came before it.
+                    self._session.use_client_timestamp = False
                 except BaseException:
                     self._cluster.shutdown()
                     self._cluster = None
@@ -184,6 +192,11 @@ def _login(settings: CassandraConfig) -> PlainTextAuthProvider | None:
         return None
     password = settings.password.get_secret_value() if settings.password is not None else ""
     return PlainTextAuthProvider(settings.user, password)
+
+
+def unless_null(value: Any) -> Any:
+    """The value to bind for a column of a new row; a bound null would write a tombstone."""
+    return UNSET_VALUE if value is None else value
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, Final
 from uuid import UUID, uuid5
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
+from everstate.changes.keys import check_key
 from everstate.config import Config
 from everstate.errors import (
     ChangeTooLarge,
@@ -37,7 +38,6 @@ from everstate.sources.outbox.rows import (
     OneOrEach,
     Row,
     event_text,
-    key_text,
     moment_text,
     prepare,
     provenance_text,
@@ -68,6 +68,7 @@ class CassandraStore:
     ) -> None:
         self._entity_type = entity_type
         self._limit = config.log.message_bytes_max
+        self._ahead_hours = config.log.occurred_ahead_hours
         self._answer_ttl_s = max(1, int(config.api.idempotency_keep_hours * 3600))
         self._owned = database is None
         self._database = database or Database(config)
@@ -144,7 +145,12 @@ class CassandraStore:
         """
         moment = occurred_at or datetime.now(UTC)
         prepared = prepare(
-            self._entity_type, [entity], provenance=provenance, occurred_at=moment, event=event
+            self._entity_type,
+            [entity],
+            provenance=provenance,
+            occurred_at=moment,
+            event=event,
+            ahead_hours=self._ahead_hours,
         )
         row = next(iter(prepared))
         return self._write(row, expected_version, force, once)
@@ -162,10 +168,10 @@ class CassandraStore:
         """Delete an entity; its version goes on if it is created again (C7)."""
         name = self._entity_type.name
         row = Row(
-            key_text(name, key),
+            check_key(name, key),
             None,
             new_change_id(),
-            moment_text(name, key, occurred_at or datetime.now(UTC)),
+            moment_text(name, key, occurred_at or datetime.now(UTC), self._ahead_hours),
             provenance_text(name, key, provenance),
             None if event is None else event_text(name, key, event),
         )
@@ -191,6 +197,7 @@ class CassandraStore:
             provenance=provenance,
             occurred_at=datetime.now(UTC) if occurred_at is None else occurred_at,
             event=event,
+            ahead_hours=self._ahead_hours,
         )
         by_key: dict[str, list[Row]] = {}
         count = 0
@@ -233,18 +240,26 @@ class CassandraStore:
 
         The id is taken first, by a conditional insert. Whoever finds it taken by the same request
         and not answered does the same work: the change's id is the same, and a partition takes it
-        once.
+        once. Whether it is there is asked only when it may be, and only of the versions since.
         """
         row = row._replace(change_id=uuid5(_ONCE, once.id))
-        taken = self._conditional(
-            self._index.take_once, [once.id, once.fingerprint, self._answer_ttl_s]
-        )
-        if not taken[0] and (taken.answer is not None or taken.fingerprint != once.fingerprint):
-            raise AnsweredBefore(once.id)
+        since: int | None = None
+
+        def plan(head: Head) -> Sequence[Step]:
+            nonlocal since
+            if since is None:
+                since, is_first = self._take(once, head)
+                if is_first:
+                    return self._one(head, row, expected, False)
+            done = self._partitions.version_of(row.key, row.change_id, since)
+            if done is not None:
+                raise _DoneBefore(
+                    Written(key=row.key, version=done[0], kind=done[1], change_id=row.change_id)
+                )
+            return self._one(head, row, expected, False)
+
         try:
-            head, steps = self._partitions.move(
-                row.key, lambda head: self._one_once(head, row, expected)
-            )
+            head, steps = self._partitions.move(row.key, plan)
         except _DoneBefore as done:
             self._answer(once, done.written)
             raise AnsweredBefore(once.id) from None
@@ -258,6 +273,19 @@ class CassandraStore:
         self._answer(once, written)
         return written
 
+    def _take(self, once: Once, head: Head) -> tuple[int, bool]:
+        """After which version its change is, if it is there; and whether nobody came before.
+
+        Raises AnsweredBefore when the id was answered, or taken by another request.
+        """
+        values = [once.id, once.fingerprint, head.version, self._answer_ttl_s]
+        taken = self._conditional(self._index.take_once, values)
+        if taken[0]:
+            return head.version, True
+        if taken.answer is not None or taken.fingerprint != once.fingerprint:
+            raise AnsweredBefore(once.id)
+        return taken.since or 0, False
+
     def _answer(self, once: Once, written: Written) -> None:
         values = [self._answer_ttl_s, once.fingerprint, once.answer(written), once.id]
         self._conditional(self._index.answer_once, [*values, once.fingerprint])
@@ -265,14 +293,6 @@ class CassandraStore:
     def _conditional(self, statement: str, values: Sequence[Any]) -> Any:
         """First row of a conditional statement that may be repeated without harm."""
         return self._database.execute(statement, values)[0]
-
-    def _one_once(self, head: Head, row: Row, expected: int | None) -> Sequence[Step]:
-        done = self._partitions.version_of(row.key, row.change_id) if head.version else None
-        if done is not None:
-            raise _DoneBefore(
-                Written(key=row.key, version=done[0], kind=done[1], change_id=row.change_id)
-            )
-        return self._one(head, row, expected, False)
 
     def _one(self, head: Head, row: Row, expected: int | None, force: bool) -> Sequence[Step]:
         name, before = self._entity_type.name, head.state
@@ -298,13 +318,13 @@ class CassandraStore:
 
     def _check_size(self, row: Row, before: str | None) -> None:
         """Refuse a change that no message could hold."""
-        size = sum(_bytes(text) for text in (before, row.state, row.provenance, row.event))
+        size = max(_bytes(before), _bytes(row.state)) + _bytes(row.provenance) + _bytes(row.event)
         size += ENVELOPE_BYTES + KEY_FACTOR * _bytes(row.key)
         if size > self._limit:
             raise ChangeTooLarge(self._entity_type.name, row.key, size, self._limit)
 
     def _key(self, key: str) -> str:
-        key_text(self._entity_type.name, key)
+        check_key(self._entity_type.name, key)
         if _bytes(key) > _KEY_BYTES_MAX:
             raise ChangeTooLarge(self._entity_type.name, key[:40], _bytes(key), _KEY_BYTES_MAX)
         return key

@@ -77,9 +77,10 @@ class CassandraTruth:
         done = 0
         with Database(self.config) as database:
             partitions = Partitions(database, self.entity, self.schema_version)
-            done += self._resend(database, [each for each in drifted if each.what in RESENT])
+            again = [each for each in drifted if each.what in RESENT and _is_sendable(each)]
+            done += self._resend(database, again)
             for each in drifted:
-                if each.what not in RESENT:
+                if each.what not in RESENT and each.refused is None:
                     done += self._restate(partitions, each)
         return done
 
@@ -127,6 +128,11 @@ class CassandraTruth:
                     if row.again_from is not None:
                         again.add(row.key)
         return announced, again
+
+
+def _is_sendable(drifted: Drifted) -> bool:
+    """Whether readers take the newest row; a row of an older schema version may lack fields."""
+    return drifted.refused is None or drifted.refused.startswith("missing:state.")
 
 
 def _from(drifted: Drifted) -> int:

@@ -20,7 +20,8 @@ _AHEAD_S: Final = 2
 """How far a writer's clock may be ahead and its changes still go out at once."""
 _HOT_S: Final = 2
 _GRACE_S: Final = 30
-"""Longer than Cassandra keeps a late insert alive: older buckets get no more of them."""
+"""Longer than Cassandra keeps a late insert alive: older buckets get no more of them, unless its
+writer's clock is behind."""
 _RELOOK: Final = 0.5
 _RELOOK_S_MAX: Final = 10.0
 _DISCOVER_EVERY_S: Final = 20.0
@@ -35,11 +36,10 @@ class Announcement(NamedTuple):
     key: str
     version: int
     again_from: int | None
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since it was made, by our clock."""
-        return time.time() - self.bucket * BUCKET_S
+    made_at: float
+    """When the server took it, in seconds since the epoch."""
+    age_s: float = 0.0
+    """Seconds since then."""
 
 
 @dataclass
@@ -61,11 +61,13 @@ class Unpublished:
         self._sql = IndexStatements(database.keyspace)
         self._buckets: dict[int, _Bucket] = {}
         self._discovered_at = -_DISCOVER_EVERY_S
+        self._ahead_s = 0.0
+        """How far the server's clock is ahead of ours."""
 
     def open(self) -> list[Announcement]:
         """Announcements that are not settled, oldest bucket first. Cost: a few small reads."""
-        now = time.time()
         self._discover()
+        now = time.time() + self._ahead_s
         current = int(now) // BUCKET_S
         for bucket in range(current - _HOT_S, current + _AHEAD_S + 1):
             self._buckets.setdefault(bucket, _Bucket())
@@ -79,11 +81,22 @@ class Unpublished:
                     known.late.add(row.attempt)
                 if row.attempt not in known.settled:
                     known.open[row.attempt] = Announcement(
-                        bucket, row.attempt, row.entity, row.key, row.version, row.again_from
+                        bucket,
+                        row.attempt,
+                        row.entity,
+                        row.key,
+                        row.version,
+                        row.again_from,
+                        row.written_at / 1_000_000,
                     )
-            if not known.open and now > (bucket + 1) * BUCKET_S + _GRACE_S:
+            # Twice: what the deletion will hide had the time to be seen before.
+            if not known.open and now > (bucket + 1) * BUCKET_S + 2 * _GRACE_S:
                 self._forget(bucket, known)
-        return [each for _, known in sorted(self._buckets.items()) for each in known.open.values()]
+        return [
+            each._replace(age_s=max(0.0, now - each.made_at))
+            for _, known in sorted(self._buckets.items())
+            for each in known.open.values()
+        ]
 
     def settle(self, announcement: Announcement) -> None:
         """Remember that nothing has to be done for it any more."""
@@ -104,9 +117,9 @@ class Unpublished:
     def _forget(self, bucket: int, known: _Bucket) -> None:
         """Delete a bucket whose announcements are all settled.
 
-        The timestamp spares what a writer inserts later under this bucket (it was halted between
-        reading its clock and writing): that is found by the next look for buckets, and deleted
-        one by one.
+        The timestamp spares what a writer inserts later under this bucket (its clock is behind,
+        or it was halted between reading it and writing): the server dates each insert by its own
+        clock. That is found by the next look for buckets, and deleted one by one.
         """
         if known.settled:
             self._database.execute(self._sql.forget_bucket, [_deleted_until(bucket), bucket])
@@ -120,6 +133,7 @@ class Unpublished:
             return
         for row in self._database.execute(self._sql.buckets):
             self._buckets.setdefault(row.bucket, _Bucket())
+        self._ahead_s = self._database.clock_s() - time.time()
         self._discovered_at = now
 
 

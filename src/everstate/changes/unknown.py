@@ -1,0 +1,68 @@
+"""Fields that a model does not have, in what a person, a client or a file wrote: one rule for all.
+
+A name that no field has is a slip, and dropping its value is a loss that nobody sees. It is
+refused, unless one of the entity type's models says itself what becomes of such fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from everstate.changes.entity import EntityType
+
+EXTRA: Final = "extra_forbidden"
+"""Type of pydantic's error for such a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What becomes of fields that an entity type's models do not have."""
+
+    rule: Literal["forbid"] | None
+    computed: frozenset[str]
+    """Names that the models compute, and readers therefore see."""
+
+    def is_computed(self, error: ErrorDetails) -> bool:
+        """Whether an error only says that a computed field came back."""
+        return error["type"] == EXTRA and error["loc"][-1] in self.computed
+
+
+@lru_cache(maxsize=1024)
+def takes_unknown(model: type[BaseModel]) -> Unknown:
+    """Whether unknown fields are refused: unless one of the models says something of its own.
+
+    `model_config = ConfigDict(extra="ignore")` drops them, as pydantic does by itself.
+    """
+    models = _models_of(model, set())
+    own = any(each.model_config.get("extra") is not None for each in models)
+    computed = {name for each in models for name in each.model_computed_fields}
+    return Unknown(None if own else "forbid", frozenset(computed))
+
+
+def _models_of(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    """The pydantic models that a value of this annotation may hold, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if annotation not in seen:
+            seen.add(annotation)
+            for info in annotation.model_fields.values():
+                _models_of(info.annotation, seen)
+    for part in get_args(annotation):
+        _models_of(part, seen)
+    return seen
+
+
+def reason_of(entity_type: EntityType, error: ErrorDetails) -> str:
+    """Why a field is refused, with the name that may be meant."""
+    if error["type"] != EXTRA:
+        return error["msg"]
+    meant = difflib.get_close_matches(str(error["loc"][-1]), entity_type.field_names, 1)
+    hint = f"; did you mean {meant[0]}?" if meant and len(error["loc"]) == 1 else ""
+    return f"there is no field of this name{hint}"

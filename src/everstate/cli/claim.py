@@ -1,0 +1,38 @@
+"""One `everstate run` a project: a second one is refused when it starts, not at its first write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from everstate.config import Config
+from everstate.errors import Fenced
+from everstate.parts import states_folder
+from everstate.private import private_folder
+
+
+@contextmanager
+def claimed(config: Config) -> Iterator[None]:
+    """Be the project's one supervisor while the block runs; raises Fenced when there is one.
+
+    The system gives the claim up when the process ends, however it ends.
+    """
+    folder = states_folder(config.project.data_dir)
+    private_folder(folder)
+    with open(folder / "run.lock", "a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            file.seek(0)
+            pid = file.read().strip()
+            raise Fenced(
+                f"`everstate run` runs already in {config.folder} (process {pid}).",
+                advice=f"`everstate status` shows it; stop it with Ctrl-C in its terminal, or "
+                f"`kill {pid}`.",
+            ) from cause
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,172 @@
+"""`everstate log begin`: a new log, where the old one is lost or has other partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from everstate.app import App
+from everstate.archive.commits import ArchiveLog
+from everstate.cli.claim import claimed
+from everstate.cli.console import AppOption, JsonOption, out, print_json, project_of, table
+from everstate.config import Config
+from everstate.errors import LogError
+from everstate.log.bound import Bound, BoundTopic, changelogs
+from everstate.log.positions import Offsets
+from everstate.log.topics import Topics
+from everstate.views.control import Control
+from everstate.views.database import connect_views, views_errors
+
+log = typer.Typer(no_args_is_help=True, help="The log that the changes go to.")
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the verb."""
+    cli.add_typer(log, name="log")
+
+
+@log.command("begin")
+def begin(
+    context: typer.Context,
+    again: Annotated[
+        bool, typer.Option("--again", help="The new topics may have records already.")
+    ] = False,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let the stores publish to the log that everstate.toml names now, and to no other.
+
+    For a log that lost its end, was made again, or got partitions. The old log stays, as do its
+    lake and its views. The steps:
+
+    1. Stop `everstate run`, and the services that publish. Remove captures: `everstate cdc remove`.
+    The log is the source of truth of what commands or events write. Keep that:
+    `everstate archive replay ENTITY --to NEWPREFIX.ENTITY.changes.g1`.
+
+    2. In everstate.toml, give `log.prefix`, `archive.path` and `views.schema_name` new values.
+
+    3. Run `everstate log begin` (with `--again` after a replay).
+
+    4. Start `everstate run`. For each entity type of a store, `everstate drift repair ENTITY`
+    publishes what the store has. Add captures again: `everstate cdc add`.
+    """
+    config, project = project_of(context, app)
+    moved = begin_log(config, project, again=again)
+    repairs = [each for each in project.truths(config) if each in moved]
+    if json:
+        print_json({"moved": moved, "repair": repairs})
+        return
+    if not moved:
+        out.print("The stores publish to this log already; nothing was changed.")
+        return
+    table(("entity", "from", "to"), [(name, *topics) for name, topics in moved.items()])
+    out.print("Next: start `everstate run`, then publish what the stores have:")
+    for name in repairs:
+        out.print(f"  everstate drift repair {name}")
+
+
+def begin_log(config: Config, project: App, *, again: bool = False) -> dict[str, tuple[str, str]]:
+    """Let the stores publish to the configured log; entity type → its old and new changelog.
+
+    Raises LogError when the log has records (unless ``again``), or when views or archive belong to
+    another one, and Fenced while `everstate run` runs; nothing was changed then.
+    """
+    with claimed(config), Topics(config) as topics:
+        topics.ensure(project.entities)
+        bound = changelogs(config, project.entities)
+        if not again:
+            _check_empty(config, bound)
+        _check_views(config, bound)
+        _check_archive(config, bound)
+        return _moved(config, project, bound)
+
+
+def _check_empty(config: Config, bound: Bound) -> None:
+    with closing(Offsets(config)) as offsets:
+        ends = offsets.stable_ends([each.topic for each in bound.values()])
+    for (topic, _), end in ends.items():
+        if end:
+            raise LogError(
+                f"topic {topic} has records already; a new log begins with empty topics.",
+                advice="Choose a `log.prefix` that was never used. If you replayed into it: "
+                "`everstate log begin --again`.",
+            )
+
+
+def _check_views(config: Config, bound: Bound) -> None:
+    schema = config.views.schema_name
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        control = Control(connection, schema)
+        control.install()
+        for entity, each in bound.items():
+            stored = control.stored_topics(entity)
+            if any(known != each.identity for known in stored.values()) or stored.keys() - {
+                each.topic
+            }:
+                raise LogError(
+                    f"schema {schema} has views of {entity} that were kept from another log.",
+                    advice="Give `views.schema_name` a new value; readers see the old views in the "
+                    "old schema until you drop it.",
+                )
+
+
+def _check_archive(config: Config, bound: Bound) -> None:
+    for entity, each in bound.items():
+        archive = ArchiveLog(config, entity)
+        commit = archive.last() if archive.exists() else None
+        ids = set() if commit is None or commit.note is None else set(commit.note.topics.values())
+        if ids - {(each.identity.cluster_id, each.identity.topic_id)}:
+            raise LogError(
+                f"the archive of {entity} in {config.archive_path} is of another log.",
+                advice="Give `archive.path` a new value; the old archive stays.",
+            )
+
+
+def _moved(config: Config, project: App, bound: Bound) -> dict[str, tuple[str, str]]:
+    """Note the new changelogs in the stores; entity type → its old and new changelog."""
+    # Imported here: Cassandra's driver is an extra.
+    from everstate.sources.outbox import bound as postgres
+    from everstate.sources.outbox.database import connect, translated
+    from everstate.sources.outbox.schema import install
+
+    moved: dict[str, tuple[str, str]] = {}
+    # Facts come through the outbox too.
+    if names := (*_names(project, "store"), *_names(project, "log")):
+        dsn = config.store_dsn
+        with translated(dsn, "beginning a new log"), connect(dsn, "everstate-log") as connection:
+            install(connection, ())
+            stored = postgres.read_bound(connection)
+            mine = _named(bound, {*stored, *names})
+            postgres.bind(connection, mine, replace=True)
+            moved |= _differing(stored, mine)
+    if project.entities_from("cassandra"):
+        from everstate.sources.crud.stores.cassandra import bound as cassandra
+        from everstate.sources.crud.stores.cassandra.schema import install as install_keyspace
+        from everstate.sources.crud.stores.cassandra.session import Database
+
+        with closing(Database(config)) as database:
+            install_keyspace(database, _names(project, "cassandra"))
+            stored = cassandra.read_bound(database)
+            mine = _named(bound, _names(project, "cassandra"))
+            cassandra.bind(database, mine, replace=True)
+            moved |= _differing(stored, mine)
+    return moved
+
+
+def _names(project: App, source: str) -> tuple[str, ...]:
+    return tuple(name for name in project.entities if project.source_of(name) == source)
+
+
+def _named(bound: Bound, names: Iterable[str]) -> dict[str, BoundTopic]:
+    return {name: bound[name] for name in names if name in bound}
+
+
+def _differing(stored: Bound, mine: Bound) -> dict[str, tuple[str, str]]:
+    return {
+        name: (stored[name].topic if name in stored else "nowhere", each.topic)
+        for name, each in mine.items()
+        if stored.get(name) != each
+    }

@@ -1,0 +1,287 @@
+"""Captured tables of PostgreSQL: what must hold so that each is captured right and stays writable.
+
+PostgreSQL refuses UPDATE and DELETE of a published table whose log would not say which row is
+meant (its *replica identity*). That is asked for each table that has rows: of a partitioned table
+for its partitions, and of a table that others inherit from for those too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from everstate.sources.cdc.database import Finding
+from everstate.sources.cdc.declaration import Capture
+
+_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+_GENERATED_IN_IDENTITY: Final = 180_000
+"""Since this version a full identity may hold no generated column that is not published."""
+
+_FAMILIES: Final = """\
+WITH RECURSIVE family AS (
+  SELECT c.oid AS root, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname || '.' || c.relname = ANY (%s) AND c.relkind IN ('r', 'p')
+  UNION
+  SELECT f.root, i.inhrelid FROM family f JOIN pg_inherits i ON i.inhparent = f.oid
+)
+SELECT rn.nspname || '.' || r.relname AS root, c.oid, n.nspname || '.' || c.relname AS name,
+  c.relkind::text AS kind, c.relpersistence = 'u' AS is_unlogged,
+  c.relispartition AS is_partition, c.relreplident::text AS identity,
+  ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
+    AND NOT a.attisdropped AND a.attgenerated <> '' ORDER BY a.attnum) AS generated
+FROM family f JOIN pg_class r ON r.oid = f.root JOIN pg_namespace rn ON rn.oid = r.relnamespace
+JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY f.root, c.oid <> f.root, name"""
+
+_INDEXES: Final = """\
+SELECT i.indrelid AS oid, x.relname::text AS name, i.indisprimary AS is_primary,
+  i.indisreplident AS is_identity, i.indimmediate AS is_immediate, found.columns, found.is_filled
+FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid, LATERAL (
+  SELECT array_agg(a.attname::text ORDER BY k.place) AS columns,
+    bool_and(a.attnotnull) AS is_filled
+  FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
+  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+  WHERE k.place <= i.indnkeyatts) found
+WHERE i.indrelid = ANY (%s) AND i.indisunique AND i.indisvalid
+  AND i.indpred IS NULL AND i.indexprs IS NULL
+ORDER BY i.indrelid, x.relname"""
+
+Connection = psycopg.Connection[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """A unique index of all rows."""
+
+    name: str
+    columns: tuple[str, ...]
+    is_primary: bool
+    is_identity: bool
+    is_immediate: bool
+    """False: it is checked at the end of a transaction, which no identity may be."""
+    is_filled: bool
+    """None of its columns takes null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A captured table, or one that is a part of it: a partition, or a table that inherits."""
+
+    name: str
+    kind: str
+    is_unlogged: bool
+    is_partition: bool
+    identity: str
+    generated: tuple[str, ...]
+    indexes: tuple[_Index, ...]
+
+    @property
+    def primary(self) -> tuple[str, ...]:
+        """Columns of the primary key; empty: it has none."""
+        return next((index.columns for index in self.indexes if index.is_primary), ())
+
+    @property
+    def told(self) -> tuple[str, ...] | None:
+        """Columns of the row before that the log has; ``None``: all of them."""
+        if self.identity == "f":
+            return None
+        wanted = {"d": "is_primary", "i": "is_identity"}.get(self.identity)
+        for index in self.indexes:
+            if wanted is not None and getattr(index, wanted) and index.is_immediate:
+                return index.columns
+        return ()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether UPDATE and DELETE work while it is published."""
+        return self.kind != "r" or self.told is None or bool(self.told)
+
+    def tells(self, key: Iterable[str]) -> bool:
+        """Whether the log names these columns of a row that is updated or deleted."""
+        return self.kind != "r" or self.told is None or set(key) <= set(self.told)
+
+    def remedy(self, key: Sequence[str]) -> sql.Composed:
+        """Statement that gives it an identity with these columns, the one that costs least."""
+        usable = [i for i in self.indexes if i.is_immediate and i.is_filled]
+        usable = [index for index in usable if set(key) <= set(index.columns)]
+        alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(identifier(self.name))
+        if any(index.is_primary for index in usable):
+            return alter + sql.SQL("DEFAULT;")
+        if usable:
+            return alter + sql.SQL("USING INDEX {};").format(sql.Identifier(usable[0].name))
+        return alter + sql.SQL("FULL;")
+
+
+def families(connection: Connection, tables: Iterable[str]) -> dict[str, list[Relation]]:
+    """Table → itself and all that is a part of it, itself first; without those that are not there.
+
+    Cost: two round trips.
+    """
+    rows = connection.execute(_FAMILIES.encode(), (list(tables),)).fetchall()
+    listed = connection.execute(_INDEXES.encode(), ([row["oid"] for row in rows],)).fetchall()
+    indexes: dict[int, list[_Index]] = {}
+    for each in listed:
+        oid, columns = each.pop("oid"), tuple(each.pop("columns"))
+        indexes.setdefault(oid, []).append(_Index(columns=columns, **each))
+    found: dict[str, list[Relation]] = {}
+    for row in rows:
+        root, oid, generated = row.pop("root"), row.pop("oid"), tuple(row.pop("generated"))
+        family = found.setdefault(root, [])
+        family.append(Relation(generated=generated, indexes=tuple(indexes.get(oid, ())), **row))
+    return found
+
+
+class TableChecks:
+    """What the doctor finds in the captured tables, whose families are given."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        capture: Capture,
+        found: Mapping[str, Sequence[Relation]],
+    ) -> None:
+        self._connection, self._capture, self._found = connection, capture, found
+
+    def of(self, table: str) -> list[Finding]:
+        """Findings of one table that is there."""
+        family = self._found[table]
+        key = self._capture.tables[table].key_columns or family[0].primary
+        return [
+            self._key(table, family[0], key),
+            self._identity(table, family, key),
+            *self._parts(table, family),
+            *self._logged(table, family),
+        ]
+
+    def _key(self, table: str, itself: Relation, key: Sequence[str]) -> Finding:
+        name = f"key of {table}"
+        if not key:
+            return self._no_key(name, itself)
+        computed = sorted(set(key) & set(itself.generated))
+        if computed:
+            advice = "Declare key_columns that the database does not generate."
+            found = f"{', '.join(computed)} is generated, and not in the log"
+            return Finding(name, "fail", found, advice=advice)
+        listed = ", ".join(key)
+        if any(set(index.columns) <= set(key) for index in itself.indexes):
+            return Finding(name, "ok", f"it has {listed}")
+        found = f"nothing in the database keeps {listed} unique"
+        advice = "Rows with the same values of the declared key_columns become one entity."
+        return Finding(name, "warn", found, advice=advice)
+
+    def _no_key(self, name: str, itself: Relation) -> Finding:
+        unique = [i for i in itself.indexes if i.is_filled and i.is_immediate]
+        if unique:
+            found = f"there is no primary key, but the unique index {unique[0].name}"
+            return Finding(
+                name, "fail", found,
+                advice=f"Declare its Table with key_columns={unique[0].columns!r}.",
+            )  # fmt: skip
+        statement = "ALTER TABLE {} ADD PRIMARY KEY ({});"
+        parts = identifier(itself.name), sql.Identifier("id")
+        return Finding(
+            name, "fail", "there is no primary key", (self._sql(statement, *parts),),
+            "With the columns that name a row. Where it can have none: declare its Table with "
+            "key_columns, and give it REPLICA IDENTITY FULL.",
+        )  # fmt: skip
+
+    def _identity(self, table: str, family: Sequence[Relation], key: Sequence[str]) -> Finding:
+        name = f"identity of {table}"
+        mute = [each for each in family if not each.is_writable]
+        if mute:
+            statements = tuple(self._text(each.remedy(key)) for each in mute)
+            found = (
+                f"UPDATE and DELETE of {_names(mute)} fail while it is published: its log would "
+                f"not name the row ({_IDENTITIES[mute[0].identity]}, no key that can be used)"
+            )
+            return Finding(name, "fail", found, statements, _FULL_COSTS)
+        blurred = [each for each in family if not each.tells(key)]
+        if blurred:
+            statements = tuple(self._text(each.remedy(key)) for each in blurred)
+            told = ", ".join(blurred[0].told or ())
+            found = f"a delete of {_names(blurred)} tells {told}, and not the key {', '.join(key)}"
+            return Finding(name, "fail", found, statements, _FULL_COSTS)
+        return self._before(name, family, is_keyed=bool(family[0].primary))
+
+    def _before(self, name: str, family: Sequence[Relation], *, is_keyed: bool) -> Finding:
+        """The log names each row; whether it has the row before too."""
+        version = self._connection.info.server_version
+        full = [each for each in family if each.kind == "r" and each.told is None]
+        bad = [each for each in full if each.generated and version >= _GENERATED_IN_IDENTITY]
+        if bad:
+            found = f"UPDATE and DELETE of {_names(bad)} fail while it is published: its full "
+            found += "identity holds a generated column"
+            return Finding(name, "fail", found, advice="Give it a key, or an index as identity.")
+        if not is_keyed and family[0].kind == "p":
+            advice = "Give each new partition REPLICA IDENTITY FULL before its rows are changed."
+            found = "each partition has its own; one that is made later has none"
+            return Finding(name, "warn", found, advice=advice)
+        partial = [each for each in family if each.kind == "r" and each.told is not None]
+        if not partial:
+            return Finding(name, "ok", "full")
+        # Rows are completed from our own latest state, as far as it goes.
+        alter = "ALTER TABLE {} REPLICA IDENTITY FULL;"
+        statements = tuple(self._sql(alter, identifier(each.name)) for each in partial)
+        advice = "The row before is not told; it is completed from the entity's last version."
+        return Finding(name, "warn", _IDENTITIES[partial[0].identity], statements, advice)
+
+    def _parts(self, table: str, family: Sequence[Relation]) -> list[Finding]:
+        """Tables whose changes PostgreSQL tells under another name than the captured one."""
+        findings = []
+        heirs = [each for each in family[1:] if not each.is_partition]
+        if heirs:
+            found = f"{_names(heirs)} inherit from it, and their changes are told as their own"
+            advice = f"Declare these tables instead of {table}, with the same entity."
+            findings.append(Finding(f"parts of {table}", "fail", found, advice=advice))
+        above = [
+            other
+            for other, members in self._found.items()
+            if other != table and family[0].is_partition
+            and table in [each.name for each in members]
+        ]  # fmt: skip
+        if above:
+            found = f"it is a partition of {above[0]}, as which its changes are told"
+            advice = f"Declare {above[0]} alone."
+            findings.append(Finding(f"parts of {table}", "fail", found, advice=advice))
+        return findings
+
+    def _logged(self, table: str, family: Sequence[Relation]) -> list[Finding]:
+        """Tables whose changes are in no log."""
+        name, findings = f"log of {table}", []
+        unlogged = [each for each in family if each.is_unlogged]
+        if unlogged:
+            alter = "ALTER TABLE {} SET LOGGED;"
+            statements = tuple(self._sql(alter, identifier(each.name)) for each in unlogged)
+            found = f"{_names(unlogged)} is UNLOGGED: its changes are not in the server's log"
+            findings.append(Finding(name, "fail", found, statements))
+        foreign = [each for each in family if each.kind == "f"]
+        if foreign:
+            found = f"{_names(foreign)} is of another server, as is the log of its changes"
+            advice = "Capture that table where it is."
+            findings.append(Finding(name, "fail", found, advice=advice))
+        return findings
+
+    def _sql(self, text: str, *parts: sql.Composable) -> str:
+        return self._text(sql.SQL(text).format(*parts))
+
+    def _text(self, statement: sql.Composable) -> str:
+        return statement.as_string(self._connection)
+
+
+_FULL_COSTS: Final = (
+    "FULL writes the whole row before to the log at each UPDATE and DELETE; a primary key, or a "
+    "unique index of columns without nulls, costs less."
+)
+
+
+def _names(relations: Iterable[Relation]) -> str:
+    return ", ".join(relation.name for relation in relations)
+
+
+def identifier(table: str) -> sql.Identifier:
+    """``schema.table`` as SQL."""
+    return sql.Identifier(*table.split(".", 1))

@@ -1,0 +1,43 @@
+"""Control tables of the views' database, behind one class.
+
+Positions, versions of views, what the core noted of records, dead letters, and what verbs ask of a
+running pipeline. No other module has SQL on these tables.
+"""
+
+from typing import TYPE_CHECKING
+
+from everstate.lazily import loader
+
+if TYPE_CHECKING:
+    from everstate.views.control.everything import Control as Control
+    from everstate.views.control.letters import DeadChange as DeadChange
+    from everstate.views.control.positions import Counters as Counters
+    from everstate.views.control.positions import ViewPosition as ViewPosition
+    from everstate.views.control.registry import BUILDING as BUILDING
+    from everstate.views.control.registry import KEPT as KEPT
+    from everstate.views.control.registry import LIVE as LIVE
+    from everstate.views.control.registry import RETIRED as RETIRED
+    from everstate.views.control.registry import WAITING as WAITING
+    from everstate.views.control.registry import ViewVersion as ViewVersion
+    from everstate.views.control.requests import Request as Request
+    from everstate.views.control.schema import Connection as Connection
+    from everstate.views.control.standing import Standings as Standings
+    from everstate.views.control.verdicts import WaitingKey as WaitingKey
+
+# A look at an entity asks how its view stands, and has no use for Arrow and Kafka.
+__getattr__ = loader(
+    __name__,
+    {
+        "everstate.views.control.everything": ("Control",),
+        "everstate.views.control.letters": ("DeadChange",),
+        "everstate.views.control.positions": ("Counters", "ViewPosition"),
+        "everstate.views.control.registry": (
+            *("BUILDING", "KEPT", "LIVE", "RETIRED", "WAITING"),
+            "ViewVersion",
+        ),
+        "everstate.views.control.requests": ("Request",),
+        "everstate.views.control.schema": ("Connection",),
+        "everstate.views.control.standing": ("Standings",),
+        "everstate.views.control.verdicts": ("WaitingKey",),
+    },
+)

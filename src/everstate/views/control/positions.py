@@ -1,0 +1,224 @@
+"""One position per view: the next offset, exclusive, of each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from everstate.views.control.schema import Schema
+from everstate.views.tables import CORE_FINGERPRINT, Core, KeptTable, Vector, latest_of
+
+if TYPE_CHECKING:
+    from everstate.log.positions import Range
+
+_PLACE: Final = "view = %s AND version = %s AND generation = %s AND partition = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPosition:
+    """Where one version of a view stands in one partition."""
+
+    view: str
+    version: int
+    entity: str
+    generation: int
+    partition: int
+    next_offset: int
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What became of the records before a position: each is in exactly one of the four (law 7)."""
+
+    applied: int
+    duplicate: int
+    held: int
+    dead: int
+
+    @property
+    def total(self) -> int:
+        """Records that were read."""
+        return self.applied + self.duplicate + self.held + self.dead
+
+
+class Positions(Schema):
+    """Positions and the account of records."""
+
+    def positions(self, entity: str | None = None) -> list[ViewPosition]:
+        """Positions of all versions of views, of one entity type or of all, in order."""
+        query = sql.SQL(
+            "SELECT view, version, entity, generation, partition, next_offset, updated_at FROM {} "
+            "WHERE %(entity)s::text IS NULL OR entity = %(entity)s "
+            "ORDER BY view, version, generation, partition"
+        ).format(self.table("position"))
+        return [ViewPosition(*row) for row in self.connection.execute(query, {"entity": entity})]
+
+    def vector(self, view: str, version: int, generation: int = 1) -> dict[int, int]:
+        """Positions of one version of a view by partition; empty: it has none."""
+        query = sql.SQL(
+            "SELECT partition, next_offset FROM {} "
+            "WHERE view = %s AND version = %s AND generation = %s ORDER BY partition"
+        ).format(self.table("position"))
+        return dict(self.connection.execute(query, (view, version, generation)).fetchall())
+
+    def core_vector(self, entity: str, generation: int = 1) -> dict[int, int]:
+        """Positions of the core of an entity type."""
+        return self.vector(latest_of(entity), 1, generation)
+
+    def open_core(self, entity: str, partitions: Sequence[int], generation: int = 1) -> None:
+        """Give a core positions and an account where it has none."""
+        self.open_positions(
+            latest_of(entity), 1, entity, CORE_FINGERPRINT, dict.fromkeys(partitions, 0), generation
+        )
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                sql.SQL(
+                    "INSERT INTO {} (entity, generation, partition) VALUES (%s, %s, %s) "
+                    "ON CONFLICT DO NOTHING"
+                ).format(self.table("counters")),
+                [(entity, generation, partition) for partition in partitions],
+            )
+
+    def open_positions(
+        self, view: str, version: int, entity: str, fingerprint: str, vector: Vector,
+        generation: int = 1,
+    ) -> None:  # fmt: skip
+        """Give a version of a view positions; rows that are there stay."""
+        with self.connection.cursor() as cursor:
+            cursor.executemany(
+                sql.SQL(
+                    "INSERT INTO {} (view, version, entity, generation, partition, next_offset, "
+                    "fingerprint) VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+                ).format(self.table("position")),
+                [
+                    (view, version, entity, generation, partition, offset, fingerprint)
+                    for partition, offset in vector.items()
+                ],
+            )
+
+    def close_positions(self, view: str, version: int) -> None:
+        """Take a version's positions away: it is not kept."""
+        query = sql.SQL("DELETE FROM {} WHERE view = %s AND version = %s")
+        self.connection.execute(query.format(self.table("position")), (view, version))
+
+    def take_core(self, core: Core, partition: int, start: int, end: int) -> bool:
+        """Compare and swap the core's position (C11); whether it was at start."""
+        query = sql.SQL(
+            "UPDATE {} SET next_offset = %s, updated_at = now() WHERE " + _PLACE + " "
+            "AND next_offset = %s AND fingerprint = %s"
+        ).format(self.table("position"))
+        place = (core.view, core.version, core.generation, partition)
+        values = (end, *place, start, CORE_FINGERPRINT)
+        return self.connection.execute(query, values).rowcount == 1
+
+    def take_view(
+        self, table: KeptTable, generation: int, partition: int, start: int, end: int
+    ) -> bool:
+        """Compare and swap the position of one view (V10); whether it was at start."""
+        query = sql.SQL(
+            "UPDATE {} SET next_offset = %s, updated_at = now() WHERE " + _PLACE + " "
+            "AND next_offset = %s AND fingerprint = %s"
+        ).format(self.table("position"))
+        place = (table.view, table.version, generation, partition)
+        values = (end, *place, start, table.fingerprint)
+        return self.connection.execute(query, values).rowcount == 1
+
+    def take_riders(
+        self, riders: Sequence[KeptTable], generation: int, partition: int, start: int, end: int
+    ) -> set[str]:
+        """Move the riders that stand at ``start``; names of their tables.
+
+        One that a trailing step holds just now does not ride: nobody waits for it.
+        """
+        query = sql.SQL(
+            "WITH mine AS (SELECT place.ctid FROM {0} AS place "
+            "JOIN unnest(%s::text[], %s::int[], %s::text[]) AS wanted(view, version, fingerprint) "
+            "USING (view, version, fingerprint) "
+            "WHERE generation = %s AND partition = %s AND next_offset = %s "
+            "FOR UPDATE OF place SKIP LOCKED) "
+            "UPDATE {0} AS place SET next_offset = %s, updated_at = now() FROM mine "
+            "WHERE place.ctid = mine.ctid RETURNING place.view, place.version"
+        ).format(self.table("position"))
+        lists = (
+            [table.view for table in riders],
+            [table.version for table in riders],
+            [table.fingerprint for table in riders],
+        )
+        rows = self.connection.execute(query, (*lists, generation, partition, start, end))
+        moved = set(rows.fetchall())
+        return {table.name for table in riders if (table.view, table.version) in moved}
+
+    def core_position(self, core: Core, partition: int, *, hold: bool = False) -> int | None:
+        """The core's position; ``hold`` keeps it there until the transaction ends (V7)."""
+        query = sql.SQL(
+            "SELECT next_offset FROM {} WHERE "
+            + _PLACE
+            + " AND fingerprint = %s"
+            + (" FOR SHARE" if hold else "")
+        ).format(self.table("position"))
+        place = (core.view, core.version, core.generation, partition, CORE_FINGERPRINT)
+        row = self.connection.execute(query, place).fetchone()
+        return None if row is None else int(row[0])
+
+    def view_position(self, table: KeptTable, generation: int, partition: int) -> int | None:
+        """The position of one version of a view in a partition."""
+        query = sql.SQL("SELECT next_offset FROM {} WHERE " + _PLACE)
+        place = (table.view, table.version, generation, partition)
+        row = self.connection.execute(query.format(self.table("position")), place).fetchone()
+        return None if row is None else int(row[0])
+
+    def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
+        """Move the core, and the riders that stand with it, over ranges without records (V8).
+
+        Only where no record was served (C12). Ranges that begin past the position change nothing.
+        """
+        query = sql.SQL(
+            "WITH wanted AS (SELECT * FROM unnest(%s::int[], %s::bigint[], %s::bigint[]) "
+            "AS wanted(partition, from_offset, to_offset)), "
+            "before AS (SELECT partition, next_offset FROM {0} JOIN wanted USING (partition) "
+            "WHERE view = %s AND version = %s AND generation = %s AND fingerprint = %s "
+            "AND next_offset >= from_offset AND next_offset < to_offset FOR UPDATE) "
+            "UPDATE {0} AS place SET next_offset = wanted.to_offset, updated_at = now() "
+            "FROM wanted JOIN before USING (partition) WHERE place.entity = %s "
+            "AND place.generation = %s AND place.partition = wanted.partition "
+            "AND place.next_offset = before.next_offset AND (place.view = %s "
+            "OR (place.view, place.version, place.fingerprint) IN ("
+            "SELECT * FROM unnest(%s::text[], %s::int[], %s::text[])))"
+        ).format(self.table("position"))
+        self.connection.execute(
+            query,
+            (
+                list(ranges),
+                [given.start for given in ranges.values()],
+                [given.end for given in ranges.values()],
+                *(core.view, core.version, core.generation, CORE_FINGERPRINT),
+                *(core.entity, core.generation, core.view),
+                [table.view for table in core.riders],
+                [table.version for table in core.riders],
+                [table.fingerprint for table in core.riders],
+            ),
+        )
+
+    def count(self, core: Core, partition: int, gained: tuple[int, int, int, int]) -> None:
+        """Add to the account: applied, duplicate, held and dead."""
+        query = sql.SQL(
+            "UPDATE {} SET applied = applied + %s, duplicate = duplicate + %s, held = held + %s, "
+            "dead = dead + %s WHERE entity = %s AND generation = %s AND partition = %s"
+        ).format(self.table("counters"))
+        self.connection.execute(query, (*gained, core.entity, core.generation, partition))
+
+    def counters(self, entity: str) -> Counters:
+        """The account of an entity type, over its partitions."""
+        query = sql.SQL(
+            "SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(duplicate), 0)::bigint, "
+            "coalesce(sum(held), 0)::bigint, coalesce(sum(dead), 0)::bigint "
+            "FROM {} WHERE entity = %s"
+        ).format(self.table("counters"))
+        row = self.connection.execute(query, (entity,)).fetchone()
+        assert row is not None
+        return Counters(*row)

@@ -1,0 +1,354 @@
+"""The core of an entity type: it judges every record of a partition's range, once.
+
+`latest` is the version gate. Rows, position, counters and every exception from "applied" commit
+together (law 4). The first thing in the transaction is the compare-and-swap of the position; who
+loses changes nothing (C11). The position comes from the range, never from rows (C12). Views that
+stand where the range begins ride: they are written in the same transaction, and one that fails
+stays behind alone (C13).
+
+Nothing here knows a database: a store gives :class:`CoreTransaction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everstate.errors import HeldOverflow, PositionMoved, Unavailable, ViewStoreError
+from everstate.log.positions import Range
+from everstate.views.batch import Batch
+from everstate.views.gate import NO_VERSION, GateRow, HeldRow, Ints, Keys, Verdict, judge
+from everstate.views.tables import Core, KeptTable, lacking, planned_columns
+
+RETRIES_MAX: Final = 5
+REFUSED: Final = "refused_by_store"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rider that could not take a range; it stays where the range begins."""
+
+    view: str
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a range's records in the core, or in one trailing view.
+
+    ``applied`` counts changes too that had waited, and ``dead`` those of them that the tables
+    refused; ``released`` is how many both were. Of the records, applied - released + duplicate +
+    held + dead were read past the position.
+    """
+
+    applied: int = 0
+    duplicate: int = 0
+    held: int = 0
+    dead: int = 0
+    released: int = 0
+    skipped_below_position: int = 0
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A change that waits: the planned change, and the offset of the one that freed it, if any."""
+
+    change: pa.Table
+    released_at: int | None
+
+
+class Refused(Exception):
+    """`latest` refuses a change, which is dead for every view (C19)."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        self.offset, self.reason = offset, reason
+        super().__init__(reason)
+
+
+class Full(Exception):
+    """No more changes may wait; what was read before ``offset`` fits."""
+
+    def __init__(self, offset: int, overflow: HeldOverflow) -> None:
+        self.offset, self.overflow = offset, overflow
+        super().__init__(str(overflow))
+
+
+class Again(Exception):
+    """The transaction met another one and was rolled back; it may be tried again."""
+
+
+class CoreTransaction(Protocol):
+    """One transaction of a core over one partition; leaving it without `commit` rolls it back."""
+
+    def take(self, start: int, end: int) -> bool:
+        """Move the core's position from start to end; whether it was at start."""
+
+    def held_keys(self) -> set[str]:
+        """Keys of this partition with changes that wait."""
+
+    def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
+        """Changes of some keys that wait, by version."""
+
+    def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
+        """Changes that wait and were read at some offsets: key and version, planned change."""
+
+    def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
+        """Gate rows of keys whose ``first`` version does not follow, or whose time runs back."""
+
+    def ids(self, versions: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], str]:
+        """Ids of applied versions, as far as a history has them."""
+
+    def unstorable(self, changes: pa.Table) -> dict[int, str]:
+        """Reasons, by offset, of readable changes that no table can hold, whatever came with them.
+
+        Asked of every change, also of those that no row is written for, so that what is dead does
+        not depend on how the log is cut into ranges (C19).
+        """
+
+    def write_latest(self, batch: Batch) -> None:
+        """Put the newest change of each key into `latest`; raises Refused, ViewStoreError."""
+
+    def ride(
+        self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+    ) -> list[Failure]:
+        """Move the riders that stand at ``start`` and write them; those that fail stay there."""
+
+    def hold(self, held: Sequence[Held]) -> None:
+        """Note changes that wait, or waited within this range; raises HeldOverflow."""
+
+    def release(self, released: Sequence[tuple[str, int, int]]) -> None:
+        """Note key, version, and the offset of what freed it; the bytes stay for trailing views."""
+
+    def forget(self, versions: Sequence[tuple[str, int]]) -> None:
+        """Drop changes that waited and are dead."""
+
+    def bury(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
+        """Note records that cannot be read or applied; each place in the log once (law 7)."""
+
+    def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Note runs of duplicates: first and last offset, both in the run."""
+
+    def count(self, applied: Applied) -> None:
+        """Add to the account of the partition (law 7)."""
+
+    def commit(self, end: int) -> None:
+        """Commit; when the answer is lost, the position tells what happened."""
+
+
+class CoreStore(Protocol):
+    """Where a core is kept; one for each thread."""
+
+    def transaction(self, core: Core, partition: int) -> AbstractContextManager[CoreTransaction]:
+        """Begin; raises Again and Unavailable, also from inside."""
+
+    def position(self, core: Core, partition: int) -> int | None:
+        """The core's position; ``None``: there is none of this plan."""
+
+
+def apply_range(
+    store: CoreStore, core: Core, partition: int, given: Range, changes: pa.Table
+) -> Applied:
+    """Judge one partition's range and write what applies: one commit.
+
+    ``changes`` has every record that was served in ``given``, with the planned columns of the
+    riders; records below the position are skipped, a range that is done changes nothing. Raises
+    PositionMoved when the core is behind the range, ViewStoreError, and Unavailable when the store
+    is away; nothing is changed then. Raises HeldOverflow when more changes would wait than may:
+    the core has then judged what is before the first of them that does not fit, so that the gaps
+    are seen.
+    """
+    offsets = changes["offset"].to_numpy()
+    if np.any(offsets[1:] <= offsets[:-1]):
+        changes = changes.sort_by("offset")
+    start, end, poison, retries = given.start, given.end, dict[int, str](), 0
+    overflow: HeldOverflow | None = None
+    while True:
+        try:
+            with store.transaction(core, partition) as opened:
+                if taken := opened.take(start, end):
+                    applied = _Judging(opened, core, start, end).run(changes, poison)
+                    opened.commit(end)
+            if taken and overflow is not None:
+                raise overflow
+            if taken:
+                return applied
+        except Full as full:
+            if full.offset <= start:
+                raise full.overflow from None
+            end, overflow = full.offset, full.overflow
+            continue
+        except Refused as refusal:
+            if refusal.offset in poison:
+                raise ViewStoreError(
+                    f"{core.view}: offset {refusal.offset:,} is refused again after it was taken "
+                    f"out: {refusal.reason}"
+                ) from refusal
+            poison[refusal.offset] = f"{REFUSED}: {refusal.reason}"
+            continue
+        except Again as cause:
+            retries += 1
+            if retries > RETRIES_MAX:
+                raise Unavailable(
+                    f"{core.view}: {retries} attempts on partition {partition} met another "
+                    f"transaction ({cause})"
+                ) from cause
+            continue
+        position = store.position(core, partition)
+        if position is None or position < given.start:
+            at = "has no position of this plan" if position is None else f"is at {position:,}"
+            raise PositionMoved(
+                f"{core.view} {at} in partition {partition}, before the range from "
+                f"{given.start:,}.",
+                advice="Read the positions again.",
+            )
+        if position >= given.end:
+            return Applied(skipped_below_position=changes.num_rows)
+        start = position
+
+
+class _Judging:
+    """The work inside one transaction of a core."""
+
+    def __init__(self, opened: CoreTransaction, core: Core, start: int, end: int) -> None:
+        self._opened, self._core, self._start, self._end = opened, core, start, end
+
+    def run(self, changes: pa.Table, poison: Mapping[int, str]) -> Applied:
+        """Judge the changes, write what applies, note every exception."""
+        opened = self._opened
+        offsets = changes["offset"].to_numpy()
+        mine = changes.filter(pa.array((offsets >= self._start) & (offsets < self._end)))
+        readable = pc.is_null(mine["reason"])
+        unstorable = opened.unstorable(mine.filter(readable))
+        poison = {**poison, **{o: f"{REFUSED}: {reason}" for o, reason in unstorable.items()}}
+        dead = _unreadable(mine, poison)
+        if poison:
+            killed = pc.is_in(mine["offset"], pa.array(list(poison), pa.int64()))
+            readable = pc.and_(readable, pc.invert(killed))
+        alive = mine.filter(readable)
+        refused = self._bury_refused(poison)
+        verdict = self._judge(Keys(alive))
+        released = [found.row for found in verdict.released]
+        riders = _riding(self._core.riders, released)
+        batch = Batch(_going(alive, verdict, released, riders), verdict.floors)
+        if batch.changes.num_rows:
+            opened.write_latest(batch)
+        failures = opened.ride(riders, self._start, self._end, batch)
+        self._note(alive, verdict)
+        opened.bury(mine, dead)
+        opened.bury(alive, verdict.dead)
+        applied = Applied(
+            applied=batch.changes.num_rows,
+            duplicate=len(verdict.duplicates),
+            held=len(verdict.hold),
+            dead=len(dead) + len(verdict.dead) + refused,
+            released=len(released) + refused,
+            skipped_below_position=int(np.count_nonzero(offsets < self._start)),
+            failures=tuple(failures),
+        )
+        opened.count(applied)
+        return applied
+
+    def _judge(self, keys: Keys) -> Verdict:
+        """Compare with the gate; only keys that do not simply go on are brought here."""
+        opened = self._opened
+        if not len(keys):
+            return judge(keys, {}, {}, opened.ids)
+        waiting = opened.held_keys()
+        first = keys.versions[keys.firsts].copy()
+        first[~keys.dense()] = NO_VERSION
+        for code in keys.codes_of(waiting):
+            if code is not None:
+                first[code] = NO_VERSION
+        gates = opened.gates(keys, first)
+        mine = waiting & gates.keys()
+        return judge(keys, gates, opened.held(mine) if mine else {}, opened.ids)
+
+    def _note(self, alive: pa.Table, verdict: Verdict) -> None:
+        """Write down what is an exception from "applied"."""
+        if verdict.ordinary:
+            return
+        offsets = alive["offset"]
+        held = [Held(alive.slice(row, 1), None) for row in verdict.hold]
+        held += [Held(alive.slice(row, 1), offsets[by].as_py()) for row, by in verdict.waited]
+        self._opened.release(
+            [(found.key, found.version, offsets[found.by].as_py()) for found in verdict.released]
+        )
+        try:
+            self._opened.hold(held)
+        except HeldOverflow as overflow:
+            waiting = sorted(offsets[row].as_py() for row in verdict.hold)
+            fits = max(0, len(waiting) - (overflow.held - overflow.limit))
+            raise Full(waiting[fits] if waiting else self._start, overflow) from overflow
+        self._opened.note_duplicates(runs(offsets.to_numpy(), verdict.duplicates))
+
+    def _bury_refused(self, poison: Mapping[int, str]) -> int:
+        """Bury the changes that wait and that `latest` refuses; what comes after them waits."""
+        waiting = self._opened.held_at(poison) if poison else []
+        for version, change in waiting:
+            self._opened.forget([version])
+            self._opened.bury(change, [(0, poison[change["offset"][0].as_py()])])
+        return len(waiting)
+
+
+def runs(offsets: Ints, rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows that follow each other as runs: first and last offset of each."""
+    found: list[tuple[int, int]] = []
+    last = -2
+    for row in sorted(rows):
+        offset = int(offsets[row])
+        if row == last + 1:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+        last = row
+    return found
+
+
+def _riding(riders: Sequence[KeptTable], released: Sequence[pa.Table]) -> list[KeptTable]:
+    """Riders that every released change was planned for; the others trail this range (V2)."""
+    absent = {table.name for change in released for table in lacking(riders, change.column_names)}
+    return [table for table in riders if table.name not in absent]
+
+
+def _unreadable(changes: pa.Table, poison: Mapping[int, str]) -> list[tuple[int, str]]:
+    """Rows that are dead before the gate sees them, with their reasons."""
+    rows = pc.indices_nonzero(pc.is_valid(changes["reason"])).to_pylist()
+    found = [(row, changes["reason"][row].as_py()) for row in rows]
+    if poison:
+        offsets = changes["offset"].to_pylist()
+        found += [(row, poison[o]) for row, o in enumerate(offsets) if o in poison]
+    return found
+
+
+def _going(
+    changes: pa.Table, verdict: Verdict, released: Sequence[pa.Table], riders: Sequence[KeptTable]
+) -> pa.Table:
+    """Changes that apply, versions of a key in order.
+
+    A change that was let go may stand before the one that freed it, or come from the store.
+    """
+    if verdict.ordinary:
+        return changes
+    going = changes.filter(pa.array(verdict.apply))
+    if released:
+        planned = {column for table in riders for column in planned_columns(table)}
+        names = [name for name in changes.column_names if "__" not in name or name in planned]
+        # No cast: a side that a change has not (a struct that is null) holds nulls in columns that
+        # are never null in a side that it has, and Arrow refuses to cast those.
+        parts = [going.select(names), *(row.select(names) for row in released)]
+        going = pa.concat_tables(parts, promote_options="permissive")
+    return by_version(going)
+
+
+def by_version(changes: pa.Table) -> pa.Table:
+    """Changes with the versions of each key in order."""
+    order = np.argsort(changes["version"].to_numpy(), kind="stable")
+    return changes.take(pa.array(order))

@@ -1,0 +1,255 @@
+"""The version gate: what becomes of each change, decided before anything is summed (law 2, C13).
+
+Pure: the store gives the gate's rows, this module says which changes apply, wait, are duplicates
+or are dead. Keys whose versions run on without a break, which is nearly always all of them, are
+decided by whole arrays; the others one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NO_VERSION: Final = -1
+"""First version that is staged for a key whose gate row must be seen."""
+
+CONFLICT: Final = "conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    """Newest applied version of a key; version 0 and no id when the key was never seen."""
+
+    version: int = 0
+    change_id: str | None = None
+    as_of: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """A change that waits: its id, and its planned row."""
+
+    change_id: str
+    row: pa.Table
+
+
+class Keys:
+    """Changes of one partition, seen key by key; ``changes`` are readable and in offset order."""
+
+    def __init__(self, changes: pa.Table) -> None:
+        self.changes = changes
+        encoded = changes["key"].combine_chunks().dictionary_encode()
+        self.names: pa.Array = encoded.dictionary
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        self.versions: Ints = changes["version"].to_numpy()
+        self.occurred: Ints = pc.cast(changes["occurred_at"], pa.int64()).to_numpy()
+        # Rows by key, and in offset order within a key. Codes count the names from 0 without a
+        # hole, so the nth start is that of the nth name.
+        self.order: Ints = np.argsort(codes, kind="stable")
+        self.codes: Ints = codes[self.order]
+        starts = np.ones(len(codes), dtype=np.bool_)
+        starts[1:] = self.codes[1:] != self.codes[:-1]
+        self.starts: Ints = np.flatnonzero(starts)
+        self.ends: Ints = np.append(self.starts[1:], len(codes)) if len(codes) else self.starts
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def firsts(self) -> Ints:
+        """Row of the first change of each key."""
+        return self.order[self.starts]
+
+    @property
+    def lasts(self) -> Ints:
+        """Row of the last change of each key."""
+        return self.order[self.ends - 1]
+
+    def dense(self) -> Bools:
+        """Whether each key's versions run on without a break within these changes."""
+        versions = self.versions[self.order]
+        broken = np.zeros(len(versions), dtype=np.int64)
+        broken[1:] = (versions[1:] != versions[:-1] + 1) & (self.codes[1:] == self.codes[:-1])
+        if not len(versions):
+            return np.zeros(0, dtype=np.bool_)
+        dense: Bools = np.add.reduceat(broken, self.starts) == 0
+        return dense
+
+    def codes_of(self, names: Iterable[str]) -> list[int | None]:
+        """Which key each name is, ``None`` for one without a change here."""
+        codes = pc.index_in(pa.array(list(names), self.names.type), self.names)
+        found: list[int | None] = codes.to_pylist()
+        return found
+
+    def rows_of(self, key: int) -> Ints:
+        """Rows of a key, by its code, in offset order."""
+        return self.order[self.starts[key] : self.ends[key]]
+
+    def running_as_of(self, floor: Mapping[str, datetime]) -> pa.Array:
+        """As-of time of each change: the running maximum of occurredAt over its key's versions.
+
+        ``floor`` has the as-of times from before, for the keys where they may matter.
+        """
+        times = self.occurred[self.order]
+        falls = (times[1:] < times[:-1]) & (self.codes[1:] == self.codes[:-1])
+        late = set(np.searchsorted(self.starts, np.flatnonzero(falls), side="right") - 1)
+        floors: dict[int, int] = {}
+        if floor:
+            for code, moment in zip(self.codes_of(floor), floor.values(), strict=True):
+                if code is not None:
+                    floors[code] = _micros(moment)
+            late |= set(floors)
+        for key in late:
+            part = slice(self.starts[key], self.ends[key])
+            running = np.maximum.accumulate(times[part])
+            times[part] = np.maximum(running, floors.get(int(key), running[0]))
+        found = np.empty_like(times)
+        found[self.order] = times
+        return pa.array(found).cast(pa.timestamp("us", tz="UTC"))
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A change that waited in the store, and the row of the change that frees it."""
+
+    key: str
+    version: int
+    row: pa.Table
+    by: int
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What becomes of a partition's changes; rows count in the given changes."""
+
+    apply: Bools
+    ordinary: bool = True
+    """Whether all changes apply as they stand, so that nothing has to be put in order."""
+    released: list[Released] = field(default_factory=list)
+    hold: list[int] = field(default_factory=list)
+    waited: list[tuple[int, int]] = field(default_factory=list)
+    """Changes that waited within this batch, each with the row of the one that freed it."""
+    dead: list[tuple[int, str]] = field(default_factory=list)
+    duplicates: list[int] = field(default_factory=list)
+    floors: dict[str, datetime] = field(default_factory=dict)
+
+
+Ids = Callable[[Iterable[tuple[str, int]]], Mapping[tuple[str, int], str]]
+"""Ids of versions that were applied before, where the store still knows them."""
+
+
+def judge(
+    keys: Keys,
+    gates: Mapping[str, GateRow],
+    held: Mapping[str, Mapping[int, HeldRow]],
+    ids: Ids,
+) -> Verdict:
+    """Decide what becomes of each change.
+
+    ``gates`` has a row for every key that is not dense, that has held changes, or whose first
+    version does not follow the gate's; other keys apply as they are. Cost: arrays for those, one
+    step a change for the keys in ``gates``.
+    """
+    verdict = Verdict(apply=np.ones(keys.changes.num_rows, dtype=np.bool_))
+    verdict.ordinary = not gates
+    if verdict.ordinary:
+        return verdict
+    change_ids = keys.changes["id"]
+    old: list[tuple[str, int, int, str]] = []
+    for (name, gate), code in zip(gates.items(), keys.codes_of(gates), strict=True):
+        assert code is not None, "gates are of keys in the batch"
+        if gate.as_of is not None:
+            verdict.floors[name] = gate.as_of
+        rows = keys.rows_of(code).tolist()
+        found = [change_ids[row].as_py().lower() for row in rows]
+        waiting = dict(held.get(name, {}))
+        old += _judge_key(keys, name, gate, rows, found, waiting, verdict)
+    known = ids({(name, version) for name, version, _, _ in old}) if old else {}
+    for name, version, row, change_id in old:
+        if known.get((name, version), change_id) == change_id:
+            verdict.duplicates.append(row)
+        else:
+            verdict.dead.append((row, CONFLICT))
+    return verdict
+
+
+def _judge_key(
+    keys: Keys,
+    name: str,
+    gate: GateRow,
+    rows: list[int],
+    change_ids: list[str],
+    waiting: dict[int, HeldRow],
+    verdict: Verdict,
+) -> list[tuple[str, int, int, str]]:
+    """Walk over one key's changes; gives back those whose id must be looked up."""
+    newest = gate.version
+    seen: dict[int, str] = {}
+    if gate.change_id is not None:
+        seen[gate.version] = gate.change_id
+    # Versions held from this very batch: their rows are here, not in the store.
+    here: dict[int, tuple[int, str]] = {}
+    old: list[tuple[str, int, int, str]] = []
+    for row, change_id in zip(rows, change_ids, strict=True):
+        version = int(keys.versions[row])
+        verdict.apply[row] = version == newest + 1
+        if version == newest + 1:
+            newest, seen[version] = version, change_id
+            newest = _release(name, newest, row, waiting, here, seen, verdict)
+        elif version <= newest:
+            if version not in seen:
+                old.append((name, version, row, change_id))
+            elif seen[version] == change_id:
+                verdict.duplicates.append(row)
+            else:
+                verdict.dead.append((row, CONFLICT))
+        else:
+            first = waiting[version].change_id if version in waiting else None
+            first = here[version][1] if version in here else first
+            if first is None:
+                here[version] = (row, change_id)
+            elif first == change_id:
+                verdict.duplicates.append(row)
+            else:
+                verdict.dead.append((row, CONFLICT))
+    verdict.hold += [row for row, _ in here.values()]
+    return old
+
+
+def _release(
+    name: str,
+    newest: int,
+    by: int,
+    waiting: dict[int, HeldRow],
+    here: dict[int, tuple[int, str]],
+    seen: dict[int, str],
+    verdict: Verdict,
+) -> int:
+    """Let changes go whose gap has filled, in order; returns the newest version applied."""
+    while True:
+        version = newest + 1
+        if version in here:
+            row, change_id = here.pop(version)
+            verdict.apply[row] = True
+            verdict.waited.append((row, by))
+        elif version in waiting:
+            stored = waiting.pop(version)
+            verdict.released.append(Released(name, version, stored.row, by))
+            change_id = stored.change_id
+        else:
+            return newest
+        newest, seen[version] = version, change_id
+
+
+def _micros(moment: datetime) -> int:
+    return pa.scalar(moment, pa.timestamp("us", tz="UTC")).cast(pa.int64()).as_py()  # type: ignore[no-any-return]

@@ -1,0 +1,246 @@
+"""What readers of a linear view see: PostgreSQL's text over groups, counts and sums.
+
+An output is taken only when PostgreSQL computes it as Spark would: each of its parts is a number,
+a text or a boolean, and only forms that mean the same in both are known here. Everything else is
+refused; grouping by the whole expression is always possible, because Spark then computes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+from sqlglot import exp
+
+Kind: TypeAlias = Literal["number", "text", "boolean", "null"]
+
+_ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
+_ORDERED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE)
+_ROUNDED: Final = (exp.Round, exp.Floor, exp.Ceil)
+_NUMBER: Final = re.compile(r"[0-9]{1,38}(\.[0-9]{0,37})?|\.[0-9]{1,37}")
+_PLACES: Final = re.compile(r"[0-9]{1,2}")
+_ARGUMENTS: Final[Mapping[type[exp.Expr], frozenset[str]]] = {
+    exp.Round: frozenset({"this", "decimals"}),
+    exp.Floor: frozenset({"this"}),
+    exp.Ceil: frozenset({"this"}),
+    exp.In: frozenset({"this", "expressions"}),
+    exp.Between: frozenset({"this", "low", "high"}),
+}
+"""What may be given to those that have more forms than are known here."""
+
+
+class NotReadable(Exception):
+    """A part of an output that has no form which PostgreSQL and Spark compute alike.
+
+    ``reason`` goes on with a sentence that begins with the part.
+    """
+
+    def __init__(
+        self, node: exp.Expr, reason: str = "cannot be made from aggregates and groups"
+    ) -> None:
+        self.node, self.reason = node, reason
+        super().__init__(reason)
+
+
+def kind_of_type(kind: pa.DataType | None) -> Kind | None:
+    """What a group column of an Arrow type may be used as inside an output; ``None``: nothing."""
+    if kind is None:
+        return None
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
+
+
+def postgres_text(output: exp.Expr, kinds: Mapping[str, Kind | None]) -> str:
+    """PostgreSQL's text of an output; ``kinds`` has the columns that it may use.
+
+    Raises NotReadable with the part that cannot be taken.
+    """
+    if isinstance(output, exp.Column):
+        return _text(output)  # a group or a count as it is: of any type
+    inner = _without_double(output)
+    _Kinds(kinds).of(inner)
+    exact = _exact(inner)
+    return _text(exact if inner is output else exp.cast(exact, "DOUBLE"))
+
+
+def _without_double(output: exp.Expr) -> exp.Expr:
+    """What a whole output that is cast to DOUBLE is made of; any other output as it is."""
+    if _is_cast(output) and output.args["to"].this is exp.DType.DOUBLE:
+        found: exp.Expr = output.this
+        return found
+    return output
+
+
+def _is_cast(node: exp.Expr) -> bool:
+    """Whether it is a CAST; sqlglot reads Spark's CAST as a TRY_CAST that is not safe."""
+    return isinstance(node, exp.Cast) and not node.args.get("safe")
+
+
+class _Kinds:
+    """The kind of each part of an output; raises NotReadable for a part that has none."""
+
+    def __init__(self, columns: Mapping[str, Kind | None]) -> None:
+        self._columns = columns
+
+    def of(self, node: exp.Expr) -> Kind:
+        """The kind of a part."""
+        allowed = _ARGUMENTS.get(type(node))
+        if allowed is not None and {name for name, value in node.args.items() if value} - allowed:
+            raise NotReadable(node)
+        for types, judge in self._JUDGES:
+            if isinstance(node, types):
+                return judge(self, node)
+        raise NotReadable(node)
+
+    def _all(self, wanted: Kind, *parts: exp.Expr) -> Kind:
+        for part in parts:
+            if self.of(part) not in (wanted, "null"):
+                raise NotReadable(part, f"is no {wanted}")
+        return wanted
+
+    def _same(self, *parts: exp.Expr) -> Kind:
+        """The one kind of all parts; null goes with every kind."""
+        found: Kind = "null"
+        for part in parts:
+            kind = self.of(part)
+            if "null" not in (kind, found) and kind != found:
+                raise NotReadable(part, f"is a {kind} where others are a {found}")
+            found = kind if found == "null" else found
+        return found
+
+    def _column(self, node: exp.Expr) -> Kind:
+        kind = self._columns.get(node.name)
+        if kind is None:
+            raise NotReadable(node)
+        return kind
+
+    def _literal(self, node: exp.Expr) -> Kind:
+        if node.is_string:
+            return "text"
+        if not _NUMBER.fullmatch(str(node.this)):
+            raise NotReadable(node, "is no plain number")
+        return "number"
+
+    def _rounded(self, node: exp.Expr) -> Kind:
+        places = node.args.get("decimals")
+        if places is not None:
+            places = places.this if isinstance(places, exp.Neg) else places
+            if not isinstance(places, exp.Literal) or not _PLACES.fullmatch(str(places.this)):
+                raise NotReadable(node, "is not rounded to a plain number of places")
+        return self._all("number", node.this)
+
+    def _cast(self, node: exp.Expr) -> Kind:
+        to = node.args["to"]
+        if not _is_cast(node) or to.this is not exp.DType.DECIMAL:
+            raise NotReadable(node, "is a CAST over an aggregate or a group, which is not kept")
+        if not to.expressions:
+            raise NotReadable(node, "is DECIMAL(10, 0) in Spark; write DECIMAL(p, s)")
+        return self._all("number", node.this)
+
+    def _is(self, node: exp.Expr) -> Kind:
+        if not isinstance(node.expression, exp.Null):
+            return self._all("boolean", node.this, node.expression)
+        if not isinstance(node.this, exp.Column):
+            self.of(node.this)
+        return "boolean"
+
+    def _equal(self, node: exp.Binary) -> Kind:
+        self._same(node.left, node.right)
+        return "boolean"
+
+    def _ordered(self, node: exp.Binary) -> Kind:
+        self._all("number", node.left, node.right)
+        return "boolean"
+
+    def _between(self, node: exp.Expr) -> Kind:
+        self._all("number", node.this, node.args["low"], node.args["high"])
+        return "boolean"
+
+    def _in(self, node: exp.Expr) -> Kind:
+        self._same(node.this, *node.expressions)
+        return "boolean"
+
+    def _case(self, node: exp.Expr) -> Kind:
+        branches: Sequence[exp.Expr] = node.args["ifs"]
+        if node.this is not None:
+            self._same(node.this, *(branch.this for branch in branches))
+        else:
+            self._all("boolean", *(branch.this for branch in branches))
+        rest = node.args.get("default")
+        results = [branch.args["true"] for branch in branches]
+        return self._same(*results, *([] if rest is None else [rest]))
+
+    def _if(self, node: exp.Expr) -> Kind:
+        self._all("boolean", node.this)
+        results = [node.args.get("true"), node.args.get("false")]
+        return self._same(*(result for result in results if result is not None))
+
+    def _first(self, node: exp.Expr) -> Kind:
+        others = node.expressions or [node.args.get("expression")]
+        return self._same(node.this, *(other for other in others if other is not None))
+
+    _JUDGES: Final[Sequence[tuple[tuple[type[exp.Expr], ...], Callable[..., Kind]]]] = (
+        ((exp.Paren,), lambda self, node: self.of(node.this)),
+        ((exp.Column,), _column),
+        ((exp.Literal,), _literal),
+        ((exp.Null,), lambda self, node: "null"),
+        ((exp.Boolean,), lambda self, node: "boolean"),
+        (_ARITHMETIC, lambda self, node: self._all("number", node.left, node.right)),
+        ((exp.Neg, exp.Abs), lambda self, node: self._all("number", node.this)),
+        ((exp.And, exp.Or), lambda self, node: self._all("boolean", node.left, node.right)),
+        ((exp.Not,), lambda self, node: self._all("boolean", node.this)),
+        ((exp.EQ, exp.NEQ), _equal),
+        (_ORDERED, _ordered),
+        ((exp.Is,), _is),
+        ((exp.Between,), _between),
+        ((exp.In,), _in),
+        ((exp.Case,), _case),
+        ((exp.If,), _if),
+        ((exp.Coalesce, exp.Nullif), _first),
+        (
+            (exp.Greatest, exp.Least),
+            lambda self, node: self._all("number", node.this, *node.expressions),
+        ),
+        (_ROUNDED, _rounded),
+        ((exp.Cast,), _cast),
+    )
+
+
+def _exact(output: exp.Expr) -> exp.Expr:
+    """The same with numbers that do not overflow, and null where Spark divides by zero."""
+
+    def widen(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, (exp.Div, exp.Mod)):
+            right = exp.Nullif(this=node.right, expression=exp.Literal.number(0))
+            left = exp.cast(node.left, "DECIMAL")
+            if isinstance(node, exp.Mod):
+                return exp.Mod(this=left, expression=right)
+            return exp.Div(this=left, expression=right, typed=True, safe=False)
+        if isinstance(node, exp.Column) and node.name.startswith("g") and _computes(node.parent):
+            return exp.cast(node, "DECIMAL")
+        return node
+
+    # From the leaves to the root: what is made here is not walked through again.
+    nodes = list(output.copy().walk(bfs=False))
+    root = nodes[0]
+    for node in reversed(nodes):
+        made = widen(node)
+        if made is not node:
+            if node is root:
+                root = made
+            else:
+                node.replace(made)
+    return root
+
+
+def _computes(node: exp.Expr | None) -> bool:
+    return isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, *_ROUNDED))
+
+
+def _text(expression: exp.Expr) -> str:
+    return expression.sql(dialect="postgres", comments=False)

@@ -1,0 +1,397 @@
+"""Transactions of the core and of trailing views in PostgreSQL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, ClassVar, Final
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
+from everstate.views.batch import Batch
+from everstate.views.control import Control
+from everstate.views.core import Again, Applied, Failure, Held, Refused
+from everstate.views.database import connect_views
+from everstate.views.gate import GateRow, HeldRow, Ints, Keys
+from everstate.views.images import cut
+from everstate.views.stores.postgres import writes
+from everstate.views.stores.postgres.refusals import (
+    MET_ANOTHER,
+    OF_THE_DATA,
+    culprit,
+    is_of_a_view,
+    reason_of,
+)
+from everstate.views.stores.postgres.session import Session, session
+from everstate.views.stores.postgres.tables import store_columns
+from everstate.views.stores.postgres.writes import GATE_STAGE, Place
+from everstate.views.tables import Core, HistoryTable, KeptTable
+from everstate.views.trailing import Exceptions
+
+log = logging.getLogger(__name__)
+
+RIDERS_APART_MAX: Final = 32
+"""More savepoints than this in one transaction slow every reader of the database."""
+# A rider that waits this long for a lock, or computes so long, is behind; the core goes on.
+_RIDER_LIMITS: Final = "SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '120s'"
+# A number beyond numeric's range has a long exponent, or is long itself; and what no text holds.
+_REFUSED_BY_JSONB: Final = r"[0-9][eE][+]?[0-9]{5,}|\\u0000|\\u[dD][89a-fA-F]"
+_LONG_BYTES: Final = 131_072
+_NO_LIMITS: Final = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
+
+
+@contextmanager
+def _rolled_back(found: Session) -> Iterator[None]:
+    """Begin; what is not committed at the end is rolled back."""
+    connection = found.connection
+    connection.execute("BEGIN")
+    try:
+        yield
+    except MET_ANOTHER as cause:
+        raise Again(reason_of(cause)) from cause
+    finally:
+        status = connection.info.transaction_status
+        if not connection.closed and status != psycopg.pq.TransactionStatus.IDLE:
+            connection.execute("ROLLBACK")
+
+
+def commit(found: Session, reached: Callable[[Control], bool], schema_name: str) -> None:
+    """Commit; when the answer is lost, the position tells what happened."""
+    try:
+        found.connection.execute("COMMIT")
+    except psycopg.OperationalError as lost:
+        try:
+            with connect_views(found.dsn) as other:
+                done = reached(Control(other, schema_name))
+        except psycopg.OperationalError:
+            raise lost from None
+        if not done:
+            raise Unavailable("the views' database lost a commit; it was not done") from lost
+
+
+class PostgresCore:
+    """One transaction of a core; see :class:`everstate.views.core.CoreTransaction`."""
+
+    def __init__(self, found: Session, schema_name: str, core: Core, partition: int) -> None:
+        self.session, self.core, self.partition = found, core, partition
+        self.control = Control(found.connection, schema_name)
+        self.place = Place(schema_name, core.generation, partition)
+
+    def prepare(self) -> None:
+        """Make the staging tables of this session; outside a transaction, so that they stay."""
+        columns = sql.SQL(", ").join(
+            [store_columns(("key",)), sql.SQL("first_version bigint, first_at timestamptz")]
+        )
+        writes.prepare_stage(self.session, GATE_STAGE, columns)
+        schema, table = self.place.schema_name, self.core.table
+        try:
+            name = writes.stage_name(table)
+            writes.prepare_stage(self.session, name, writes.like(schema, table))
+        except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+            raise ViewStoreError(f"{table}: {reason_of(cause)}") from cause
+        self._unprepared: dict[str, str] = {}
+        for rider in self.core.riders:
+            try:
+                writes.prepare_view(self.session, schema, rider)
+            except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+                self._unprepared[rider.name] = reason_of(cause)
+
+    def take(self, start: int, end: int) -> bool:
+        """Compare and swap the core's position (C11)."""
+        return self.control.take_core(self.core, self.partition, start, end)
+
+    def held_keys(self) -> set[str]:
+        """Keys with changes that wait."""
+        return self.control.held_keys(self.core, self.partition)
+
+    def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
+        """Changes of some keys that wait."""
+        return self.control.held(self.core, self.partition, keys)
+
+    def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
+        """Changes that wait and were read at some offsets."""
+        return self.control.held_at(self.core, self.partition, offsets)
+
+    def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
+        """Gate rows of the keys whose first version does not follow, or whose time runs back."""
+        stage = writes.stage_of(GATE_STAGE)
+        columns = {
+            "key": keys.names,
+            "first_version": pa.array(first),
+            "first_at": keys.changes["occurred_at"].take(pa.array(keys.firsts)),
+        }
+        writes.copy_rows(self.session, stage, columns)
+        query = sql.SQL(
+            "SELECT asked.key, gate.version, gate.change_id::text, gate.as_of "
+            "FROM {} AS asked LEFT JOIN {} AS gate ON gate.key = asked.key "
+            "WHERE gate.version IS DISTINCT FROM nullif(asked.first_version - 1, 0) "
+            "OR gate.as_of > asked.first_at"
+        ).format(stage, sql.Identifier(self.place.schema_name, self.core.table))
+        return {
+            key: GateRow(version or 0, change_id, as_of)
+            for key, version, change_id, as_of in self.session.connection.execute(query)
+        }
+
+    def ids(self, versions: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], str]:
+        """Ids of applied versions, as far as a history has them."""
+        asked = list(versions)
+        if self.core.ids is None or not asked:
+            return {}
+        query = sql.SQL(
+            "SELECT kept.key, kept.version, kept.change_id::text FROM {} AS kept "
+            "JOIN unnest(%s::text[], %s::bigint[]) AS asked(key, version) "
+            "ON kept.key = asked.key AND kept.version = asked.version"
+        ).format(sql.Identifier(self.place.schema_name, self.core.ids.name))
+        lists = ([key for key, _ in asked], [version for _, version in asked])
+        rows = self.session.connection.execute(query, lists)
+        return {(key, version): change_id for key, version, change_id in rows}
+
+    def unstorable(self, changes: pa.Table) -> dict[int, str]:
+        """Changes whose texts jsonb refuses; only those with a sign of it are asked about."""
+        signs = pc.or_(
+            pc.match_substring_regex(changes["raw_value"], _REFUSED_BY_JSONB),
+            pc.greater(pc.binary_length(changes["raw_value"]), _LONG_BYTES),
+        )
+        found: dict[int, str] = {}
+        for row in changes.filter(signs).select(["offset", "raw_value"]).to_pylist():
+            self._execute("SAVEPOINT asked")
+            try:
+                images = cut([row["raw_value"]])
+                texts = (images.provenance, images.transaction, images.event, images.state)
+                asked = [text[0].as_py() for text in texts]
+                self.session.connection.execute(
+                    "SELECT %s::jsonb, %s::jsonb, %s::jsonb, %s::jsonb", asked
+                )
+            except OF_THE_DATA as cause:
+                found[row["offset"]] = reason_of(cause)
+            self._execute("ROLLBACK TO SAVEPOINT asked")
+        return found
+
+    def write_latest(self, batch: Batch) -> None:
+        """Put the newest change of each key into `latest`; what it refuses is told by offset."""
+        self._execute("SAVEPOINT latest")
+
+        def write(part: Batch) -> None:
+            writes.write_latest(self.session, self.place, self.core, part)
+
+        try:
+            write(batch)
+        except OF_THE_DATA as cause:
+            found = culprit(write, batch, lambda: self._execute("ROLLBACK TO SAVEPOINT latest"))
+            if found is None:
+                raise ViewStoreError(
+                    f"{self.core.view} cannot be written: {reason_of(cause)}"
+                ) from cause
+            raise Refused(found[0], reason_of(cause)) from cause
+        except psycopg.Error as cause:
+            if not is_of_a_view(cause):
+                raise
+            raise ViewStoreError(
+                f"{self.core.view} cannot be written: {reason_of(cause)}"
+            ) from cause
+
+    def ride(
+        self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+    ) -> list[Failure]:
+        """Write riders that stand at ``start`` behind one savepoint; each alone if it fails."""
+        able = [rider for rider in riders if rider.name not in self._unprepared]
+        failures = [
+            Failure(rider.view, rider.version, self._unprepared[rider.name])
+            for rider in riders
+            if rider.name in self._unprepared
+        ]
+        if not able:
+            return failures
+        self._execute("SAVEPOINT riders")
+        self._execute(_RIDER_LIMITS)
+        try:
+            self._ride_together(able, start, end, batch)
+        except (psycopg.Error, *OF_THE_DATA) as cause:
+            if not is_of_a_view(cause):
+                raise
+            self._execute("ROLLBACK TO SAVEPOINT riders")
+            for rider in able[:RIDERS_APART_MAX]:
+                failures += self._ride_alone(rider, start, end, batch)
+        self._execute(_NO_LIMITS)
+        return failures
+
+    def _ride_together(
+        self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+    ) -> None:
+        moved = self.control.take_riders(riders, self.core.generation, self.partition, start, end)
+        for rider in riders:
+            if rider.name in moved and batch.changes.num_rows:
+                self.write_rider(rider, batch)
+
+    def write_rider(self, rider: KeptTable, batch: Batch) -> None:
+        """Merge a batch into one rider's table."""
+        writes.write_view(self.session, self.place, rider, batch)
+
+    def _ride_alone(self, rider: KeptTable, start: int, end: int, batch: Batch) -> list[Failure]:
+        self._execute("SAVEPOINT rider")
+        try:
+            self._execute(_RIDER_LIMITS)
+            self._ride_together([rider], start, end, batch)
+            self._execute("RELEASE SAVEPOINT rider")
+        except (psycopg.Error, *OF_THE_DATA) as cause:
+            if not is_of_a_view(cause):
+                raise
+            self._execute("ROLLBACK TO SAVEPOINT rider")
+            return [Failure(rider.view, rider.version, reason_of(cause))]
+        return []
+
+    def hold(self, held: Sequence[Held]) -> None:
+        """Note changes that wait."""
+        self.control.hold(self.core, self.partition, held)
+
+    def release(self, released: Sequence[tuple[str, int, int]]) -> None:
+        """Note what freed changes that waited."""
+        self.control.release(self.core, self.partition, released)
+
+    def forget(self, versions: Sequence[tuple[str, int]]) -> None:
+        """Drop changes that waited and are dead."""
+        self.control.forget_held(self.core, self.partition, versions)
+
+    def bury(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
+        """Note records that cannot be read or applied."""
+        self.control.bury(self.core, self.partition, changes, reasons)
+
+    def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Note runs of duplicates."""
+        self.control.note_duplicates(self.core, self.partition, runs)
+
+    def count(self, applied: Applied) -> None:
+        """Add to the account (law 7)."""
+        waiting = applied.held - applied.released
+        gained = (applied.applied, applied.duplicate, waiting, applied.dead)
+        self.control.count(self.core, self.partition, gained)
+
+    def commit(self, end: int) -> None:
+        """Commit; when the answer is lost, the position tells what happened."""
+
+        def reached(control: Control) -> bool:
+            return (control.core_position(self.core, self.partition) or 0) >= end
+
+        commit(self.session, reached, self.place.schema_name)
+
+    def _execute(self, statement: str) -> None:
+        self.session.connection.execute(statement.encode())
+
+
+class PostgresTrailing:
+    """One transaction of a trailing view; see :class:`everstate.views.trailing`."""
+
+    def __init__(
+        self, found: Session, schema_name: str, core: Core, table: KeptTable, partition: int
+    ) -> None:
+        self.session, self.core, self.table = found, core, table
+        self.partition = partition
+        self.control = Control(found.connection, schema_name)
+        self.place = Place(schema_name, core.generation, partition)
+
+    def prepare(self) -> None:
+        """Make the view's staging table."""
+        try:
+            writes.prepare_view(self.session, self.place.schema_name, self.table)
+        except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+            raise ViewFailed(self.table.view, reason_of(cause)) from cause
+
+    def core_position(self, *, hold: bool) -> int:
+        """The core's position; ``hold``: it stays there until this transaction ends (V7)."""
+        found = self.control.core_position(self.core, self.partition, hold=hold)
+        if found is None:
+            raise PositionMoved(f"{self.core.view} has no position of this plan.")
+        return found
+
+    def take(self, start: int, end: int) -> bool:
+        """Compare and swap the view's position (V10)."""
+        generation = self.core.generation
+        return self.control.take_view(self.table, generation, self.partition, start, end)
+
+    def exceptions(self, start: int, end: int) -> Exceptions:
+        """What the core noted about a range."""
+        return self.control.exceptions(self.core, self.partition, start, end)
+
+    def floors(self, keys: Keys) -> Mapping[str, datetime]:
+        """As-of times from before; only a history needs them, and has them."""
+        if not isinstance(self.table, HistoryTable):
+            return {}
+        query = sql.SQL(
+            "SELECT DISTINCT ON (key) key, as_of FROM {} WHERE key = ANY(%s) "
+            "ORDER BY key, version DESC"
+        ).format(sql.Identifier(self.place.schema_name, self.table.name))
+        rows: list[Any] = self.session.connection.execute(
+            query, (keys.names.to_pylist(),)
+        ).fetchall()
+        return dict(rows)
+
+    def write(self, batch: Batch) -> None:
+        """Merge the batch into the view's table; a refusal is brought home to the change."""
+        connection = self.session.connection
+        connection.execute("SAVEPOINT view")
+
+        def write(part: Batch) -> None:
+            writes.write_view(self.session, self.place, self.table, part)
+
+        try:
+            write(batch)
+        except (psycopg.Error, *OF_THE_DATA) as cause:
+            if not is_of_a_view(cause):
+                raise
+            offset: int | None = None
+            key: str | None = None
+            if isinstance(cause, OF_THE_DATA):
+
+                def rollback() -> None:
+                    connection.execute("ROLLBACK TO SAVEPOINT view")
+
+                offset, key = culprit(write, batch, rollback) or (None, None)
+            raise ViewFailed(self.table.view, reason_of(cause), offset=offset, key=key) from cause
+
+    def commit(self, end: int) -> None:
+        """Commit; when the answer is lost, the position tells what happened."""
+        generation = self.core.generation
+
+        def reached(control: Control) -> bool:
+            return (control.view_position(self.table, generation, self.partition) or 0) >= end
+
+        commit(self.session, reached, self.place.schema_name)
+
+
+class PostgresStore:
+    """Cores and views in one schema of a PostgreSQL database; for one thread."""
+
+    core_class: ClassVar[type[PostgresCore]] = PostgresCore
+    trailing_class: ClassVar[type[PostgresTrailing]] = PostgresTrailing
+
+    def __init__(self, dsn: str, schema_name: str) -> None:
+        self.dsn, self.schema_name = dsn, schema_name
+
+    @contextmanager
+    def transaction(self, core: Core, partition: int) -> Iterator[PostgresCore]:
+        """A transaction of a core; see :class:`everstate.views.core.CoreStore`."""
+        with session(self.dsn) as found:
+            opened = self.core_class(found, self.schema_name, core, partition)
+            opened.prepare()
+            with _rolled_back(found):
+                yield opened
+
+    @contextmanager
+    def trailing(self, core: Core, table: KeptTable, partition: int) -> Iterator[PostgresTrailing]:
+        """A transaction of a trailing view; see :class:`everstate.views.trailing.TrailingStore`."""
+        with session(self.dsn) as found:
+            opened = self.trailing_class(found, self.schema_name, core, table, partition)
+            opened.prepare()
+            with _rolled_back(found):
+                yield opened
+
+    def position(self, core: Core, partition: int) -> int | None:
+        """The core's position in a partition."""
+        with session(self.dsn) as found:
+            return Control(found.connection, self.schema_name).core_position(core, partition)

@@ -1,0 +1,182 @@
+"""A capture that cannot go on stops alone: the others of the clean role go on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pydantic import BaseModel
+
+from capture_cases import eventually
+from everstate.app import App
+from everstate.cli.roles import run_clean
+from everstate.config import Config
+from everstate.log.client import admin_settings
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+from everstate.parts import Part, read_states
+from everstate.pipeline.clean import Cleaner
+from everstate.sources.cdc.declaration import Table
+from everstate.sources.cdc.placeholders import DEFAULT_SETTING
+from running_stack import RunningStack
+
+HELD_MAX = 3
+
+
+class Item(BaseModel):
+    """A row of either capture."""
+
+    id: int
+    note: str
+
+
+@pytest.fixture
+def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
+    base = stack.config
+    found = base.model_copy(
+        update={
+            "log": base.log.model_copy(update={"prefix": topic_prefix, "partitions": 1}),
+            "project": base.project.model_copy(update={"data_dir": tmp_path}),
+            "pipeline": base.pipeline.model_copy(update={"held_max": HELD_MAX}),
+        }
+    )
+    with Topics(found) as topics:
+        topics.ensure(["item", "thing"])
+        names = TopicNames(topic_prefix)
+        raw = [names.raw("shop", "items"), names.raw("stock", "things")]
+        topics.ensure_raw(raw, partitions=1, settings={})
+        yield found
+        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
+
+
+@pytest.fixture
+def app() -> App:
+    """Two captures of somebody else's connectors."""
+    found = App("two")
+    for entity, capture in (("item", "shop"), ("thing", "stock")):
+        found.entity(entity, key="id", source="capture")(Item)
+        found.capture(
+            capture,
+            kind="postgresql",
+            tables={f"public.{entity}s": Table(entity=entity)},
+            transactions=False,
+        )
+    return found
+
+
+def send(config: Config, topic: str, *keys: int, op: str = "c", note: str = "n") -> None:
+    """One row of each key, as a connector writes it."""
+    with Producer(config) as producer:
+        for key in keys:
+            source = {"connector": "postgresql", "lsn": 100 + key, "txId": key}
+            value = {"op": op, "before": None, "after": {"id": key, "note": note}, "source": source}
+            body = json.dumps(value).encode()
+            producer.send_raw(topic, json.dumps({"id": key}).encode(), body)
+
+
+def forget(config: Config, topic: str) -> None:
+    """Retention takes all records of a topic."""
+    with Offsets(config) as offsets:
+        ends = offsets.stable_ends([topic])
+    admin: Any = AdminClient(admin_settings(config))
+    cut = [TopicPartition(name, part, end) for (name, part), end in ends.items()]
+    for future in admin.delete_records(cut).values():
+        future.result(10)
+
+
+def lose_raw_records(config: Config) -> None:
+    """Rows that were never cleaned are gone."""
+    raw = TopicNames(config.log.prefix).raw("shop", "items")
+    send(config, raw, 11, 12)
+    forget(config, raw)
+
+
+def lose_states(config: Config) -> None:
+    """Neither the newest states nor the whole history are in the log, nor are they here."""
+    names = TopicNames(config.log.prefix)
+    with Topics(config) as topics:
+        topics.delete([names.state("item")])
+    forget(config, names.changes("item"))
+
+
+def hold_too_many(config: Config) -> None:
+    """More rows wait for what they do not tell than may wait."""
+    raw = TopicNames(config.log.prefix).raw("shop", "items")
+    send(config, raw, *range(20, 21 + HELD_MAX), op="u", note=DEFAULT_SETTING)
+
+
+@contextmanager
+def clean_role(config: Config, app: App) -> Iterator[threading.Thread]:
+    """The clean role as `everstate run` has it; what it raises is raised."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            run_clean(config, app, stop)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="clean role")
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed
+
+
+def part_of(config: Config, name: str) -> Part | None:
+    """What the role's state file says of one capture."""
+    found = [role.parts.get(name) for role in read_states(config.project.data_dir)]
+    return found[0] if found else None
+
+
+def keys(config: Config, entity: str) -> set[str]:
+    with Consumer(config) as consumer:
+        records = consumer.read_topic(TopicNames(config.log.prefix).changes(entity))
+        return {(record.key or b"").decode() for record in records}
+
+
+@pytest.mark.parametrize(
+    ("lose", "reason"),
+    [
+        (lose_raw_records, "what was between is gone"),
+        (lose_states, "no longer begins at its beginning"),
+        (hold_too_many, "wait"),
+    ],
+)
+def test_a_capture_that_cannot_go_on_stops_alone_and_says_why(
+    config: Config, app: App, lose: Callable[[Config], None], reason: str
+) -> None:
+    names = TopicNames(config.log.prefix)
+    send(config, names.raw("shop", "items"), 1, 2)
+    cleaner = Cleaner(config, app.cleaning(config, "shop"), bulk_records=1_000_000)
+    try:
+        cleaner.catch_up()
+    finally:
+        cleaner.close()
+    lose(config)
+
+    with clean_role(config, app) as role:
+        assert eventually(
+            lambda: (part := part_of(config, "shop")) is not None and part.state == "waiting", 60
+        ), part_of(config, "shop")
+        failed = part_of(config, "shop")
+        assert failed is not None
+        assert reason in (failed.reason or "")
+        send(config, names.raw("stock", "things"), 5, 6)
+        assert eventually(lambda: keys(config, "thing") == {"5", "6"}, 60)
+        works = part_of(config, "stock")
+        assert works is not None
+        assert works.state == "running"
+        assert role.is_alive()

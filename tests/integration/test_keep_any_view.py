@@ -1,0 +1,62 @@
+"""Law 6 for views made at random: kept by Spark and PostgreSQL, proved row by row."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from keep_cases import World, drain
+from pyspark.sql import SparkSession
+
+from everstate.app import App
+from everstate.config import Config, load
+from view_fuzz import SALE, Sale, Writer, histories
+
+FULL = bool(os.environ.get("EVERSTATE_FULL"))
+LINEAR, ROWS, CHANGES = (14, 6, 120) if FULL else (3, 1, 60)
+
+
+def sales_app(random: Random) -> App:
+    """Views of every kind that the grammar has, and one of each field's own type."""
+    app = App("sales")
+    app.entity("sale", key="sale_id")(Sale)
+    writer = Writer(random)
+    for number in range(LINEAR):
+        app.view(f"linear_{number}", sql=writer.linear())
+    for number in range(ROWS):
+        app.view(f"row_{number}", sql=writer.row())
+    for name in SALE.arrow_schema.names if FULL else ("ratio",):
+        app.view(f"by_{name}", sql=f"SELECT {name}, count(*) AS n FROM sale GROUP BY {name}")
+    app.view("big_sums", sql="SELECT shop, moment, sum(big) AS total FROM sale GROUP BY ALL")
+    return app
+
+
+def test_views_made_at_random_equal_their_batch(
+    stack_config: Config,
+    stack: Any,
+    topic_prefix: str,
+    database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    """Also with 0.0 and -0.0, with sums beyond 64 bits, and at both ends of time."""
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
+        store={"dsn": database},
+        archive={"trigger_s": 1},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    random = Random(14)
+    world = World(config, spark, sales_app(random), "sale")
+    keeper = world.keeper(batch_changes_max=CHANGES // 3)
+    world.send(*(world.change(key, state) for key, state in histories(random, 9, CHANGES)))
+    assert drain(keeper) == (CHANGES, 0, 0, 0)
+    assert world.rows("SELECT name, reason FROM view WHERE status <> 'live'") == []
+    reports = world.verify()
+    keeper.close()
+    assert {name: report.differences for name, report in reports.items() if not report.holds} == {}
+    compared = [report for report in reports.values() if report.as_read == "equal"]
+    assert len(compared) >= LINEAR

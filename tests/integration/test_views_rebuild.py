@@ -1,0 +1,337 @@
+"""A view that changes: a new version is built beside the one that readers see, and published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg
+import pytest
+from keep_cases import Order, World, drain, orders_app
+from pydantic import BaseModel, Field
+from pyspark.sql import SparkSession
+
+from everstate.app import App
+from everstate.config import Config, load
+from everstate.errors import InvalidQuery, NotFound, PublishRefused
+from everstate.pipeline import build
+from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
+from everstate.views.control import Control
+
+HOW = "SELECT version, status, published FROM view WHERE name = 'by_country' ORDER BY version"
+
+
+@pytest.fixture
+def world(
+    stack_config: Config,
+    stack: Any,
+    topic_prefix: str,
+    database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> World:
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
+        store={"dsn": database},
+        archive={"trigger_s": 1},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    return World(config, spark)
+
+
+@pytest.fixture
+def control(world: World) -> Iterator[Control]:
+    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
+        yield Control(connection, world.config.views.schema_name)
+
+
+def changed_app(sql: str) -> App:
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view("by_country", sql=sql)
+    app.view("large", sql=orders_app().views["large"].sql)
+    return app
+
+
+CHANGED = "SELECT country, count(*) AS orders, sum(parts) AS parts FROM ordr GROUP BY country"
+
+
+def begun(world: World, orders: int = 20) -> None:
+    """Views of some orders, archived; the log has more."""
+    with closing(world.keeper()) as keeper:
+        world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=2) for n in range(orders)])
+        drain(keeper)
+        world.archive()
+        world.send(*[world.put(f"o-{n}", "BE", "6.00", parts=3) for n in range(orders // 2)])
+        drain(keeper)
+
+
+def holding(world: World) -> list[str]:
+    return [report.name for report in world.verify().values() if not report.holds]
+
+
+def test_changed_sql_is_built_beside_the_old_version_and_published(world: World) -> None:
+    begun(world)
+    world.app = changed_app(CHANGED)
+    keeper = world.keeper()
+    assert world.rows(HOW) == [(1, "live", True), (2, "building", False)]
+    assert world.rows("SELECT orders, amount FROM by_country WHERE country = 'NL'") != []
+    world.send(world.put("o-99", "NL", "7.00", parts=9))
+    assert keeper.builder.step() is not None
+    # The old version is kept meanwhile.
+    drain(keeper)
+    assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+    assert sorted(world.rows("SELECT country, orders, parts FROM by_country")) == [
+        ("BE", 10, 30),
+        ("NL", 11, 29),
+    ]
+    assert holding(world) == []
+    world.send(world.put("o-98", "NL", "7.00", parts=1))
+    assert drain(keeper) == (1, 0, 0, 0)
+    assert world.rows("SELECT parts FROM by_country WHERE country = 'NL'") == [(30,)]
+    keeper.close()
+
+
+def test_another_text_of_the_same_meaning_builds_nothing(world: World) -> None:
+    begun(world)
+    text = orders_app().views["by_country"].sql.replace("FROM ordr", "FROM  ordr  -- orders\n")
+    world.app = changed_app(text)
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True)]
+        assert world.rows(
+            "SELECT definition->>'sql' = $$" + text + "$$ FROM view WHERE name = 'by_country'"
+        ) == [(True,)]
+        assert holding(world) == []
+
+
+def test_ask_waits_for_the_verb_and_readers_keep_the_old_version(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    views = world.config.views.model_copy(update={"on_change": "ask"})
+    world.config = world.config.model_copy(update={"views": views})
+    world.app = changed_app(CHANGED)
+    with closing(world.keeper()) as keeper:
+        world.send(world.put("o-99", "NL", "7.00"))
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True), (2, "waiting", False)]
+        (asked,) = [row for row in control.versions("by_country") if row.status == "waiting"]
+        assert "everstate views rebuild by_country" in (asked.reason or "")
+        assert world.rows("SELECT sum(orders) FROM by_country") == [(21,)]
+        ask_rebuild(control, "by_country")
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+
+
+def test_undo_goes_back_to_the_version_before_which_catches_up_first(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    world.app = changed_app(CHANGED)
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        world.send(world.put("o-99", "NL", "7.00"))
+        drain(keeper)
+        assert ask_undo(control, "by_country").version == 1
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True), (2, "kept", False)]
+        amounts = "SELECT country, orders, amount FROM by_country ORDER BY country"
+        assert world.rows(amounts) == [("BE", 10, Decimal(60)), ("NL", 11, Decimal(57))]
+        with pytest.raises(NotFound, match="no older version"):
+            ask_undo(control, "large")
+
+
+def test_a_damaged_view_is_repaired_by_a_rebuild_and_require_equal_holds_it_back(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    world.change_tables("UPDATE by_country__v1 SET n = n + 1 WHERE g0 = 'NL'")
+    with closing(world.keeper()) as keeper:
+        ask_rebuild(control, "by_country", require_equal=True)
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True), (2, "building", False)]
+        row = control.versions("by_country")[1]
+        assert "2 rows differ from version 1" in (row.reason or "")
+        assert [each.version for each in cancel(control, "by_country")] == [2]
+        ask_rebuild(control, "by_country")
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+        assert holding(world) == []
+
+
+def test_the_history_is_rebuilt_too_and_latest_is_not(world: World, control: Control) -> None:
+    begun(world)
+    world.change_tables("DELETE FROM ordr_history__v1 WHERE key = 'o-3'")
+    with closing(world.keeper()) as keeper:
+        ask_rebuild(control, "ordr_history")
+        drain(keeper)
+        assert world.rows("SELECT count(*) FROM ordr_history") == [(30,)]
+        assert holding(world) == []
+    with pytest.raises(InvalidQuery):
+        ask_rebuild(control, "ordr_latest")
+
+
+def test_a_build_that_was_killed_begins_again(
+    world: World, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(world)
+    world.app = changed_app(CHANGED)
+    real = build._run
+
+    def killed(rows: Any, load: Any) -> None:
+        real(rows, load)
+        raise KeyboardInterrupt
+
+    with closing(world.keeper()) as keeper:
+        with monkeypatch.context() as during:
+            during.setattr(build, "_run", killed)
+            with pytest.raises(KeyboardInterrupt):
+                keeper.builder.step()
+        assert world.rows("SELECT count(*) > 0 FROM by_country__v2") == [(True,)]
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+        assert holding(world) == []
+
+
+def test_v13_readers_of_older_snapshots_and_dependents_hold_a_version_back(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    world.app = changed_app(CHANGED)
+    schema = world.config.views.schema_name
+    with closing(world.keeper()) as keeper, psycopg.connect(world.config.views_dsn) as reader:
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        reader.execute("SET application_name = 'report'")
+        reader.commit()
+        before = reader.execute(
+            f"SELECT sum(orders) FROM {schema}.large".replace("sum(orders)", "count(*)").encode()
+        ).fetchone()
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True), (2, "building", False)]
+        assert "waits for report" in (control.versions("by_country")[1].reason or "")
+        seen = reader.execute(f"SELECT count(*) FROM {schema}.by_country".encode()).fetchone()
+        assert seen == (2,)
+        assert before is not None
+        reader.commit()
+        world.change_tables("CREATE VIEW of_mine AS SELECT amount FROM by_country")
+        drain(keeper)
+        reason = control.versions("by_country")[1].reason or ""
+        assert "everstate_views.of_mine depends on it" in reason
+        world.change_tables("GRANT SELECT ON by_country TO PUBLIC; DROP VIEW of_mine")
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+        grants = "SELECT relacl::text LIKE '%=r/%' FROM pg_class WHERE relname = 'by_country'"
+        assert world.rows(grants) == [(True,)]
+
+
+def test_planted_a_version_published_under_an_older_snapshot_shows_that_reader_nothing(
+    world: World, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(world)
+    world.app = changed_app(CHANGED)
+    monkeypatch.setattr(Control, "older_snapshots", lambda *_: [])
+    schema = world.config.views.schema_name
+    with closing(world.keeper()) as keeper, psycopg.connect(world.config.views_dsn) as reader:
+        reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        reader.execute(f"SELECT count(*) FROM {schema}.ordr_history".encode())
+        drain(keeper)
+        seen = reader.execute(f"SELECT count(*) FROM {schema}.by_country".encode()).fetchone()
+        assert seen == (0,), "which no reader may ever see"
+
+
+def test_a_view_that_is_not_declared_can_be_dropped(world: World, control: Control) -> None:
+    begun(world)
+    with pytest.raises(InvalidQuery, match="is declared"):
+        drop(control, "large")
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    world.app = app
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        world.change_tables("CREATE VIEW of_mine AS SELECT * FROM large")
+        with pytest.raises(PublishRefused):
+            drop(control, "large")
+        world.change_tables("DROP VIEW of_mine")
+        drop(control, "large")
+        assert world.rows(
+            "SELECT to_regclass('large') IS NULL, to_regclass('large__v1') IS NULL"
+        ) == [(True, True)]
+        assert control.versions("large") == []
+
+
+class Wider(BaseModel):
+    order_id: str
+    country: str | None
+    amount: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
+    parts: int = 1
+    note: str | None = None
+
+
+def test_a_new_optional_field_builds_nothing_and_a_view_of_it_is_built(world: World) -> None:
+    begun(world)
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Wider)
+    for name in ("by_country", "large"):
+        app.view(name, sql=orders_app().views[name].sql)
+    app.view("notes", sql="SELECT note, count(*) AS orders FROM ordr GROUP BY note")
+    world.app = app
+    world.__post_init__()
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True)]
+        assert world.rows("SELECT note, orders FROM notes") == [(None, 20)]
+        assert holding(world) == []
+
+
+def test_a_first_form_schema_is_taken_over_and_its_views_are_built_again(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    to_first_form(world)
+    # The oldest ones had not noted whose topic it is, and how many partitions it has.
+    world.change_tables(
+        "ALTER TABLE topic_identity DROP COLUMN entity, DROP COLUMN generation, "
+        "DROP COLUMN partitions"
+    )
+    with closing(world.keeper()) as keeper:
+        assert [row[0] for row in world.rows(HOW)] == [1, 2]
+        assert world.rows("SELECT sum(orders) FROM by_country") == [(20,)]
+        world.send(world.put("o-99", "NL", "7.00"))
+        assert drain(keeper)[0] == 1
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+        assert world.rows("SELECT sum(applied) FROM counters") == [(31,)]
+        assert holding(world) == []
+
+
+def to_first_form(world: World) -> None:
+    """Control tables as the first form had them."""
+    for statement in _FIRST_FORM.split(";"):
+        world.change_tables(statement)
+
+
+_FIRST_FORM = """
+CREATE TABLE position_0 AS SELECT entity AS view_group, entity, generation, partition, next_offset,
+    0 AS epoch, updated_at FROM position WHERE view = entity || '_latest';
+CREATE TABLE counters_0 AS SELECT entity AS view_group, generation, partition, applied, duplicate,
+    held, dead FROM counters;
+CREATE TABLE view_0 AS SELECT name, entity, version, entity AS view_group, definition, fingerprint,
+    status, reason, verified_at, verified, changed_at FROM view;
+CREATE TABLE held_0 (view_group text NOT NULL, generation int NOT NULL, partition int NOT NULL,
+    key text COLLATE "C" NOT NULL, version bigint NOT NULL, "offset" bigint NOT NULL,
+    change_id uuid NOT NULL, row bytea NOT NULL, held_at timestamptz NOT NULL DEFAULT now());
+DROP TABLE position, counters, view, held, duplicate, request;
+ALTER TABLE position_0 RENAME TO position;
+ALTER TABLE counters_0 RENAME TO counters;
+ALTER TABLE view_0 RENAME TO view;
+ALTER TABLE held_0 RENAME TO held;
+ALTER TABLE position ADD PRIMARY KEY (view_group, generation, partition);
+ALTER TABLE counters ADD PRIMARY KEY (view_group, generation, partition);
+ALTER TABLE view ADD PRIMARY KEY (name);
+ALTER TABLE held ADD PRIMARY KEY (view_group, generation, partition, key, version);
+ALTER TABLE dead ADD COLUMN view_group text
+"""

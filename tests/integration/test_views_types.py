@@ -1,0 +1,70 @@
+"""Spark has the last word on the columns of a view: their types, and whether they are fixed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+from pydantic import BaseModel
+from pyspark.sql import SparkSession
+
+from everstate.app import App
+from everstate.errors import InvalidView
+from everstate.pipeline.plan import column_types
+from everstate.views.plan import RowPlan
+
+
+class Order(BaseModel):
+    order_id: str
+    amount: int
+    due: datetime | None = None
+
+
+def orders() -> App:
+    app = App("shop")
+    app.entity("ordr", key="order_id")(Order)
+    return app
+
+
+def test_c16_a_column_that_spark_calls_non_deterministic_is_refused(spark: SparkSession) -> None:
+    app = orders()
+    plan = app.view("v", sql="SELECT amount + 1 AS x FROM ordr")
+    assert isinstance(plan, RowPlan)
+    assert len(column_types(spark, app.entity_type("ordr"), plan)) == 1
+    (column,) = plan.row
+    random = replace(column, spark_sql=f"{column.spark_sql} + uniform(1, 9)")
+    hidden = replace(plan, row=(random,))
+    with pytest.raises(InvalidView, match="non-deterministic"):
+        column_types(spark, app.entity_type("ordr"), hidden)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("due < concat('no', 'w')", "'now' as a timestamp"),
+        ("coalesce(due, 'today') IS NULL", "'today' as a timestamp"),
+        ("date_add('tomorrow', 1) IS NULL", "'tomorrow' as a date"),
+        ("due > order_id", "reads a text like '10:00'"),
+        ("hour(order_id) = 1", "to_timestamp"),
+        ("due < DATE '2026-13-45'", "2026-13-45"),
+        ("amount + 'a' > 1", "CAST_INVALID_INPUT|DATATYPE_MISMATCH"),
+    ],
+)
+def test_c16_spark_refuses_what_the_grammar_cannot_tell(
+    spark: SparkSession, text: str, reason: str
+) -> None:
+    """Words for the present time in any disguise, and all that Spark does not understand."""
+    app = orders()
+    plan = app.view("v", sql=f"SELECT amount FROM ordr WHERE {text}")
+    with pytest.raises(InvalidView, match=reason):
+        column_types(spark, app.entity_type("ordr"), plan)
+
+
+def test_c16_texts_and_constant_times_stay_what_they_are(spark: SparkSession) -> None:
+    app = orders()
+    sql = (
+        "SELECT CASE order_id WHEN 'now' THEN 'today' ELSE '10:00' END AS word FROM ordr "
+        "WHERE due < '2026-01-01 10:00' AND to_timestamp(order_id, 'HH:mm') > due"
+    )
+    assert column_types(spark, app.entity_type("ordr"), app.view("v", sql=sql))

@@ -1,0 +1,177 @@
+"""What a file has that an entity type has not is told before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import BaseModel, ConfigDict, computed_field
+from typer.testing import CliRunner
+
+from everstate.changes import EntityType
+from everstate.cli import cli
+from everstate.errors import ImportFailed
+from everstate.sources.outbox import Checked, check_file
+from everstate.sources.outbox.files import read_rows
+
+
+class Guest(BaseModel):
+    guest_id: str
+    name: str
+    city: str | None = None
+    nights: int = 0
+
+
+class Lenient(Guest):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Computing(Guest):
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.guest_id})"
+
+
+GUEST = EntityType("guest", Guest, "guest_id")
+
+
+def check(path: Path, model: type[BaseModel] = Guest, **more: Any) -> Checked:
+    entity_type = EntityType("guest", model, "guest_id")
+    return check_file(entity_type, path, message_bytes_max=1_000, **more)
+
+
+def file(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_columns_that_no_field_has_are_refused_and_named(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name,nigths,room\ng1,Eva,3,7\n")
+    with pytest.raises(ImportFailed) as raised:
+        check(path)
+    assert raised.value.row is None
+    assert "guest has no field nigths, room" in raised.value.reason
+    assert "its columns are guest_id, name, nigths, room" in raised.value.reason
+    assert "Its fields are guest_id, name, city, nights." in (raised.value.advice or "")
+    assert "--ignore nigths --ignore room" in (raised.value.advice or "")
+
+
+def test_a_header_that_lacks_a_field_is_told_with_the_columns_that_are_there(
+    tmp_path: Path,
+) -> None:
+    path = file(tmp_path, "g.csv", "id;name\ng1;Eva\n")
+    with pytest.raises(ImportFailed) as raised:
+        check(path)
+    assert "guest needs guest_id, name" in raised.value.reason
+    assert "its columns are id;name" in raised.value.reason
+
+
+def test_ignored_columns_are_left_out_of_every_form(tmp_path: Path) -> None:
+    rows = [{"guest_id": "g1", "name": "Eva", "room": 7}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "g.parquet")
+    for path in (
+        file(tmp_path, "g.csv", "guest_id,name,room\ng1,Eva,7\n"),
+        file(tmp_path, "g.jsonl", '{"guest_id": "g1", "name": "Eva", "room": 7}'),
+        tmp_path / "g.parquet",
+    ):
+        assert check(path, ignored=["room"]) == Checked(rows=1, done=1.0)
+    with pytest.raises(ImportFailed, match="it has no column rom to ignore"):
+        check(tmp_path / "g.csv", ignored=["rom"])
+
+
+def test_a_field_of_a_json_line_that_the_type_does_not_have_makes_it_a_bad_row(
+    tmp_path: Path,
+) -> None:
+    path = file(tmp_path, "g.jsonl", '{"guest_id": "g1", "name": "Eva", "nigths": 3}')
+    assert check(path).bad == ((1, "nigths: there is no field of this name; did you mean nights?"),)
+
+
+def test_a_model_may_take_fields_that_it_does_not_have(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name,room\ng1,Eva,7\n")
+    assert check(path, Lenient).bad_rows == 0
+
+
+def test_what_was_read_may_be_imported_with_what_the_model_computes(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name,label\ng1,Eva,Eva (g1)\n")
+    assert check(path, Computing).bad_rows == 0
+
+
+def test_a_check_lists_all_rows_that_are_wrong(tmp_path: Path) -> None:
+    path = file(
+        tmp_path,
+        "g.csv",
+        b"guest_id,name,nights\n"
+        b"g1,Eva,3\n"
+        b"g2,Tom,many\n"
+        b"g3,J\xfcrgen,1\n"
+        b"g4,Ada\n"
+        b",Max,1\n"
+        b"g6," + b"x" * 1_000 + b",1\n"
+        b"g7,Ida,2\n",
+    )
+    found = check(path)
+    assert (found.rows, found.bad_rows) == (7, 5)
+    said = dict(found.bad)
+    assert sorted(said) == [2, 3, 4, 5, 6]
+    assert said[2].startswith("nights: Input should be a valid integer")
+    assert said[3] == "it is not UTF-8"
+    assert said[4] == "2 cells, but 3 columns"
+    assert said[5] == "guest_id: the key is missing or empty"
+    assert said[6].startswith("size: the change is over 1,")
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.jsonl", b'{"guest_id": "g1", "name": "J\xfcrgen"}')
+    assert check(path).bad == ((1, "it is not UTF-8"),)
+
+
+def test_a_header_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,näme\ng1,Eva\n".encode("latin-1"))
+    with pytest.raises(ImportFailed, match="its header: it is not UTF-8"):
+        check(path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name,name\ng1,Eva,Tom\n")
+    with pytest.raises(ImportFailed, match="two of its columns are called name"):
+        check(path)
+
+
+@pytest.mark.parametrize("name", ["g.csv", "g.jsonl", "g.parquet"])
+def test_a_file_of_no_bytes_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ImportFailed, match="it is empty"):
+        check(file(tmp_path, name, ""))
+
+
+def test_a_file_without_rows_has_nothing_to_import(tmp_path: Path) -> None:
+    assert check(file(tmp_path, "g.csv", "guest_id,name\n")) == Checked(done=1.0)
+    assert check(file(tmp_path, "g.jsonl", "\n\n")) == Checked(done=1.0)
+
+
+def test_an_empty_cell_is_null_where_the_field_takes_null_else_empty_text(tmp_path: Path) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name,city\ng1,,\n")
+    (read,) = read_rows(path, GUEST)
+    assert read.entity == Guest(guest_id="g1", name="", city=None)
+
+
+def test_the_verb_checks_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hotel_of_check.py").write_text(
+        "from pydantic import BaseModel\nfrom everstate.app import App\napp = App('hotel')\n"
+        "@app.entity('guest', key='guest_id')\nclass Guest(BaseModel):\n"
+        "    guest_id: str\n    nights: int\n"
+    )
+    (tmp_path / "everstate.toml").write_text("[project]\napp = 'hotel_of_check:app'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = file(tmp_path, "g.csv", "guest_id,nights\ng1,3\ng2,many\n")
+    told = CliRunner().invoke(cli, ["-C", str(tmp_path), "import", "guest", str(path), "--check"])
+    assert told.exit_code == 2
+    assert "nights: Input should be a valid integer" in told.stdout
+    assert "2 rows of g.csv: 1 cannot be imported; nothing was written" in told.stdout
+    path.write_text("guest_id,nights\ng1,3\n")
+    told = CliRunner().invoke(cli, ["-C", str(tmp_path), "import", "guest", str(path), "--check"])
+    assert told.exit_code == 0

@@ -1,0 +1,115 @@
+"""One rule says which times can be kept, for every way in: the years 1 to 9999 in UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, computed_field
+
+from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, new_change_id
+from everstate.changes.moments import moment_fault
+from everstate.errors import InvalidChange, InvalidQuery, InvalidRequest
+from everstate.serving.moments import parse_moment
+from everstate.sources.crud.provenance import occurred_at_of
+from everstate.sources.outbox.rows import moment_text
+
+EARLY = "0001-01-01T00:00:00+12:00"
+LATE = "9999-12-31T23:59:59.999999-00:01"
+ENDS = [EARLY, LATE]
+
+
+class Leg(BaseModel):
+    departs: datetime | None = None
+
+
+class Trip(BaseModel):
+    trip_id: str
+    booked: datetime | None = None
+    legs: list[Leg] = []
+    stops: dict[str, set[datetime]] = {}
+    shift: str | None = None
+
+    @computed_field
+    def arrives(self) -> datetime | None:
+        return None if self.shift is None else datetime.fromisoformat(self.shift)
+
+
+TRIP = EntityType("trip", Trip, "trip_id")
+
+
+@given(
+    st.sampled_from((1, 2, 2026, 9998, 9999)),
+    st.timedeltas(timedelta(0), timedelta(days=1, microseconds=-1)),
+    st.booleans(),
+    st.builds(timezone, st.timedeltas(-timedelta(hours=23), timedelta(hours=23))),
+)
+def test_a_time_is_kept_when_utc_has_it(
+    year: int, time: timedelta, at_the_end: bool, zone: timezone
+) -> None:
+    month, day = (12, 31) if at_the_end else (1, 1)
+    moment = datetime(year, month, day, tzinfo=zone) + time
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        assert moment_fault(moment) == "the time is not of the years 1 to 9999 in UTC"
+    else:
+        assert moment_fault(moment) is None
+
+
+@pytest.mark.parametrize("text", ENDS)
+@pytest.mark.parametrize("field", ["booked", "legs", "stops", "arrives"])
+def test_a_state_with_a_time_that_cannot_be_kept_is_refused_at_any_depth(
+    text: str, field: str
+) -> None:
+    values: dict[str, Any] = {
+        "booked": text,
+        "legs": [{}, {"departs": text}],
+        "stops": {"a": [text]},
+        "arrives": text,
+    }
+    name = "shift" if field == "arrives" else field
+    trip = TRIP.validate({"trip_id": "t-1", name: values[field]})
+    with pytest.raises(InvalidChange, match=f"{field}: the time is not of the years 1 to 9999"):
+        TRIP.encode(trip)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T12:00:00+12:00", "9999-12-31T23:59:59.999999Z"])
+def test_the_first_and_the_last_time_are_kept(text: str) -> None:
+    trip = TRIP.validate({"trip_id": "t-1", "booked": text, "legs": [{"departs": text}]})
+    assert text[:10].encode() in TRIP.encode(trip)
+    assert occurred_at_of({"everstate-occurred-at": text}) == datetime.fromisoformat(text)
+    assert moment_text("trip", "t-1", datetime.fromisoformat(text)) != ""
+    assert parse_moment(text) == datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_every_way_in_refuses_a_time_that_cannot_be_kept(text: str) -> None:
+    """From a header, from emit and the stores, into the log, and asked for."""
+    moment = datetime.fromisoformat(text)
+    with pytest.raises(InvalidRequest, match="years 1 to 9999"):
+        occurred_at_of({"everstate-occurred-at": text})
+    with pytest.raises(InvalidChange, match="occurredAt: the time is not of the years 1 to 9999"):
+        moment_text("trip", "t-1", moment)
+    with pytest.raises(InvalidQuery, match="years 1 to 9999"):
+        parse_moment(text)
+    now = datetime.now(UTC)
+    for occurred_at, recorded_at in ((moment, now), (now, moment)):
+        change: Change[Any] = Change(
+            id=new_change_id(),
+            entity="trip",
+            schema_version=1,
+            key="t-1",
+            version=1,
+            kind=Kind.CREATED,
+            occurred_at=occurred_at,
+            recorded_at=recorded_at,
+            provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
+            current=Trip(trip_id="t-1"),
+            original=None,
+        )
+        with pytest.raises(InvalidChange, match="years 1 to 9999"):
+            ChangeCodec(TRIP).encode(change)

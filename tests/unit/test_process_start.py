@@ -1,0 +1,54 @@
+"""Where a process manager goes on, without servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import command_cases as bank
+from everstate.config import load
+from everstate.errors import DataLoss, LogIdentityChanged
+from everstate.log.positions import Range
+from everstate.sources.commands.process import ProcessManager, ProcessWork, Start
+
+PLACE = ("everstate.account.changes.g1", 0)
+
+
+def start_at(folder: Path, start: Start, position: int | None, there: Range) -> int:
+    process = ProcessManager("greet", [bank.ENTITY], lambda _: None, start)
+    return ProcessWork(load(folder), bank.app, process, folder).start_at(PLACE, position, there)
+
+
+@pytest.mark.parametrize("position", [None, 3])
+def test_a_process_manager_does_not_begin_behind_changes_that_the_log_has_dropped(
+    tmp_path: Path, position: int | None
+) -> None:
+    with pytest.raises(DataLoss, match="to 9") as raised:
+        start_at(tmp_path, "beginning", position, Range(10, 20))
+    assert "oldest" in (raised.value.advice or "")
+
+
+def test_one_that_was_down_for_too_long_does_not_go_on_with_the_newest_changes(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(DataLoss):
+        start_at(tmp_path, "end", 3, Range(10, 20))
+
+
+def test_one_that_may_lose_changes_goes_on_at_the_oldest(tmp_path: Path) -> None:
+    assert start_at(tmp_path, "oldest", None, Range(10, 20)) == 10
+    assert start_at(tmp_path, "oldest", 3, Range(10, 20)) == 10
+
+
+def test_one_goes_on_where_it_was(tmp_path: Path) -> None:
+    for start in ("beginning", "oldest", "end"):
+        assert start_at(tmp_path, start, 10, Range(10, 20)) == 10
+        assert start_at(tmp_path, start, 20, Range(10, 20)) == 20
+    assert start_at(tmp_path, "beginning", None, Range(0, 20)) == 0
+    assert start_at(tmp_path, "end", None, Range(10, 20)) == 20
+
+
+def test_a_log_that_ends_before_the_position_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(LogIdentityChanged):
+        start_at(tmp_path, "oldest", 21, Range(10, 20))
