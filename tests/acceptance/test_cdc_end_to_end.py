@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,14 +21,13 @@ from capture_cases import (
     table_rows,
     without_nulls,
 )
+from clean_role import CleanRole, broken_laws, changelog
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.log.consumer import Consumer
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import Cleaning
-from everstate.sources.cdc.restarting import Restarter, keep_running
 from everstate.sources.cdc.snapshots import snapshot
 
 ENTITY_OF = {"customers": "customer", "orders": "order", "notes": "note"}
@@ -88,67 +84,9 @@ def config(connect: Any, topic_prefix: str) -> Config:
     return base.model_copy(update={"log": log, "capture": capture})
 
 
-class CleanRole:
-    """The clean role in threads, which can be ended and begun again as a process is."""
-
-    def __init__(self, config: Config, capturing: Capturing) -> None:
-        self._config, self._capturing = config, capturing
-        self._restarters = [Restarter(capturing.capture.name, lambda: capturing)]
-        self._failed: list[BaseException] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        self._stop = threading.Event()
-        cleaning = Cleaning(self._config, self._capturing.capture, ENTITIES)
-        self._cleaner = Cleaner(self._config, cleaning, bulk_records=10**9)
-        self._thread = threading.Thread(target=self._run, name="clean")
-        self._watching = threading.Thread(
-            target=keep_running, args=(self._restarters, self._stop), name="restart-captures"
-        )
-        self._thread.start()
-        self._watching.start()
-
-    def _run(self) -> None:
-        try:
-            self._cleaner.run(self._stop)
-        except BaseException as error:
-            self._failed.append(error)
-        finally:
-            self._cleaner.close()
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._watching.join()
-        if self._failed:
-            raise self._failed[0]
-
-    def begin_again(self) -> None:
-        self.end()
-        self._begin()
-
-
-def changelog(config: Config, entity: str) -> list[dict[str, Any]]:
-    """All changes of an entity type, those of a key in the order of the log."""
-    with Consumer(config) as consumer:
-        records = consumer.read_topic(TopicNames(config.log.prefix).changes(entity))
-        return [json.loads(record.value or b"") for record in records]
-
-
-def broken_laws(changes: list[dict[str, Any]]) -> list[str]:
-    """What breaks the laws: versions dense from 1, the chain of states, no id twice."""
-    broken, versions, states = [], Counter[str](), dict[str, Any]()
-    ids = Counter(change["id"] for change in changes)
-    broken += [f"id {each} is there {count} times" for each, count in ids.items() if count > 1]
-    for change in changes:
-        key, where = change["key"], f"{change['entity']} {change['key']} v{change['version']}"
-        versions[key] += 1
-        if change["version"] != versions[key]:
-            broken.append(f"{where}: expected version {versions[key]}")
-        if change["originalEntityState"] != states.get(key):
-            broken.append(f"{where}: its original is not the state before")
-        states[key] = change["currentEntityState"]
-    return broken
+def cleaner(config: Config, capturing: Capturing) -> Cleaner:
+    cleaning = Cleaning(config, capturing.capture, ENTITIES)
+    return Cleaner(config, cleaning, bulk_records=10**9)
 
 
 def latest(config: Config) -> dict[str, dict[str, dict[str, Any]]]:
@@ -185,7 +123,7 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
     with Writer(source, pause_s=0.03) as writer:
         writer.wait(40)
         capturing.add()
-        role = CleanRole(config, capturing)
+        role = CleanRole(capturing, lambda: cleaner(config, capturing))
         try:
             break_things(connect, stack, source, writer, role, capturing)
             writer.stop()
