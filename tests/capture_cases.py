@@ -120,6 +120,13 @@ def maria_source(url: str) -> Iterator[MariaSource]:
         admin.run(f"DROP DATABASE {name}")
 
 
+def capture_config(base: Config, prefix: str) -> Config:
+    """The running servers, with topics of one test's own and a heartbeat every second."""
+    log = base.log.model_copy(update={"prefix": prefix, "partitions": 2})
+    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
+    return base.model_copy(update={"log": log, "capture": capture})
+
+
 def make_tables(source: Source) -> None:
     """Three tables: a parent, its child, and one with a column that is kept outside the row."""
     money = "numeric(12,2)" if source.kind == "postgresql" else "decimal(12,2)"

@@ -17,23 +17,30 @@ from everstate.sources.cdc.restarting import Restarter, keep_running
 
 
 class CleanRole:
-    """The clean role in threads, which can be ended and begun again as a process is."""
+    """The clean role in a thread, which can be ended and begun again as a process is.
 
-    def __init__(self, capturing: Capturing, cleaner: Callable[[], Cleaner]) -> None:
-        self._make = cleaner
-        self._restarters = [Restarter(capturing.capture.name, lambda: capturing)]
+    With ``capturing``, a second thread restarts that capture's connector when it fails.
+    """
+
+    def __init__(self, make: Callable[[], Cleaner], capturing: Capturing | None = None) -> None:
+        self._make = make
+        self._restarters = (
+            [Restarter(capturing.capture.name, lambda: capturing)] if capturing else []
+        )
         self._failed: list[BaseException] = []
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self._stop = threading.Event()
         self._cleaner = self._make()
-        self._thread = threading.Thread(target=self._run, name="clean")
-        self._watching = threading.Thread(
-            target=keep_running, args=(self._restarters, self._stop), name="restart-captures"
-        )
-        self._thread.start()
-        self._watching.start()
+        self._threads = [threading.Thread(target=self._run, name="clean")]
+        if self._restarters:
+            watch = threading.Thread(
+                target=keep_running, args=(self._restarters, self._stop), name="restart-captures"
+            )
+            self._threads.append(watch)
+        for each in self._threads:
+            each.start()
 
     def _run(self) -> None:
         try:
@@ -45,14 +52,10 @@ class CleanRole:
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join()
-        self._watching.join()
+        for each in self._threads:
+            each.join()
         if self._failed:
             raise self._failed[0]
-
-    def begin_again(self) -> None:
-        self.end()
-        self._begin()
 
 
 def changelog(config: Config, entity: str) -> list[dict[str, Any]]:

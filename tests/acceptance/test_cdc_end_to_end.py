@@ -13,6 +13,7 @@ from capture_cases import (
     PostgresSource,
     Source,
     Writer,
+    capture_config,
     capture_of,
     eventually,
     make_tables,
@@ -78,10 +79,7 @@ def source(request: pytest.FixtureRequest) -> Iterator[Source]:
 
 @pytest.fixture
 def config(connect: Any, topic_prefix: str) -> Config:
-    base: Config = connect.config
-    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
-    return base.model_copy(update={"log": log, "capture": capture})
+    return capture_config(connect.config, topic_prefix)
 
 
 def cleaner(config: Config, capturing: Capturing) -> Cleaner:
@@ -123,7 +121,7 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
     with Writer(source, pause_s=0.03) as writer:
         writer.wait(40)
         capturing.add()
-        role = CleanRole(capturing, lambda: cleaner(config, capturing))
+        role = CleanRole(lambda: cleaner(config, capturing), capturing)
         try:
             break_things(connect, stack, source, writer, role, capturing)
             writer.stop()
@@ -155,7 +153,8 @@ def break_things(
     writer.wait(40)
     connect.servers.start()
     writer.wait(20)
-    role.begin_again()
+    role.end()
+    role.begin()
     writer.wait(20)
     servers = stack.servers
     name = "postgres" if source.kind == "postgresql" else "mariadb"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import LONG, UNAVAILABLE, PostgresSource, eventually
+from capture_cases import LONG, UNAVAILABLE, PostgresSource, capture_config, eventually
 from everstate.app import App
 from everstate.cli.roles import run_clean
 from everstate.config import Config
@@ -59,10 +59,7 @@ def app_of(dsn: str) -> App:
 
 @pytest.fixture
 def config(connect: Any, topic_prefix: str) -> Config:
-    base: Config = connect.config
-    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
-    return base.model_copy(update={"log": log, "capture": capture})
+    return capture_config(connect.config, topic_prefix)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from capture_cases import (
     UNAVAILABLE,
     PostgresSource,
     Source,
+    capture_config,
     capture_of,
     eventually,
     make_tables,
@@ -60,10 +61,7 @@ def source(request: pytest.FixtureRequest) -> Iterator[Source]:
 @pytest.fixture
 def config(connect: Any, topic_prefix: str) -> Config:
     """The running servers, and topics of this test's own."""
-    base: Config = connect.config
-    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
-    return base.model_copy(update={"log": log, "capture": capture})
+    return capture_config(connect.config, topic_prefix)
 
 
 @pytest.fixture

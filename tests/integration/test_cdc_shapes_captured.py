@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from capture_cases import MariaSource, PostgresSource, eventually, maria_source
+from capture_cases import MariaSource, PostgresSource, capture_config, eventually, maria_source
 from everstate.app import App
 from everstate.cli import cli
 from everstate.cli.roles import run_clean
@@ -101,10 +101,7 @@ def app_of(dsn: str) -> App:
 
 @pytest.fixture
 def config(connect: RunningStack, topic_prefix: str) -> Config:
-    base: Config = connect.config
-    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
-    return base.model_copy(update={"log": log, "capture": capture})
+    return capture_config(connect.config, topic_prefix)
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ import pymysql
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import MariaSource, eventually, maria_source, raw_count
+from capture_cases import MariaSource, capture_config, eventually, maria_source, raw_count
+from clean_role import CleanRole
 from everstate.app import App
 from everstate.changes import Provenance
 from everstate.config import Config
@@ -168,34 +169,8 @@ class Service:
             raise self._failed[0]
 
 
-class CleanRole:
-    """The clean role in a thread, which can be ended and begun again as a process is."""
-
-    def __init__(self, config: Config, app: App) -> None:
-        self._config, self._app = config, app
-        self._failed: list[BaseException] = []
-        self.begin()
-
-    def begin(self) -> None:
-        self._stop = threading.Event()
-        cleaned = self._app.cleaning(self._config, next(iter(self._app.captures)))
-        self._cleaner = Cleaner(self._config, cleaned, bulk_records=10**9)
-        self._thread = threading.Thread(target=self._run, name="clean")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._cleaner.run(self._stop)
-        except BaseException as error:
-            self._failed.append(error)
-        finally:
-            self._cleaner.close()
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._failed:
-            raise self._failed[0]
+def cleaner(config: Config, app: App) -> Cleaner:
+    return Cleaner(config, app.cleaning(config, "shop"), bulk_records=10**9)
 
 
 @pytest.fixture
@@ -205,10 +180,7 @@ def source(mariadb: str) -> Iterator[MariaSource]:
 
 @pytest.fixture
 def config(connect: Any, topic_prefix: str) -> Config:
-    base: Config = connect.config
-    log = base.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
-    return base.model_copy(update={"log": log, "capture": capture})
+    return capture_config(connect.config, topic_prefix)
 
 
 def messages(config: Config, topic: str) -> list[dict[str, Any]]:
@@ -309,7 +281,7 @@ def test_the_log_equals_what_a_service_committed_whatever_is_killed(
     try:
         # The rows that are there are read in the order of their ids, which is none.
         capturing.add()
-        role = CleanRole(config, app)
+        role = CleanRole(lambda: cleaner(config, app))
         service.wait(30)
         assert eventually(lambda: raw_count(config, "Order") > 40)
         connect.servers.kill("connect")

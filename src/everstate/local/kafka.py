@@ -58,17 +58,17 @@ logger.server.name = kafka.server
 logger.server.level = INFO
 """
 
-
 _ONE_REPLICA = ("--feature", "eligible.leader.replicas.version=0")
-"""With it a broker that was killed takes itself out of its partitions when it comes back, and they
-are led again only by an unclean election. Of a single replica nothing better can be elected."""
+"""Turns off Kafka's eligible leader replicas (KIP-966). With that feature, the controller removes
+a broker that was killed from its own partitions, and only an unclean election gives them a leader
+again. The feature chooses among replicas, and here each partition has one."""
 
 
 class KafkaServer:
     """A broker on 127.0.0.1; topics are made by the log, never by their first use.
 
-    A killed broker is not let in again before its former session has ended, so the session is
-    short: 3 s instead of 9.
+    The controller refuses a restarted broker until the session of the killed one has timed out.
+    The session is therefore 3 s instead of Kafka's 9 s.
     """
 
     name: str = "kafka"
