@@ -29,9 +29,9 @@ demo: env  ## a month of real flights through log, lake and proven views
 	$(BIN)/everstate demo $(ARGS)
 
 # Lint runs beside the tests and has the last word. A file stays with one worker; the longest files
-# come first (tests/budgets.json), and a file that takes 1.5 times its budget fails the run.
+# come first (tests/budgets.json). A test that fails gets a second look, alone (tests/second_look.py).
 TOGETHER = { $(MAKE) --no-print-directory lint > test-results/lint.log 2>&1; \
-  echo $$? > test-results/lint.code; } & $(BIN)/pytest $(1); code=$$?; wait; \
+  echo $$? > test-results/lint.code; } & $(BIN)/python tests/second_look.py $(1); code=$$?; wait; \
   lint=$$(cat test-results/lint.code); test $$lint = 0 && echo "lint: nothing found" || \
   cat test-results/lint.log; exit $$((code | lint))
 SUITE = -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \

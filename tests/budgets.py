@@ -1,4 +1,4 @@
-"""How many processor seconds each test file may take, and the order in which files are run.
+"""How many processor seconds each test file is meant to take, and the order in which files run.
 
 ``python tests/budgets.py`` takes what the last run used as the budgets.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pytest
 
 OVER: Final = 1.5
-"""How many times its budget a file may take."""
+"""A file that takes so many times its budget is named at the end of the run."""
 SLACK_S: Final = 5.0
-"""Processor seconds that any file may take beside: small files are not measured exactly."""
+"""Processor seconds more, for any file: small files are not measured exactly."""
 UNLISTED_S: Final = 2.0
 """The budget of a file that the list does not name."""
 _TOGETHER: Final = ("cassandra", "connect", "mariadb")
@@ -50,8 +50,8 @@ class Budgets:
         """Processor seconds of one file."""
         return self.files.get(name, UNLISTED_S)
 
-    def broken(self, used: Mapping[str, float], loop: float) -> list[str]:
-        """One line for each file that took too much, on a machine where the loop takes so long."""
+    def over(self, used: Mapping[str, float], loop: float) -> list[str]:
+        """One line per file that took too much, on a machine where the loop takes ``loop`` s."""
         slower = max(1.0, loop / self.loop_s)
         lines = []
         for name, cpu_s in used.items():
@@ -59,7 +59,7 @@ class Budgets:
             if cpu_s > limit:
                 lines.append(
                     f"{name} took {cpu_s:.0f} processor seconds; its budget in tests/budgets.json "
-                    f"is {self.of(name):g}, so at most {limit:.0f} are allowed here."
+                    f"is {self.of(name):g}, which comes to at most {limit:.0f} here."
                 )
         return lines
 

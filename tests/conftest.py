@@ -20,7 +20,7 @@ from java_settings import first_compiler_only
 from processes_seen import KEPT_FOLDERS
 from running_stack import RunningStack
 
-pytest_plugins = ("measuring",)
+pytest_plugins = ("second_look", "measuring")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,6 +19,7 @@ import pytest
 
 from budgets import Budgets, loop_s, make_scheduler
 from processes_seen import KEPT_FOLDERS, Watch, adopt_orphans, end_leftovers, used_cpu_s
+from second_look import results_folder
 
 _Around = Generator[None, object, object]
 _OUTPUT = "everstate_files"
@@ -144,7 +145,10 @@ class Reporting:
 
     def __init__(self, config: pytest.Config, budgets: Budgets | None) -> None:
         self._config, self._budgets = config, budgets
+        self._over: list[str] = []
+        """Files that took more than their budget: named, and no failure."""
         self._broken: list[str] = []
+        """Unit tests that started a server: a failure."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -161,25 +165,24 @@ class Reporting:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         collected = self._config.stash.setdefault(_COLLECTED, Collected())
-        folder = self._config.rootpath / "test-results"
-        folder.mkdir(exist_ok=True)
         longest = sorted(collected.files.items(), key=lambda each: -each[1].cpu_s)
         listed = {
             name: {**asdict(used), "wall_s": round(used.wall_s, 1), "cpu_s": round(used.cpu_s, 1)}
             for name, used in longest
         }
         told = {"loop_s": collected.loop_s, "files": listed}
-        (folder / "files.json").write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+        written = results_folder(self._config) / "files.json"
+        written.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
         if self._budgets is not None and not os.environ.get("EVERSTATE_FULL"):
             cpu_s = {name: each.cpu_s for name, each in collected.files.items() if name != SHARED}
-            self._broken = self._budgets.broken(cpu_s, collected.loop_s)
-            self._broken += [
-                f"{name} started {_listed(used.starts)}: a unit test has no JVM and no server."
-                for name, used in collected.files.items()
-                if name.startswith("tests/unit/") and used.starts
-            ]
-            if self._broken and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._over = self._budgets.over(cpu_s, collected.loop_s)
+        self._broken = [
+            f"{name} started {_listed(used.starts)}: a unit test has no JVM and no server."
+            for name, used in collected.files.items()
+            if name.startswith("tests/unit/") and used.starts
+        ]
+        if self._broken and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -197,6 +200,8 @@ class Reporting:
         for name, each in collected.files.items():
             for command in each.left:
                 terminalreporter.write_line(f"left behind by {name}, and ended: {command}")
+        for line in self._over:
+            terminalreporter.write_line(line, yellow=True)
         for line in self._broken:
             terminalreporter.write_line(line, red=True)
 
@@ -211,7 +216,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--budgets",
         type=Path,
         default=None,
-        help="run the longest files first by this file, and fail when one takes 1.5 times more",
+        help="run the longest files first by this file, and name those that take 1.5 times more",
     )
 
 

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -109,6 +111,16 @@ def _kind(process: psutil.Process) -> str | None:
     except psutil.Error:
         return None
     return None
+
+
+def named(processes: Iterable[psutil.Process], name: str) -> list[psutil.Process]:
+    """Those that run a program of this name; a process that has ended meanwhile runs none."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == name:
+                found.append(process)
+    return found
 
 
 def end_leftovers(kept: set[psutil.Process], folders: list[str]) -> list[str]:

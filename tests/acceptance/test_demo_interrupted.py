@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from processes_seen import named
+
 DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -41,7 +43,7 @@ def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
         return re.search(r"store [\d,]+, log", said.read_text()) is not None
 
     wait_for(flights_are_played)
-    assert "java" in {each.name() for each in started if each.is_running()}
+    assert named(started, "java") != []
     os.killpg(process.pid, signal.SIGINT)
     code = process.wait(120)
     assert code != 0, said.read_text()

@@ -19,6 +19,8 @@ from fault_app import ENTITY, app
 from fault_harness import problems
 from fault_rig import ROLES, Rig, kill_family, left_after
 
+from processes_seen import named
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -72,7 +74,7 @@ def driver_alone(rig: Rig) -> None:
     """Old tasks may still run beside the new ones; what the driver started ends by itself."""
     killed = rig.roles()["pipeline"]
     family = killed.children(recursive=True)
-    assert "java" in {each.name() for each in family}
+    assert named(family, "java") != []
     killed.kill()
     rig.until("pipeline is started again", lambda: rig.roles().get("pipeline", killed) != killed)
     rig.progress()
@@ -82,9 +84,8 @@ def driver_alone(rig: Rig) -> None:
 def jvm_alone(rig: Rig) -> None:
     """The process that drove it ends by itself."""
     driver = rig.roles()["pipeline"]
-    for child in driver.children(recursive=True):
-        if child.name() == "java":
-            child.kill()
+    for child in named(driver.children(recursive=True), "java"):
+        child.kill()
     rig.until("pipeline is started again", lambda: rig.roles().get("pipeline", driver) != driver)
 
 

@@ -201,6 +201,21 @@ def check_log(config: Config) -> int:
     return len(ids)
 
 
+def test_a_topic_that_nobody_made_yet_holds_no_change(
+    side: Side, check: Callable[..., DriftReport]
+) -> None:
+    with Topics(side.config) as topics:
+        topics.delete([TopicNames(side.config.log.prefix).state(ORDER.name)])
+    put(side, range(3), "written before the relay ran")
+
+    waiting = check()
+    assert (waiting.stored, waiting.logged, waiting.pending) == (3, 0, 3)
+    assert waiting.holds
+
+    side.lose()
+    assert check().missing == 3
+
+
 def test_there_is_no_drift_when_nothing_happened_and_lag_is_not_drift(
     side: Side, check: Callable[..., DriftReport]
 ) -> None:

@@ -24,7 +24,7 @@ from everstate.changes.drift import Truth, What
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, Range
-from everstate.log.topics import TopicNames
+from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline import drift_tasks as tasks
 from everstate.pipeline.parse import state_fault
 from everstate.pipeline.session import spark_errors
@@ -201,19 +201,25 @@ class _Check:
 
     def _logged(self, ranges: Sequence[int] | None) -> DataFrame:
         """The log's newest change of each key, of some key ranges or all."""
-        with Offsets(self._config) as offsets:
-            starts, ends = offsets.beginnings([self._topic]), offsets.stable_ends([self._topic])
-        spans = {
-            partition: Range(starts[topic, partition], end)
-            for (topic, partition), end in ends.items()
-        }
-        records = read_ranges(self._spark, self._config, {self._topic: spans})
+        records = read_ranges(self._spark, self._config, {self._topic: self._spans()})
         decoded = records.select("key", "value", "partition", "offset").mapInArrow(
             tasks.decoding(self._ranges, ranges), f"{tasks.SIDE_DDL}, offset long"
         )
         side = F.struct("version", "change_id", "hash", "state")
         newest = decoded.groupBy("key", "number").agg(F.max_by(side, "offset").alias("side"))
         return newest.select("key", "number", "side.*")
+
+    def _spans(self) -> dict[int, Range]:
+        """The offsets to read of each partition; none while nobody has made the topic yet."""
+        with Topics(self._config) as topics:
+            if self._topic not in topics.existing():
+                return {}
+        with Offsets(self._config) as offsets:
+            starts, ends = offsets.beginnings([self._topic]), offsets.stable_ends([self._topic])
+        return {
+            partition: Range(starts[topic, partition], end)
+            for (topic, partition), end in ends.items()
+        }
 
     def _rows(self, ranges: Sequence[int]) -> DataFrame:
         """Entities of these ranges that differ and go on differing, kept for the next steps."""
