@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,16 +15,16 @@ from statistics import quantiles
 
 import psycopg
 
-from bench.project import CAPTURED, captured
+from bench.project import CAPTURED, CAPTURED_DSN, captured
 from bench.report import Reach, Result, result
 from bench.session import Session
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.local import Stack
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.declaration import Capture
 
 ROWS = 100_000
 ROWS_MIN = 20_000
@@ -128,10 +129,9 @@ def _copy_rate(session: Session, count: int) -> float:
     """Rows a second when nothing is cleaned: the same capture, and its records copied."""
     with _captured(session, {}) as (config, capturing):
         names = TopicNames(config.log.prefix)
-        raw, ends = names.raw(CAPTURED, TABLE), names.raw(CAPTURED, "transaction")
+        raw = names.raw_prefix(CAPTURED)
         with Topics(config) as topics:
-            topics.ensure_raw([raw], partitions=config.log.partitions, settings={})
-            topics.ensure_raw([ends], partitions=1, settings={})
+            topics.ensure_raw([raw], partitions=1, settings={})
         changes, state = names.changes(ENTITY), names.state(ENTITY)
         argv = [sys.executable, "-m", "bench.copying"]
         process = subprocess.Popen([*argv, config.bootstrap_servers, raw, changes, state])
@@ -262,7 +262,8 @@ def _clean(config: Config) -> Iterator[None]:
     )
     argv = [sys.executable, "-m", "everstate.cli", "-C", str(folder), "run", "--only", "clean"]
     with open(folder / "clean.log", "wb") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=Path.cwd())
+        env = {**os.environ, CAPTURED_DSN: config.store_dsn}
+        process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=Path.cwd(), env=env)
     try:
         yield
         if process.poll() is not None:

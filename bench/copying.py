@@ -42,6 +42,8 @@ def copy(servers: str, raw: str, changes: str, state: str) -> None:
             continue
         producer.begin_transaction()
         for message in messages:
+            if any(header[0] == "kind" for header in message.headers() or ()):
+                continue  # the end of a transaction, a heartbeat
             value, key = message.value(), message.key()
             producer.produce(changes, value, key, headers=_HEADERS)
             producer.produce(state, value, key, headers=_HEADERS)

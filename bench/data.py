@@ -89,12 +89,13 @@ def purchase(number: int, step: int) -> Purchase:
         id=key_of(number),
         country=COUNTRIES[number % len(COUNTRIES)],
         status=STEPS[step],
-        total=Decimal(_cents(number, step)).scaleb(-2),
+        total=Decimal(cents_of(number, step)).scaleb(-2),
         lines=[Line.model_construct(sku=f"S{number % 9973:04d}", qty=1 + number % 5)],
     )
 
 
-def _cents(number: int, step: int) -> int:
+def cents_of(number: int, step: int) -> int:
+    """Total of a purchase after a step."""
     return 1_000 + number * 7 % 90_000 + (250 if step >= 2 else 0)
 
 
@@ -162,16 +163,24 @@ _PROVENANCE_TEXT = (
 def message(index: int) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
     """Key, value and headers of the change at an index, formatted directly."""
     at = place(index)
-    key, moment = key_of(at.number), _text(index)
-    code = f"{_ID_BASE + index:032x}"
+    key = key_of(at.number)
+    original = state_text(key, at.number, at.step - 1) if at.step else None
+    current = state_text(key, at.number, at.step)
+    return key.encode(), *written(_ID_BASE + index, key, at.step + 1, index, current, original)
+
+
+def written(
+    change_id: int, key: str, version: int, index: int, current: str, original: str | None
+) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """Value and headers of a change with these states, given as JSON texts."""
+    code, moment = f"{change_id:032x}", _text(index)
     code = f"{code[:8]}-{code[8:12]}-{code[12:16]}-{code[16:20]}-{code[20:]}"
-    kind = "updated" if at.step else "created"
-    original = _state(key, at.number, at.step - 1) if at.step else "null"
+    kind = "created" if original is None else "updated"
     value = (
         f'{{"id":"{code}","entity":"{ENTITY}","schemaVersion":1,"key":"{key}",'
-        f'"version":{at.step + 1},"kind":"{kind}","occurredAt":"{moment}","recordedAt":"{moment}",'
+        f'"version":{version},"kind":"{kind}","occurredAt":"{moment}","recordedAt":"{moment}",'
         f'"event":null,"provenance":{_PROVENANCE_TEXT},'
-        f'"currentEntityState":{_state(key, at.number, at.step)},"originalEntityState":{original}}}'
+        f'"currentEntityState":{current},"originalEntityState":{original or "null"}}}'
     )
     headers = [
         ("ce_specversion", b"1.0"),
@@ -182,11 +191,12 @@ def message(index: int) -> tuple[bytes, bytes, list[tuple[str, bytes]]]:
         ("ce_subject", key.encode()),
         ("content-type", b"application/json"),
     ]
-    return key.encode(), value.encode(), headers
+    return value.encode(), headers
 
 
-def _state(key: str, number: int, step: int) -> str:
-    cents = _cents(number, step)
+def state_text(key: str, number: int, step: int, cents: int | None = None) -> str:
+    """State of a purchase as JSON; ``cents``: another total than the step's."""
+    cents = cents_of(number, step) if cents is None else cents
     return (
         f'{{"id":"{key}","country":"{COUNTRIES[number % len(COUNTRIES)]}",'
         f'"status":"{STEPS[step]}","total":"{cents // 100}.{cents % 100:02d}",'

@@ -1,4 +1,4 @@
-"""drift: 100,000 entities compared with their log, 0.1 % mended and 30 % published again."""
+"""drift: 100,000 entities compared with their log, 0.1 % repaired and 30 % published again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from everstate.changes.drift import Truth
 from everstate.config import Config
 from everstate.local import Stack
 from everstate.log.topics import Topics
-from everstate.pipeline.drift import DriftReport, check_drift
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database, Publisher
-from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
-from everstate.sources.outbox import EntityStore, Relay
-from everstate.sources.outbox.truth import PostgresTruth
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.pipeline.drift.check import DriftReport, check_drift
+from everstate.sources.outbox import Relay
+from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
+from everstate.sources.stores.cassandra.truth import CassandraTruth
+from everstate.sources.stores.postgres import EntityStore
+from everstate.sources.stores.postgres.truth import PostgresTruth
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 COUNT = 100_000
 _CALL = 5_000
@@ -44,7 +45,10 @@ class _Side:
     def put(self, keys: Sequence[int], note: str) -> None:
         for at in range(0, len(keys), _CALL):
             self.store.put_many(
-                [Order(order_id=f"o-{n:06}", note=f"{note} {n}") for n in keys[at : at + _CALL]],
+                [
+                    StoredOrder(order_id=f"o-{n:06}", note=f"{note} {n}")
+                    for n in keys[at : at + _CALL]
+                ],
                 provenance=CLERK,
             )
 
@@ -91,7 +95,7 @@ def _measure(session: Session, side: _Side, count: int) -> list[Result]:
             began = time.perf_counter()
             report = check(repair=True)
             found[name].append(report.seconds)
-            assert (report.action, report.mended) == (done, int(count * share))
+            assert (report.action, report.repaired) == (done, int(count * share))
             side.publish()
             found[f"{name}, in the log"].append(time.perf_counter() - began - _QUIET_S)
             assert check(repair=False).drifted == 0

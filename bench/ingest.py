@@ -19,7 +19,8 @@ from bench.session import Session, changes_topic
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.outbox import EntityStore, Relay
+from everstate.sources.outbox import Relay
+from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import read_topic
 
 COUNT = 200_000

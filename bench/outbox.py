@@ -23,10 +23,7 @@ from everstate.config import Config
 from everstate.log.consumer import Follower
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.outbox import Installation, install_outbox, relay_of
-from everstate.sources.outbox.assemble import Assembler
-from everstate.sources.outbox.replication import ReplicationStream
-from everstate.sources.outbox.schema import PUBLICATION
+from everstate.sources.outbox import Installation, Relay, install_outbox
 
 RATE = 1_000
 WRITERS = 8
@@ -37,7 +34,6 @@ SECONDS = 20
 SECONDS_QUICK = 5
 WARM_S = 10
 PATIENCE_S = 60.0
-_FLOOR_SLOT = "bench_floor"
 
 
 class Account(BaseModel):
@@ -73,11 +69,7 @@ _READY = b"ready"
 
 def run(session: Session) -> list[Result]:
     seconds = SECONDS_QUICK if session.quick else SECONDS
-    measured: dict[str, list[tuple[float, float, float]]] = {
-        "floor": [],
-        "replication": [],
-        "polling": [],
-    }
+    measured: dict[str, list[tuple[float, float, float]]] = {"floor": [], "relay": []}
     for number in range(session.repeat):
         for way, runs in measured.items():
             runs.append(_measure(session, way, seconds))
@@ -86,31 +78,30 @@ def run(session: Session) -> list[Result]:
                 f"[dim]  run {number + 1} {way}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
                 f"{rate:,.0f} transactions/s[/dim]"
             )
+    floor_is = "pending rows deleted → plain producer"
     rows = [
         result(
             "outbox",
-            f"{RATE} transactions/s, {ROLLED_BACK:.0%} rolled back; commit → read from Kafka, "
-            f"relay by {way}, {name}",
+            f"{RATE} transactions/s, {ROLLED_BACK:.0%} rolled back; commit → Kafka, {name}",
             "ms",
-            [run[at] for run in measured[way]],
+            [run[at] for run in measured["relay"]],
             floors=[run[at] for run in measured["floor"]],
-            floor_is="replication stream → plain producer",
-            reach=Reach(value_max=limit) if way == "replication" else None,
+            floor_is=floor_is,
+            reach=Reach(value_max=limit),
         )
-        for way in ("replication", "polling")
         for at, name, limit in ((0, "p50", 50), (1, "p99", 250))
     ]
-    achieved = [run[2] for run in measured["replication"]]
+    achieved = [run[2] for run in measured["relay"]]
     reach = Reach(value_min=0.98 * RATE * (1 - ROLLED_BACK))
     return [
         *rows,
         result(
             "outbox",
-            "committed and in the log, by replication",
+            "committed and in the log",
             "changes/s",
             achieved,
             floors=[run[2] for run in measured["floor"]],
-            floor_is="replication stream → plain producer",
+            floor_is=floor_is,
             reach=reach,
         ),
     ]
@@ -118,7 +109,7 @@ def run(session: Session) -> list[Result]:
 
 def _measure(session: Session, way: str, seconds: int) -> tuple[float, float, float]:
     """Milliseconds at the middle and at the 99th of a hundred, and changes a second."""
-    config = _prepared(session, way)
+    config = _prepared(session)
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
     target = _bare if way == "floor" else _relay
@@ -139,7 +130,6 @@ def _measure(session: Session, way: str, seconds: int) -> tuple[float, float, fl
         mover.join(30)
         reading.join(30)
     assert arrivals.keys() == commits.keys()
-    _forget(config)
     session.drop(config)
     began = min(commits.values()) + WARM_S
     times = [arrivals[i] - at for i, at in commits.items() if at >= began]
@@ -147,36 +137,14 @@ def _measure(session: Session, way: str, seconds: int) -> tuple[float, float, fl
     return 1000 * cuts[49], 1000 * cuts[98], len(commits) / spent_s
 
 
-def _prepared(session: Session, way: str) -> Config:
+def _prepared(session: Session) -> Config:
     config = session.fresh()
-    relay = "polling" if way == "polling" else "replication"
-    store = config.store.model_copy(update={"relay": relay})
-    config = config.model_copy(update={"store": store})
     with Topics(config) as topics:
         topics.ensure([ACCOUNT.name])
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         install_outbox(connection, Installation(entity_types=[ACCOUNT]))
         connection.execute(_SERVICE)
-        if way == "floor":
-            make = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
-            connection.execute(make, [_FLOOR_SLOT])
     return config
-
-
-def _forget(config: Config) -> None:
-    """Drop the slots of this database: they would keep it, and the WAL."""
-    query = (
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-        " WHERE database = current_database() AND active_pid IS NULL"
-    )
-    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
-        deadline = time.monotonic() + PATIENCE_S
-        while connection.execute(
-            "SELECT FROM pg_replication_slots WHERE database = current_database()"
-        ).fetchall():
-            assert time.monotonic() < deadline
-            connection.execute(query)
-            time.sleep(0.1)
 
 
 def _relay(config: Config, stop: Event) -> None:
@@ -187,30 +155,27 @@ def _relay(config: Config, stop: Event) -> None:
         done.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    with relay_of(config, [ACCOUNT]) as relay:
+    with Relay(config, [ACCOUNT]) as relay:
         relay.run(done)
 
 
 def _bare(config: Config, stop: Event) -> None:
-    """The floor: what the WAL brings is produced, without transactions, states or marks."""
+    """The floor: pending rows are produced, without order, transactions, states or marks."""
     topic = TopicNames(config.log.prefix).changes(ACCOUNT.name)
-    stream, assembler = ReplicationStream(config.store_dsn, "floor"), Assembler(100_000, 2**30)
-    assert stream.start(_FLOOR_SLOT, PUBLICATION)
-    with Producer(config) as producer:
-        while not stop.is_set():
-            end = 0
-            for payload in stream.take(0.1, 10_000):
-                streamed = assembler.feed(payload)
-                if streamed is None:
-                    continue
-                for row in streamed.rows.values():
-                    value = (row.after or "").encode()
-                    headers = [("ce_id", str(row.change_id).encode())]
-                    producer.send_raw(topic, row.key.encode(), value, headers)
-                end = streamed.end_lsn
-            producer.flush()
-            stream.confirm(end)
-    stream.close()
+    take = (
+        "WITH gone AS (DELETE FROM everstate_store.outbox_pending RETURNING id)"
+        " SELECT change_id, key, after FROM everstate_store.outbox JOIN gone USING (id)"
+    )
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        with Producer(config) as producer:
+            while not stop.is_set():
+                rows = connection.execute(take).fetchall()
+                for change_id, key, after in rows:
+                    headers = [("ce_id", str(change_id).encode())]
+                    producer.send_raw(topic, key.encode(), after.encode(), headers)
+                producer.flush()
+                if not rows:
+                    time.sleep(config.store.relay_poll_ms / 1000)
 
 
 def _read(config: Config, arrivals: dict[str, float], stop: Event) -> None:

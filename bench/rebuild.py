@@ -11,7 +11,8 @@ from bench.project import VIEW, app
 from bench.report import Reach, Result, result
 from bench.session import Session
 from everstate.archive import table_path
-from everstate.views.plan import LinearPlan
+from everstate.views.kinds.linear import LinearPlan
+from everstate.views.tables import Image
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -61,7 +62,7 @@ def planned_sums(spark: SparkSession, archive: str, plan: LinearPlan) -> DataFra
     """Row deltas of every archived change by the plan half that the keeper uses, summed."""
     from pyspark.sql import functions as F
 
-    def side(weight: int, image: str) -> Column:
+    def side(weight: int, image: Image) -> Column:
         return F.struct(F.lit(weight).alias("weight"), F.expr(plan.columns(image)).alias("row"))
 
     deltas = (

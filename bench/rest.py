@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from bench.over_http import CONNECTIONS, everstate_serve, seconds_of, served
 from bench.report import Result, result
 from bench.session import Session
-from everstate.config import Config
 
 REQUESTS = 8_000
-CONNECTIONS = 16
-_START_S = 60
+_HOTEL = Path(__file__).parents[1] / "examples" / "hotel"
 _WHO = "Everstate-Service: bench\r\nEverstate-Identifier: b\r\nContent-Type: application/json\r\n"
 _BARE = """
 import sys, uvicorn
@@ -37,9 +32,11 @@ def run(session: Session) -> list[Result]:
     count = session.size(REQUESTS)
     config = session.fresh()
     bare = [sys.executable, "-c", _BARE, "18099"]
-    ours = [sys.executable, "-m", "everstate.cli", "serve", "--port", "0", "--app", "hotel:app"]
     rows = []
-    with _served(bare, config) as floor_port, _served(ours, config) as port:
+    with (
+        served(bare, config, _HOTEL) as (floor_port, _),
+        served(everstate_serve("hotel:app"), config, _HOTEL) as (port, _),
+    ):
         for name, method, path in (
             ("GET an entity", "GET", "/v1/guest/g{number}"),
             ("PUT an entity (row, change, commit)", "PUT", "/v1/guest/g{number}"),
@@ -51,10 +48,10 @@ def run(session: Session) -> list[Result]:
                 at: int, method: str = method, path: str = path, turn: Iterator[int] = turn
             ) -> float:
                 requests = [_request(method, path, n, next(turn)) for n in range(count)]
-                return asyncio.run(_rate(at, requests))
+                return _rate(at, requests)
 
             if method == "GET":
-                asyncio.run(_rate(port, [_request("PUT", path, n, 0) for n in range(count)]))
+                _rate(port, [_request("PUT", path, n, 0) for n in range(count)])
             values, floors = session.alternate(
                 lambda load=load: load(floor_port),  # type: ignore[misc]
                 lambda load=load: load(port),  # type: ignore[misc]
@@ -86,58 +83,12 @@ def _request(method: str, path: str, number: int, turn: int) -> bytes:
     else:
         guest = {"guest_id": f"g{number}", "name": "Eva", "city": f"c-{turn}", "nights": 3}
         body = "" if method == "GET" else json.dumps(guest)
-    head = f"{method} {path.format(number=number)} HTTP/1.1\r\nHost: b\r\n{_WHO}"
+    head = f"{method} {path.format(number=number)} HTTP/1.1\r\nHost: localhost\r\n{_WHO}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-async def _rate(port: int, requests: list[bytes]) -> float:
-    """Requests a second over all connections; any answer but 2xx ends the bench."""
-    waiting = iter(requests)
-
-    async def connection() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for request in waiting:
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head)
-            body = await reader.readexactly(int(length[1])) if length else b""
-            if not head.startswith(b"HTTP/1.1 2"):
-                raise RuntimeError(f"{head!r} {body!r}")
-        writer.close()
-
+def _rate(port: int, requests: list[bytes]) -> float:
+    """Requests a second over all connections."""
     began = time.perf_counter()
-    await asyncio.gather(*(connection() for _ in range(CONNECTIONS)))
+    asyncio.run(seconds_of(port, requests))
     return len(requests) / (time.perf_counter() - began)
-
-
-@contextmanager
-def _served(argv: list[str], config: Config) -> Iterator[int]:
-    """A server as a child process; gives its port once it listens."""
-    env = {
-        **os.environ,
-        "EVERSTATE_LOG_BOOTSTRAP_SERVERS": config.bootstrap_servers,
-        "EVERSTATE_STORE_DSN": config.store_dsn,
-        "EVERSTATE_LOG_PREFIX": config.log.prefix,
-        "PYTHONPATH": str(Path(__file__).parents[1] / "examples" / "hotel"),
-    }
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE, env=env, text=True)
-    try:
-        assert process.stderr is not None
-        deadline = time.monotonic() + _START_S
-        for line in process.stderr:
-            found = re.search(r"serving http://127.0.0.1:(\d+)", line)
-            if found or time.monotonic() > deadline:
-                break
-        if not found:
-            raise RuntimeError(f"{argv[-1]} did not start")
-        port = int(found[1])
-        while True:
-            try:
-                asyncio.run(_rate(port, [b"GET /health HTTP/1.1\r\nHost: b\r\n\r\n"]))
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(60)

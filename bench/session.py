@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,8 @@ class Session:
     console: Console
     data_dir: Path | None = None
     """Folder of real files (EVERSTATE_BENCH_DATA)."""
+    servers: Mapping[str, int] = field(default_factory=dict)
+    """Process of each server by name."""
     _filled: dict[int, Config] = field(default_factory=dict)
 
     def size(self, full: int) -> int:
@@ -42,7 +44,7 @@ class Session:
     @cached_property
     def spark(self) -> SparkSession:
         """The Spark session of the run."""
-        from everstate.pipeline.session import spark_session
+        from everstate.pipeline.spark.session import spark_session
 
         return spark_session(self.config, app_name="everstate-bench")
 

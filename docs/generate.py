@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from prometheus_client.metrics import MetricWrapperBase
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import everstate
-from everstate import config, errors
+from everstate import api_config, config, errors, sections
 from everstate.cli import cli
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -45,7 +45,11 @@ def _config_page() -> str:
         "environment variable beside it, and a file is not needed. An unknown setting is an error.",
         "Addresses that are not set are those of the local stack (`everstate up`).\n",
     ]
-    notes = _attribute_notes(inspect.getsource(config))
+    notes = {
+        key: note
+        for module in (config, api_config, sections)
+        for key, note in _attribute_notes(inspect.getsource(module)).items()
+    }
     for section, field in config.Config.model_fields.items():
         model = field.annotation
         assert isinstance(model, type)
@@ -133,6 +137,7 @@ def _value(parameter: Any) -> str:
     if parameter.is_flag:
         return ""
     kind = parameter.type_descriptor.annotation
+    kind = next(iter(get_args(kind)), kind)  # of a list: what each one is
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "{" + ",".join(str(member.value) for member in kind) + "}"
     return {int: "N", float: "N", Path: "FILE"}.get(kind, "TEXT")
@@ -185,8 +190,18 @@ def _metrics_page() -> str:
         "process (memory, processor time, files) come with them; a counter ends in `_total`.\n",
         "| metric | type | labels | what | module |\n|---|---|---|---|---|",
     ]
-    source = Path(everstate.__file__).parent
     rows = []
+    for room, metric in metrics():
+        told = vars(metric)
+        labels = ", ".join(f"`{name}`" for name in told["_labelnames"])
+        what, kind = told["_documentation"], type(metric).__name__.lower()
+        rows.append(f"| `{told['_name']}` | {kind} | {labels} | {what} | `{room}` |")
+    return "\n".join([*lines, *sorted(rows), ""])
+
+
+def metrics() -> Iterator[tuple[str, MetricWrapperBase]]:
+    """Every metric that the package exports, with the module that has it."""
+    source = Path(everstate.__file__).parent
     for path in sorted(source.rglob("*.py")):
         if "from prometheus_client import" not in path.read_text("utf-8"):
             continue
@@ -194,12 +209,7 @@ def _metrics_page() -> str:
         module = importlib.import_module(".".join(place.parts))
         for metric in vars(module).values():
             if isinstance(metric, MetricWrapperBase):
-                told = vars(metric)
-                labels = ", ".join(f"`{name}`" for name in told["_labelnames"])
-                what, kind = told["_documentation"], type(metric).__name__.lower()
-                room = ".".join(place.parts[1:])
-                rows.append(f"| `{told['_name']}` | {kind} | {labels} | {what} | `{room}` |")
-    return "\n".join([*lines, *sorted(rows), ""])
+                yield ".".join(place.parts[1:]), metric
 
 
 def _first_line(thing: type) -> str:

@@ -20,7 +20,7 @@ from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
-from everstate.pipeline.archiver import Archiver
+from everstate.pipeline.archiving.archiver import Archiver
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 WHO = Provenance(api_version="v1", service_name="shop", identifier="till:1", actor="ann")

@@ -18,11 +18,12 @@ import pymysql
 from psycopg import sql
 
 from everstate.config import Config
+from everstate.declarations.captures import Capture, DatabaseKind, Table
 from everstate.errors import Unavailable
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
-from everstate.sources.cdc.declaration import Capture, Kind, Table
+from everstate.log.record import Record
 from everstate.sources.cdc.placeholders import OWN_SETTING, placeholder_of
+from everstate.sources.cdc.rows import AGGREGATE, KIND
 
 UNAVAILABLE = placeholder_of(OWN_SETTING).text
 TABLES = ("customers", "orders", "notes")
@@ -38,7 +39,7 @@ class Source(Protocol):
     """One captured database of a test."""
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> DatabaseKind: ...
 
     @property
     def schema(self) -> str: ...
@@ -58,7 +59,7 @@ class PostgresSource:
     """A database of the run's PostgreSQL."""
 
     dsn: str
-    kind: Kind = "postgresql"
+    kind: DatabaseKind = "postgresql"
     schema: str = "public"
 
     def run(self, *statements: str | tuple[str, Sequence[Any]]) -> None:
@@ -77,7 +78,7 @@ class MariaSource:
     """A database of the run's MariaDB."""
 
     dsn: str
-    kind: Kind = "mariadb"
+    kind: DatabaseKind = "mariadb"
 
     @property
     def schema(self) -> str:
@@ -167,15 +168,26 @@ def table_rows(source: Source) -> State:
 
 
 def raw_rows(config: Config, source: str = "shop") -> State:
-    """The rows that the raw topics come to, folded in the order of the log."""
-    state: State = {}
-    with Consumer(config) as consumer:
-        for table in TABLES:
-            rows = state.setdefault(table, {})
-            for record in consumer.read_topic(f"{config.log.prefix}.raw.{source}.{table}"):
-                if record.value is not None:
-                    fold(rows, json.loads(record.value))
+    """The rows that the raw log comes to, folded in the order of the log."""
+    state: State = {table: {} for table in TABLES}
+    for table, record in raw_records(config, source):
+        if table in state:
+            fold(state[table], json.loads(record.value or b""))
     return state
+
+
+def raw_records(config: Config, source: str = "shop") -> Iterator[tuple[str, Record]]:
+    """Table, or aggregate type of an outbox, and record of each row in a raw log, in its order."""
+    with Consumer(config) as consumer:
+        for record in consumer.read_topic(f"{config.log.prefix}.raw.{source}"):
+            headers = dict(record.headers)
+            if KIND in headers or record.value is None:
+                continue
+            aggregate = headers.get(AGGREGATE)
+            if aggregate is not None:
+                yield aggregate.decode().strip('"'), record
+            else:
+                yield json.loads(record.value)["source"]["table"], record
 
 
 def fold(rows: dict[str, Row], message: dict[str, Any]) -> None:
@@ -291,7 +303,7 @@ class Writer:
 
 
 def settled(config: Config, source: Source, within_s: float = 90.0) -> State:
-    """Wait until the raw topics come to the tables' rows; returns what they come to at last."""
+    """Wait until the raw log comes to the tables' rows; returns what they come to at last."""
     wanted = without_nulls(table_rows(source))
 
     def same() -> bool:
@@ -305,11 +317,8 @@ def settled(config: Config, source: Source, within_s: float = 90.0) -> State:
 
 
 def raw_count(config: Config, table: str, source: str = "shop") -> int:
-    """Records of one raw topic."""
-    topic = f"{config.log.prefix}.raw.{source}.{table}"
-    with Offsets(config) as offsets:
-        starts, ends = offsets.beginnings([topic]), offsets.stable_ends([topic])
-    return sum(ends[place] - starts[place] for place in ends)
+    """Rows of one table, or of an outbox's aggregate type, in the raw log."""
+    return sum(name == table for name, _ in raw_records(config, source))
 
 
 def drop_role(dsn: str, name: str) -> None:

@@ -6,8 +6,8 @@ import uuid
 from typing import Any, NamedTuple
 
 from everstate.config import Config
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database
-from everstate.sources.crud.stores.cassandra.schema import table_of
+from everstate.sources.stores.cassandra import CassandraStore, Database
+from everstate.sources.stores.cassandra.schema import table_of
 from everstate.testing.store_contract import ORDER
 
 OWN_TABLES = ("unpublished", "published", "answered", "published_to")

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 from pydantic import create_model
 
+from clean_cases import CONFIG, Numbered
 from everstate.changes import EntityType
-from everstate.sources.cdc.declaration import Capture, Form, Table
-from everstate.sources.cdc.local_state import LocalState
-from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.reading import RawReader, RefusedRow
-from everstate.sources.cdc.rows import Message, Unreadable
+from everstate.declarations.captures import Capture, CaptureForm, Table
+from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.reading import RawReader
+from everstate.sources.cdc.rows import RawMessage, Unreadable
 from everstate.sources.cdc.shapes import READERS
-from everstate.sources.cdc.versioning import RawPlace, Versioner
 
 _KEYS = ("id", "ID", "pk", "_id", "field1")
 
@@ -32,12 +31,12 @@ class Told(NamedTuple):
     reason: str
 
 
-def messages(folder: Path) -> Iterator[tuple[str, Form, list[Any]]]:
+def messages(folder: Path) -> Iterator[tuple[str, CaptureForm, list[Any]]]:
     """Groups of messages that belong together: a file of another system, or one connector."""
-    groups: dict[tuple[str, Form], list[Any]] = defaultdict(list)
+    groups: dict[tuple[str, CaptureForm], list[Any]] = defaultdict(list)
     for line in (folder / "cdc_messages.jsonl").read_text("utf-8").splitlines():
         found = json.loads(line)
-        form: Form = "goldengate" if found["format"] == "ogg" else "debezium"
+        form: CaptureForm = "goldengate" if found["format"] == "ogg" else "debezium"
         groups[found["file"].removeprefix("kafka/"), form].append(found["message"])
     for line in (folder / "debezium_envelopes.jsonl").read_text("utf-8").splitlines():
         found = json.loads(line)
@@ -48,7 +47,7 @@ def messages(folder: Path) -> Iterator[tuple[str, Form, list[Any]]]:
         yield group, form, listed
 
 
-def outcomes(group: str, form: Form, listed: list[Any]) -> list[Told]:
+def outcomes(group: str, form: CaptureForm, listed: list[Any]) -> list[Told]:
     """What becomes of each message of a group, taken in order by one capture."""
     columns = columns_of(form, listed)
     fields = {name: "c_" + name.lower() for name in columns}
@@ -66,27 +65,24 @@ def outcomes(group: str, form: Form, listed: list[Any]) -> list[Told]:
     capture = Capture(
         name="shared", kind="other", form=form, tables={"rows": table}, transactions=False
     )
-    reader = RawReader(capture, {"row": entity})
+    numbered = Numbered(RawReader(capture, {"row": entity}), CONFIG)
     told = []
-    state = LocalState(Path(":memory:"))
-    held: dict[Any, Any] = {}
     for number, message in enumerate(listed):
-        parsed = reader.read("rows", None, json.dumps(_of_any_table(message)).encode())
-        place = RawPlace("rows", 0, number)
-        rows = [(place, r) for r in parsed if isinstance(r, CleanRow | RefusedRow)]
-        before = sum(len(one.rows) for one in held.values())
-        batch = Versioner(reader, state, held).run(rows, 0.0)
-        told.append(_told(group, number, batch, held, before))
-    state.close()
+        before = sum(len(one.rows) for one in numbered.held.values())
+        numbered.changes = []
+        body = json.dumps(_of_any_table(message)).encode()
+        batch = numbered.run(numbered.read(("rows", None, body)))
+        told.append(_told(group, number, batch, numbered, before))
     return told
 
 
-def _told(group: str, number: int, batch: Any, held: dict[Any, Any], before: int) -> Told:
+def _told(group: str, number: int, batch: NumberedBatch, numbered: Numbered, before: int) -> Told:
     if batch.refused:
         return Told(group, number, "refused", batch.refused[0].reason)
-    if batch.changes:
-        kinds = " + ".join(one.step.kind.value for one in batch.changes)
+    if numbered.changes:
+        kinds = " + ".join(one.kind.value for one in numbered.changes)
         return Told(group, number, "change", kinds)
+    held = numbered.held
     if sum(len(one.rows) for one in held.values()) > before:
         return Told(group, number, "held", next(iter(held.values())).reason)
     return Told(group, number, "no change", ", ".join(batch.skipped) or "nothing to read")
@@ -99,13 +95,13 @@ def _of_any_table(message: Any) -> Any:
     return {name: value for name, value in message.items() if name != "table"}
 
 
-def columns_of(form: Form, listed: list[Any]) -> set[str]:
+def columns_of(form: CaptureForm, listed: list[Any]) -> set[str]:
     """All columns that any message of a group names."""
     columns: set[str] = set()
     for message in listed:
         try:
             value = json.dumps(_of_any_table(message)).encode()
-            rows = READERS[form](Message("rows", None, value, {}))
+            rows = READERS[form](RawMessage("rows", None, value, {}))
         except Unreadable:
             continue
         for row in rows:

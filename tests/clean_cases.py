@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +12,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from everstate.changes import EntityType, Kind
+from everstate.config import Config, load
+from everstate.declarations.captures import Capture, CaptureForm, Table
+from everstate.log.record import OutRecord
 from everstate.sources.cdc.balance import counted, held_rows
-from everstate.sources.cdc.declaration import Capture, Form, Table
+from everstate.sources.cdc.columns import Rows, Slices
+from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
-from everstate.sources.cdc.local_state import LocalState
-from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.reading import RawReader, RefusedRow
-from everstate.sources.cdc.versioning import Batch, RawPlace, Versioned, Versioner
+from everstate.sources.cdc.numbering import NumberedBatch, Numbering
+from everstate.sources.cdc.reading import RawReader
+from everstate.sources.cdc.states import States
 
+CONFIG = load(Path(__file__).parent)
 UNAVAILABLE = "__debezium_unavailable_value"
 COLUMNS = ("name", "amount", "note")
 
@@ -36,9 +40,12 @@ class Item(BaseModel):
 ITEM = EntityType("item", Item, "id")
 
 
-def capture_of(form: Form, **options: Any) -> Capture:
+def capture_of(form: CaptureForm, **options: Any) -> Capture:
     """A capture of one table of items."""
     table = Table(entity="item", key_columns=("id",), **options.pop("table", {}))
+    if options.get("dsn"):
+        # As the pretended database writes what it does not tell.
+        options["settings"] = {"unavailable.value.placeholder": UNAVAILABLE}
     kind = options.pop("kind", "postgresql" if form == "debezium" else "other")
     return Capture(
         name="shop", kind=kind, form=form, tables={"public.item": table},
@@ -79,6 +86,7 @@ class Database:
         """A row read by an incremental snapshot, as Debezium gives it: without a place."""
         if key in self.rows:
             source = {"connector": "postgresql", "snapshot": "incremental", "lsn": None}
+            source |= {"schema": "public", "table": "item"}
             value = {"op": "r", "before": None, "after": self.rows[key], "source": source}
             self.log.append(({"id": key}, value))
 
@@ -99,7 +107,10 @@ def _debezium(database: Database, before: _Row, after: _Row, *, full: bool) -> d
             before = {"id": before["id"], "name": "", "amount": None, "note": None}
         else:
             before = None
-    source = {"connector": "postgresql", "snapshot": "false", "lsn": database.place, "txId": 1}
+    source = {
+        "connector": "postgresql", "snapshot": "false", "schema": "public", "table": "item",
+        "lsn": database.place, "txId": 1, "sequence": f'[null,"{database.place}"]',
+    }  # fmt: skip
     return {"op": op, "before": before, "after": shown, "source": source, "ts_ms": database.place}
 
 
@@ -152,53 +163,120 @@ _MESSAGES: dict[str, Any] = {
 FORMS = tuple(_MESSAGES)
 
 
-class Cleaner:
-    """Runs messages through reading and versioning in batches, as the pipeline does."""
+class MemoryCopy:
+    """What a StateCopy has, in memory."""
 
-    def __init__(self, capture: Capture, path: Path = Path(":memory:")) -> None:
-        self.reader = RawReader(capture, {"item": ITEM})
-        self.state = LocalState(path)
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def get(self, name: bytes) -> bytes | None:
+        return self.rows.get(name)
+
+    def get_many(self, names: Iterable[bytes]) -> list[bytes | None]:
+        return [self.rows.get(name) for name in names]
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        return sorted(one for one in self.rows.items() if one[0].startswith(prefix))
+
+    def settle(self, rows: Mapping[bytes, bytes | None]) -> None:
+        for name, row in rows.items():
+            assert row is not None
+            self.rows[name] = row
+
+
+@dataclass(frozen=True)
+class Made:
+    """One change as it goes to the log."""
+
+    entity: str
+    key: str
+    version: int
+    kind: Kind
+    current: bytes | None
+    original: bytes | None
+    value: Mapping[str, Any]
+    """The whole message."""
+
+    @classmethod
+    def of(cls, record: OutRecord) -> Made:
+        value = json.loads(record.value or b"")
+        states = [value["currentEntityState"], value["originalEntityState"]]
+        current, original = (None if one is None else json.dumps(one).encode() for one in states)
+        kind = Kind(value["kind"])
+        key, version = value["key"], value["version"]
+        return cls(value["entity"], key, version, kind, current, original, value)
+
+
+class Numbered:
+    """Rows become changes, batch by batch, as cleaning has it done."""
+
+    def __init__(self, reader: RawReader, config: Config, **options: Any) -> None:
+        self.reader, self.options = reader, options
+        self.copy: Any = MemoryCopy()
         self.held: dict[tuple[str, str], HeldEntity] = {}
-        self.changes: list[Versioned] = []
-        self.batches: list[Batch] = []
-        self._offset = 0
+        self.composer = CaptureComposer(config, reader.capture, reader.entities)
+        self.changes: list[Made] = []
+        self.batches: list[NumberedBatch] = []
+        self.offset = 0
 
-    def take(
-        self, log: Iterable[tuple[dict[str, Any], dict[str, Any] | None]], now_s: float = 0.0
-    ) -> Batch:
-        """One batch of messages."""
-        rows: list[tuple[RawPlace, CleanRow | RefusedRow]] = []
-        for key, value in log:
-            encoded = None if value is None else json.dumps(value).encode()
-            place = RawPlace("raw", 0, self._offset)
-            self._offset += 1
-            for one in self.reader.read("item", json.dumps(key).encode(), encoded):
-                assert isinstance(one, CleanRow | RefusedRow)
-                rows.append((place, one))
+    def read(self, *records: tuple[str, bytes | None, bytes | None], **more: Any) -> Rows:
+        """Columns of records: last part of their topic's name, key and value."""
+        names = [name for name, _, _ in records] or [""]
+        tables = {name: number for number, name in enumerate(self.reader.capture.tables)}
+        listed = []
+        headers = more.get("headers", (None,) * len(self.reader.header_names))
+        for number, (_, key, value) in enumerate(records):
+            listed.append((number, self.offset, key, value, headers, 0))
+            self.offset += 1
+        rows = Rows.of(Slices(self.reader, names, tables).begin().columns(listed))
+        rows.part = [0] * len(rows)
+        rows.index, rows.block = [None] * len(rows), [None] * len(rows)
+        return rows
+
+    def run(self, rows: Rows, now_s: float = 0.0, **options: Any) -> NumberedBatch:
+        """One batch of rows; its changes are added to :attr:`changes`."""
+        states = States(self.copy)
+        self.composer.begin(now_s)
+        numbering = Numbering(self.reader, self.composer, self.held, **{**self.options, **options})
         waiting = held_rows(self.held.values())
-        batch = Versioner(self.reader, self.state, self.held).run(rows, now_s)
-        assert unaccounted(rows, batch, waiting, self.held) == {}
-        held = {e: self.held[e].encode() if e in self.held else None for e in batch.held_changed}
-        self.state.commit(batch.touched, held, {})
-        self.changes += batch.changes
+        batch = numbering.run(rows, [("raw", 0)], states, now_s)
+        read = batch.read + waiting
+        counts = counted({}, read, batch.outcomes, held_rows(self.held.values()))
+        assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}
+        for entity in batch.held_changed & self.held.keys():
+            # What is held comes back as it was.
+            self.held[entity] = HeldEntity.decode(self.held[entity].encode())
+        self.copy.settle(states.rows())
+        topics = {way.changes for way in self.composer.ways}
+        made = [Made.of(one) for one in self.composer.records() if one.topic in topics]
+        self.changes += made
         self.batches.append(batch)
         return batch
 
 
-def unaccounted(
-    rows: Iterable[tuple[RawPlace, CleanRow | RefusedRow]],
-    batch: Batch,
-    before: Counter[str],
-    held: Mapping[tuple[str, str], HeldEntity],
-) -> dict[str, int]:
-    """Rows of a batch that nothing became of, by table; ``before``: what waited then."""
-    read = Counter(row.table for _, row in rows) + batch.made + before
-    counts = counted({}, read, batch.outcomes, held_rows(held.values()))
-    return {table: one.vanished for table, one in counts.items() if one.vanished}
+class Cleaner(Numbered):
+    """Runs messages of one table of items through reading and numbering."""
+
+    def __init__(self, capture: Capture, **options: Any) -> None:
+        super().__init__(RawReader(capture, {"item": ITEM}), CONFIG, **options)
+
+    def take(
+        self, log: Iterable[tuple[dict[str, Any], dict[str, Any] | None]], now_s: float = 0.0
+    ) -> NumberedBatch:
+        """One batch of messages."""
+        encoded = [
+            (
+                "item",
+                json.dumps(key).encode(),
+                None if value is None else json.dumps(value).encode(),
+            )
+            for key, value in log
+        ]
+        return self.run(self.read(*encoded), now_s)
 
 
 def broken_laws(
-    changes: Iterable[Versioned],
+    changes: Iterable[Any],
     history: Mapping[int, list[_Row]],
     *,
     is_whole: bool = True,
@@ -210,7 +288,7 @@ def broken_laws(
     ``may_repeat``: an earlier piece of the states may come again, up to the last one.
     """
     broken = []
-    by_key: dict[str, list[Versioned]] = defaultdict(list)
+    by_key: dict[str, list[Any]] = defaultdict(list)
     for change in changes:
         by_key[change.key].append(change)
     for key, listed in by_key.items():
@@ -218,7 +296,7 @@ def broken_laws(
             broken.append(f"{key}: versions {[one.version for one in listed]}")
         state = None
         for one in listed:
-            step = one.step
+            step = one
             if step.original != state:
                 broken.append(f"{key} version {one.version}: the chain is broken")
             kind = Kind.DELETED if step.current is None else Kind.CREATED
@@ -227,9 +305,7 @@ def broken_laws(
             if step.kind is not kind:
                 broken.append(f"{key} version {one.version}: it is no {step.kind}")
             state = step.current
-        found = [
-            None if one.step.current is None else json.loads(one.step.current) for one in listed
-        ]
+        found = [None if one.current is None else json.loads(one.current) for one in listed]
         wanted = list(history.get(int(key), []))
         if is_whole and may_repeat:
             if found[-1:] != wanted[-1:] or not _is_subsequence(wanted, found):

@@ -11,29 +11,35 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg import sql
 
+from dropped_database import drop_database
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
-from java_settings import first_compiler_only
+from java_settings import first_compiler_only, interpreted
 from processes_seen import KEPT_FOLDERS
 from running_stack import RunningStack
+from tiers import TIER
 
 pytest_plugins = ("second_look", "measuring")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from everstate.testing.view_postgres import KeptViews
+    from everstate.testing.view_postgres import PostgresKeptOrders
 
 # Settings of the user's own servers would win over those of the tests.
-_OURS = {"EVERSTATE_FULL", "EVERSTATE_KILLS", "EVERSTATE_BENCH_DATA"}
+_OURS = {"EVERSTATE_BENCH_DATA"}
 for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
     if _name not in _OURS:
         del os.environ[_name]
 
 first_compiler_only()
+# Machines that do much at once are slow, and that is no failure of a property.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 _UNIT = Path(__file__).parent / "unit"
 _MARKS = {
@@ -46,8 +52,23 @@ _MARKS = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the servers that its fixtures start."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--full`` and ``--kills``."""
+    parser.addoption("--full", action="store_true", help="every test, with all counts in full")
+    parser.addoption("--kills", type=int, default=None, help="how often each kind of kill happens")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the test files, which are imported next, how much this run does."""
+    TIER.is_full, TIER.kills = config.getoption("full"), config.getoption("kills")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other tier; mark each test with the servers that its fixtures start."""
+    if not TIER.is_full:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         names: tuple[str, ...] = getattr(item, "fixturenames", ())
         for fixture, marks in _MARKS.items():
@@ -78,7 +99,7 @@ def stack_config(
     return load(
         folder,
         local={"fsync": False},
-        pipeline={"master": "local[2]", "driver_memory": "2g"},
+        pipeline={"master": "local[2]", "driver_memory": "2g", "options": interpreted()},
     )
 
 
@@ -133,15 +154,13 @@ def database(stack: RunningStack) -> Iterator[str]:
     try:
         yield f"{stack.dsn.rpartition('/')[0]}/{name}"
     finally:
-        with psycopg.connect(stack.dsn, autocommit=True) as connection:
-            drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
-            connection.execute(drop.format(sql.Identifier(name)))
+        drop_database(stack.dsn, name)
 
 
 @pytest.fixture(scope="session")
 def spark(stack_config: Config) -> Iterator[SparkSession]:
     """One Spark session for the whole run."""
-    from everstate.pipeline.session import spark_session
+    from everstate.pipeline.spark.session import spark_session
     from shared_spark import held
 
     session = spark_session(stack_config)
@@ -175,10 +194,10 @@ def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:
 
 
 @pytest.fixture
-def kept(database: str) -> Iterator[KeptViews]:
+def kept(database: str) -> Iterator[PostgresKeptOrders]:
     """The view contract's views in a database of their own, at offset 0 of one partition."""
-    from everstate.testing.view_postgres import KeptViews
+    from everstate.testing.view_postgres import PostgresKeptOrders
 
-    with KeptViews.installed(database) as views:
+    with PostgresKeptOrders.installed(database) as views:
         views.reset(1)
         yield views

@@ -8,7 +8,6 @@ it also runs the longest files first and fails the run when a file takes more th
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ import pytest
 from budgets import Budgets, loop_s, make_scheduler
 from processes_seen import KEPT_FOLDERS, Watch, adopt_orphans, end_leftovers, used_cpu_s
 from second_look import results_folder
+from tiers import TIER
 
 _Around = Generator[None, object, object]
 _OUTPUT = "everstate_files"
@@ -173,7 +173,7 @@ class Reporting:
         told = {"loop_s": collected.loop_s, "files": listed}
         written = results_folder(self._config) / "files.json"
         written.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
-        if self._budgets is not None and not os.environ.get("EVERSTATE_FULL"):
+        if self._budgets is not None and not TIER.is_full:
             cpu_s = {name: each.cpu_s for name, each in collected.files.items() if name != SHARED}
             self._over = self._budgets.over(cpu_s, collected.loop_s)
         self._broken = [
@@ -225,7 +225,7 @@ def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
     path: Path | None = config.getoption("budgets")
     budgets = None if path is None else Budgets.read(config.rootpath, path)
-    if os.environ.get("PYTEST_XDIST_WORKER") is None:
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reporting(config, budgets), "everstate-reporting")
     config.pluginmanager.register(Measuring(config), "everstate-measuring")
 

@@ -89,7 +89,7 @@ def remove(connection: psycopg.Connection[Any], key: str) -> None:
 
 
 def click(connection: psycopg.Connection[Any], key: str) -> None:
-    """A fact that stands in the WAL, and in the oracle."""
+    """Emit a fact, and note it for the oracle."""
     fact = Click(id=key, page="home")
     emit_event(connection, CLICK, fact, provenance=SHOP)
     connection.execute(

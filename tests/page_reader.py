@@ -3,7 +3,7 @@
 ```X file=NAME   writes the file; ```python   runs it as a script; ```console   runs each `$` line
 and compares the lines below it, in which `…` stands for anything and space for any space.
 `# exit N` after a command is the exit code that is expected, `&` leaves it running until the page
-ends.
+ends, and `cd` changes the folder of what follows.
 Other blocks are only read.
 
 Commands and scripts run in this process, with its Spark session: an interpreter and a JVM for each
@@ -114,6 +114,9 @@ class Reader:
             if argv[-1] == "&":
                 self._leave(argv[:-1])
                 continue
+            if argv[0] == "cd":
+                self.folder = self.folder / argv[1]
+                continue
             self._expect(argv, int(wanted[1]) if wanted else 0, expected, f"{where} $ {line}")
 
     def _leave(self, argv: list[str]) -> None:
@@ -170,7 +173,7 @@ class Roles:
 
     def __init__(self, options: list[str], folder: Path, env: Mapping[str, str]) -> None:
         from everstate.cli.console import load_app
-        from everstate.cli.roles import Role, roles_of, run_role
+        from everstate.cli.roles import Role, processes_of, run_roles
         from everstate.config import load
         from everstate.local import connect
 
@@ -179,10 +182,10 @@ class Roles:
         with as_if_alone(folder, env):
             config = connect(load(folder))
             app = load_app(None, config)
-        roles = [Role(options[1])] if options else roles_of(app)
+        named = {options[1]: [Role(options[1])]} if options else processes_of(config, app)
         self._threads = [
-            threading.Thread(target=run_role, args=(role, config, app, self._stop), name=role)
-            for role in roles
+            threading.Thread(target=run_roles, args=(roles, config, app, self._stop), name=name)
+            for name, roles in named.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -219,6 +222,7 @@ def matches(expected: str, output: str, *, figures: bool = True) -> bool:
 
 _READS = (
     *("get", "list", "history", "explain", "status", "plan", "views show", "views list"),
+    *("views search", "views explain"),
     *("gaps list", "psql"),
     *("outbox status", "cdc status", "cdc held", "commands parked", "commands show"),
 )
@@ -274,5 +278,9 @@ def as_if_alone(folder: Path, env: Mapping[str, str]) -> Iterator[None]:
 
 
 def _program(argv: list[str]) -> list[str]:
-    known = {"everstate": [sys.executable, "-m", "everstate.cli"], "python": [sys.executable]}
+    known = {
+        "everstate": [sys.executable, "-m", "everstate.cli"],
+        "pytest": [sys.executable, "-m", "pytest"],
+        "python": [sys.executable],
+    }
     return [*known.get(argv[0], argv[:1]), *argv[1:]]

@@ -1,19 +1,20 @@
 """Run the tests; those that fail run once more, alone, in one process with new servers.
 
-``python tests/second_look.py ARGUMENTS`` runs ``pytest ARGUMENTS``. A test that fails both times
+A test that fails both times
 makes the run red. A test that passes the second time is *flaky*: it is named at the end, counted
 in the closing line and written to ``test-results/flaky.json``, and the run is green. More than ten
 failed tests are red at once: then something is broken that no second look explains.
 
-As a pytest plugin, this module writes what the driver needs to know of a run.
+As a pytest plugin, this module writes down what a run came to.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Write the number of tests that passed, and each test that failed with its reason."""
-    if os.environ.get("PYTEST_XDIST_WORKER") is not None:
+    if hasattr(config, "workerinput"):  # A worker of pytest-xdist: its results come together.
         return
     stats = terminalreporter.stats
     failed = {
@@ -62,7 +63,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return str(crash.message if crash is not None else report.longrepr).partition("\n")[0]
 
 
-def _run(arguments: list[str], results: Path) -> tuple[int, int, dict[str, str]]:
+def _look(arguments: list[str], results: Path) -> tuple[int, int, dict[str, str]]:
     """Exit code of pytest, number of tests that passed, and those that failed with the reason."""
     (results / _OUTCOME).unlink(missing_ok=True)
     code = subprocess.call([sys.executable, "-m", "pytest", *arguments, f"--results={results}"])
@@ -73,22 +74,32 @@ def _run(arguments: list[str], results: Path) -> tuple[int, int, dict[str, str]]
     return code, told["passed"], told["failed"]
 
 
-def main(arguments: list[str]) -> int:
-    """Run pytest, and what failed a second time; returns the exit code for both."""
-    code, passed, failed = _run(arguments, _RESULTS)
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests came to, both looks taken together."""
+
+    code: int
+    passed: int
+    failed: Mapping[str, str]
+    flaky: Mapping[str, str]
+
+    def tell(self) -> None:
+        """Name the flaky tests, and count: the last lines of a run."""
+        for name, why in self.flaky.items():
+            print(f"flaky: {name}: {why}")
+        flaky = f"{len(self.flaky)} of the passed are flaky"
+        print(f"{self.passed} passed, {len(self.failed)} failed, {flaky}", flush=True)
+
+
+def run(arguments: list[str]) -> Outcome:
+    """Run pytest with these arguments, and what failed a second time."""
+    code, passed, failed = _look(arguments, _RESULTS)
     flaky: dict[str, str] = {}
     if code == pytest.ExitCode.TESTS_FAILED and 0 < len(failed) <= FAILED_MAX:
         print(f"\nsecond look at {len(failed)} failed tests, alone, on new servers", flush=True)
         junit = f"--junitxml={_SECOND / 'junit.xml'}"
-        code, again, still = _run([*failed, "-q", junit], _SECOND)
+        code, again, still = _look([*failed, "-q", junit], _SECOND)
         flaky = {name: why for name, why in failed.items() if name not in still}
         passed, failed = passed + again, still
     (_RESULTS / "flaky.json").write_text(json.dumps(flaky, indent=1) + "\n", "utf-8")
-    for name, why in flaky.items():
-        print(f"flaky: {name}: {why}")
-    print(f"{passed} passed, {len(failed)} failed, {len(flaky)} of the passed are flaky")
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return Outcome(code, passed, failed, flaky)

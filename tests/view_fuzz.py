@@ -97,6 +97,59 @@ class Writer:
         query = f"SELECT {', '.join(columns)} FROM sale{self._where()}"
         return f"{query} GROUP BY {', '.join(groups)}" if groups else query
 
+    def values(self) -> str:
+        """A view that also has maxima, minima and distinct counts, and a condition on groups."""
+        groups = self._random.sample(_GROUPS, self._random.randrange(1, 4))
+        columns = [f"{text} AS c{place}" for place, text in enumerate(groups)]
+        columns += [f"{self._value()} AS v{n}" for n in range(self._random.randint(1, 3))]
+        columns += [f"{self.aggregate()} AS o{n}" for n in range(self._random.randrange(2))]
+        having = self._one(
+            lambda: "",
+            lambda: " HAVING count(*) > 1",
+            lambda: " HAVING sum(quantity) IS NOT NULL",
+            lambda: " HAVING max(quantity) > min(quantity) OR count(DISTINCT shop) = 1",
+        )
+        query = f"SELECT {', '.join(columns)} FROM sale{self._where()}"
+        return f"{query} GROUP BY {', '.join(groups)}{having}"
+
+    def _value(self) -> str:
+        made = self._one(
+            lambda: f"max({self.number(2)})",
+            lambda: f"min({self.number(1)})",
+            lambda: f"max({self.text(1)})",
+            lambda: f"count(DISTINCT {self.text(1)})",
+            lambda: f"count(DISTINCT {self.number(1)})",
+            lambda: f"{self._random.choice(('max', 'min'))}({self._random.choice(_VALUES)})",
+        )
+        if self._random.random() < 0.2:
+            made += f" FILTER (WHERE {self.boolean(1)})"
+        return made
+
+    def last(self) -> str:
+        """The first rows of each category."""
+        order = f"{self._random.choice(_VALUES)} {self._random.choice(('ASC', 'DESC'))}"
+        category = ", ".join(self._random.sample(_CATEGORIES, self._random.randint(1, 2)))
+        return (
+            f"SELECT sale_id, {self.number(2)} AS n, region FROM sale{self._where()} QUALIFY "
+            f"row_number() OVER (PARTITION BY {category} ORDER BY {order}, sale_id) <= "
+            f"{self._random.randint(1, 3)}"
+        )
+
+    def join(self) -> str:
+        """Sales with their shops, in rows or in groups."""
+        how, on = self._random.choice(("JOIN", "LEFT JOIN")), self._random.choice(_MEET)
+        of_rows = f"SELECT sale_id, city, {self.number(1)} AS n, size * quantity AS worth"
+        of_groups = f"SELECT city, count(*) AS n, sum({self.number(1)}) AS s, avg(size) AS size"
+        is_of_rows = self._random.random() < 0.5
+        if not is_of_rows and how == "LEFT JOIN":
+            on += " AND quantity > 0"
+        query = f"{of_rows if is_of_rows else of_groups} FROM sale {how} shop ON {on}"
+        wheres = ["", " WHERE quantity > 0", " WHERE paid"]
+        if is_of_rows or how == "JOIN":
+            wheres.append(" WHERE size > 0 AND paid")
+        where = self._random.choice(wheres)
+        return f"{query}{where}" if is_of_rows else f"{query}{where} GROUP BY city"
+
     def row(self) -> str:
         """A view of one row an entity."""
         made = [self.number, self.text, self.boolean]
@@ -201,6 +254,9 @@ class Writer:
 
 
 _PLAIN: Sequence[str] = ("sale_id", "region", "ratio", "day", "moment", "place", "big", "price")
+_VALUES: Sequence[str] = ("ratio", "day", "moment", "paid", "big", "price", "region")
+_CATEGORIES: Sequence[str] = ("region", "shop", "paid", "quantity % 3", "upper(region)")
+_MEET: Sequence[str] = ("shop = code", "region = code", "shop = code AND size > 1", "code = shop")
 _GROUPS: Sequence[str] = (
     *("region", "quantity", "big", "ratio", "paid", "day", "moment", "place.city", "price"),
     *("upper(region)", "CAST(moment AS DATE)", "year(day)", "quantity > 1", "quantity % 3"),
@@ -222,5 +278,7 @@ _WORDS: Sequence[str] = (
     *("DISTINCT", "OVER", "GROUP", "BY", "ALL", "FROM", "WHERE", "AS", "CASE", "END", "NULL"),
     *("TRANSFORM", "USING", "COLLATE", "FILTER", "INTERVAL", "DATE", "CAST", "IN", "SELECT"),
     *("1e9", "0x1", "X'00'", "1L", "2BD", "'now'", "count()", "sum()", "mean(1,2)", "max(big)"),
+    *("QUALIFY", "row_number()", "PARTITION", "HAVING", "ORDER", "LIMIT", "JOIN", "ON", "shop"),
+    *("window(moment, '1 hour')", "window.start", "sale_changes", "LEFT", "DESC", "min(day)"),
     *("rand()", "transform(region)", "explode(1)", "struct(*)", "place.*", "sale", "@x", "$x"),
 )

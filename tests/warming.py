@@ -22,7 +22,7 @@ from everstate.local.artifacts import (
 )
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import find_jvm
-from everstate.pipeline.session import session_settings, spark_session
+from everstate.pipeline.spark.session import session_settings, spark_session
 from java_settings import first_compiler_only
 
 CASSANDRA_JAVA = 17

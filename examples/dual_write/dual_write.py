@@ -9,13 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 import psycopg
 from pydantic import BaseModel
 
-from everstate.app import App
-from everstate.changes import ChangeCodec, Provenance
-from everstate.config import Config, load
-from everstate.local import connect
+from everstate import App, Config, EntityStore, Provenance, connect, load
+from everstate.changes import ChangeCodec
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
-from everstate.sources.outbox import EntityStore, Relay
+from everstate.sources.outbox import Relay
 
 KEYS, ROUNDS = 20, 5
 app = App("dual-write")

@@ -2,11 +2,7 @@
 
 from hotel import Guest, app
 
-from everstate.changes import Provenance
-from everstate.config import load
-from everstate.errors import VersionConflict
-from everstate.local import connect
-from everstate.sources.outbox import EntityStore
+from everstate import EntityStore, Provenance, VersionConflict, connect, load
 
 config = connect(load())
 desk = Provenance(api_version="v1", service_name="front-desk", identifier="clerk-7")

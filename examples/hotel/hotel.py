@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from everstate.app import App
+from everstate import App
 
 app = App("hotel")
 

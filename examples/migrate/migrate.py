@@ -18,10 +18,8 @@ from guests import Guest
 from psycopg import sql
 from service import GUEST, TABLES, Connection, Service, lock, own_row, replica
 
-from everstate.changes import Provenance
-from everstate.config import Config, load
-from everstate.local import connect
-from everstate.sources.outbox import Installation, emit, install_outbox
+from everstate import Config, Provenance, connect, emit, load
+from everstate.sources.outbox import Installation, install_outbox
 
 BASELINE = Provenance(api_version="v1", service_name="migrate", identifier="baseline")
 ACKNOWLEDGED = Path("acknowledged.jsonl")

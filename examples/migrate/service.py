@@ -13,10 +13,7 @@ import psycopg
 from guests import Guest, app
 from psycopg import sql
 
-from everstate.changes import Provenance
-from everstate.config import Config, load
-from everstate.local import connect
-from everstate.sources.outbox import EntityStore, emit
+from everstate import Config, EntityStore, Provenance, connect, emit, load
 
 GUEST = app.entity_type("guest")
 DESK = Provenance(api_version="v1", service_name="front-desk", identifier="desk-1")

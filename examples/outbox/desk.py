@@ -10,8 +10,7 @@ from typing import Any
 
 from shop import Purchase, app
 
-from everstate.changes import Provenance
-from everstate.sources.outbox import emit
+from everstate import Provenance, emit
 
 PURCHASE = app.entity_type("purchase")
 DESK = Provenance(api_version="v1", service_name="desk", identifier="till-2")

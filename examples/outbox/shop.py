@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from everstate.app import App
+from everstate import App
 
 app = App("shop")
 

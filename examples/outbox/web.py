@@ -11,9 +11,7 @@ from shop import Purchase, app
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from everstate.changes import DomainEvent, Provenance
-from everstate.config import load
-from everstate.local import connect
+from everstate import DomainEvent, Provenance, connect, load
 from everstate.sources.outbox.emit_sqlalchemy import emit
 
 shop = FastAPI()

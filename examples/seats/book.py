@@ -4,10 +4,8 @@ import time
 
 from seats import AcceptOffer, BookSeat, CancelSeat, OpenShow, app
 
-from everstate.changes import Provenance
-from everstate.config import load
-from everstate.local import connect
-from everstate.sources.commands import Answer, CommandClient
+from everstate import CommandClient, Provenance, connect, load
+from everstate.sources.commands import Answer
 
 box_office = Provenance(api_version="v1", service_name="box-office", identifier="till-1")
 

@@ -8,10 +8,7 @@ from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from everstate.app import App
-from everstate.changes import Change
-from everstate.errors import Rejected
-from everstate.sources.commands import Effect
+from everstate import App, Change, Effect, Rejected
 
 OFFER_FOR = timedelta(minutes=15)
 

@@ -1,104 +1,68 @@
-"""App: a project's entity types and views; what users import first."""
+"""App: declares a project's entity types and views; the main class of the public API."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.changes.drift import Truth
-from everstate.config import Config
+from everstate.changes.derived import Derivation, Form
+from everstate.changes.keys import NAME
+from everstate.changes.tokens import written_token
+from everstate.changes.triggers import Trigger
+from everstate.config import Config, load
+from everstate.declarations.captures import Capture, DatabaseKind, Table, check_declaration
+from everstate.declarations.commands import CommandGroup, Decide, Evolve
+from everstate.declarations.processes import ProcessManager, ProcessStart, React
+from everstate.declarations.project import Source
 from everstate.errors import (
-    EverstateError,
     InvalidCapture,
+    InvalidDerivation,
     InvalidEntityType,
-    InvalidView,
     UnknownCapture,
     UnknownEntity,
-    UnknownView,
     WrongSource,
 )
-from everstate.sources.cdc.declaration import Capture, Kind, Table, check_declaration
-from everstate.sources.commands.group import CommandGroup, Decide, Evolve
-from everstate.sources.outbox.truth import PostgresTruth
-from everstate.views.definition import ViewDefinition
+from everstate.views.declaring import Declares
 from everstate.views.names import names_of_entity, refused_name
 
 if TYPE_CHECKING:
-    from everstate.sources.cdc.cleaning import Cleaning
-    from everstate.sources.commands.process import ProcessManager, React, Start
-    from everstate.views.plan import ViewPlan
+    from everstate.log.derived import DerivedReader
+    from everstate.serving import Reader
+    from everstate.serving.changes import Changes
+    from everstate.serving.snapshots import Snapshot
 
 M = TypeVar("M", bound=type[BaseModel])
-
-Source: TypeAlias = Literal["store", "cassandra", "log", "commands", "capture"]
-"""Where an entity type's versions are assigned: PostgreSQL with its outbox, Cassandra, the log
-itself (events: immutable facts), a command handler, or the capture of a foreign database."""
+F = TypeVar("F", bound=Callable[[Any], Any])
 
 
-_compiled_later: ContextVar[bool] = ContextVar("views are compiled later", default=False)
-
-
-@contextmanager
-def views_compiled_later() -> Iterator[None]:
-    """Views that are declared inside are compiled when they are first needed.
-
-    For commands that only read entities: the SQL parser would take half of their time. An error
-    in a view's SQL is raised when the view is needed.
-    """
-    token = _compiled_later.set(True)
-    try:
-        yield
-    finally:
-        _compiled_later.reset(token)
-
-
-class _LaterPlan:
-    """A plan that compiles its view at the first look at it."""
-
-    def __init__(self, app: App, name: str) -> None:
-        self._app, self._name = app, name
-
-    def __getattr__(self, attribute: str) -> object:
-        return getattr(self._app.view_plan(self._name), attribute)
-
-
-class App:
+class App(Declares):
     """A project's entity types and the views that are kept of them.
 
     Declaring is pure: nothing is started, read or written until a command or a library call
-    takes the app and a :class:`~everstate.config.Config`. Every entity type is kept as `latest`
+    uses the app with a :class:`~everstate.config.Config`. Every entity type has the views `latest`
     and `history`; :meth:`view` adds views in SQL.
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self._entities: dict[str, EntityType] = {}
-        self._views: dict[str, ViewDefinition] = {}
-        self._plans: dict[str, ViewPlan] = {}
         self._without_history: set[str] = set()
         self._sources: dict[str, Source] = {}
         self._command_groups: dict[str, CommandGroup] = {}
         self._processes: dict[str, ProcessManager] = {}
         self._captures: dict[str, Capture] = {}
         self._debezium_forms: list[str] = []
+        self._derivations: dict[str, Derivation] = {}
 
     @property
     def entities(self) -> Mapping[str, EntityType]:
         """Entity types by name, in the order in which they were registered."""
         return MappingProxyType(self._entities)
-
-    @property
-    def views(self) -> Mapping[str, ViewPlan]:
-        """Compiled SQL views by name, in the order in which they were declared."""
-        for name in self._views:
-            self.view_plan(name)
-        return MappingProxyType({name: self._plans[name] for name in self._views})
 
     def keeps_history(self, entity: str) -> bool:
         """Whether every version of an entity type's entities is kept in the store."""
@@ -117,13 +81,13 @@ class App:
 
         ``key`` names the field or property that identifies an entity. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
-        in the archive, and duplicates of them cannot be told from conflicts (C6). ``source`` is
-        its source of truth, which assigns versions: there is exactly one. With ``"log"`` its
-        entities are events: immutable facts, never changed, each with the key that its writer
-        gave it.
+        in the archive, and duplicates of them cannot be distinguished from conflicts (C6).
+        ``source`` is its source of truth, which assigns versions: there is exactly one. With
+        ``"log"`` its entities are events: immutable facts, each with the key that its writer gave
+        it.
 
         Raises InvalidEntityType when the name is taken (an entity type has one source of truth),
-        there is no such source, or a field has no column type.
+        the source is unknown, or a field has no column type.
         """
         if source not in get_args(Source):
             raise InvalidEntityType(
@@ -148,29 +112,13 @@ class App:
 
         return register
 
-    def view(self, name: str, *, sql: str) -> ViewPlan:
-        """Declare a view in SQL over one entity type; it is kept from before and after images.
-
-        Raises InvalidView with the reason, and the nearest form that can be kept, when the SQL
-        cannot be kept incrementally.
-        """
-        if name in self._taken():
-            raise InvalidView(name, "the name is taken", advice="Choose another name.")
-        self._views[name] = ViewDefinition(name, sql)
-        if _compiled_later.get():
-            return cast("ViewPlan", _LaterPlan(self, name))
-        try:
-            return self.view_plan(name)
-        except EverstateError:
-            del self._views[name]
-            raise
-
     def _taken(self) -> set[str]:
-        """Names that readers of the views' schema find already."""
-        return {n for entity in self._entities for n in names_of_entity(entity)} | set(self._views)
+        """Names that exist already in the views' schema."""
+        entities = {n for entity in self._entities for n in names_of_entity(entity)}
+        return entities | set(self._views) | set(self._derivations)
 
     def _check_entity_name(self, name: str) -> None:
-        """Raise InvalidEntityType when the tables of an entity type would meet others."""
+        """Raise InvalidEntityType when the table names of an entity type are in use."""
         reason = refused_name(name)
         taken = self._taken().intersection(names_of_entity(name))
         if reason is None and taken:
@@ -187,21 +135,6 @@ class App:
             raise UnknownEntity(name, tuple(self._entities))
         return self._entities[name]
 
-    def views_of(self, entity: str) -> tuple[ViewPlan, ...]:
-        """SQL views kept of one entity type."""
-        return tuple(plan for plan in self.views.values() if plan.entity == entity)
-
-    def view_plan(self, name: str) -> ViewPlan:
-        """SQL view of that name; raises UnknownView."""
-        if name not in self._views:
-            raise UnknownView(name, tuple(self._views))
-        if name not in self._plans:
-            # Imported here: the SQL parser takes a fifth of a second, for who has no views too.
-            from everstate.views.plan import compile_view
-
-            self._plans[name] = compile_view(self._views[name], self._entities)
-        return self._plans[name]
-
     def source_of(self, name: str) -> Source:
         """Source of truth of an entity type; raises UnknownEntity."""
         return self._sources[self.entity_type(name).name]
@@ -211,30 +144,14 @@ class App:
         return tuple(e for name, e in self._entities.items() if self._sources[name] == source)
 
     def check_source(self, name: str, source: Source) -> EntityType:
-        """The entity type, when ``source`` is its source of truth; called before it is written.
+        """The entity type, if ``source`` is its source of truth; call it before a write.
 
-        Raises WrongSource for another one, and UnknownEntity.
+        Raises WrongSource if it has another one, and UnknownEntity.
         """
         declared = self.source_of(name)
         if declared != source:
             raise WrongSource(name, declared, source)
         return self._entities[name]
-
-    def truths(self, config: Config) -> dict[str, Truth]:
-        """Entity types whose source of truth can be compared with the log, each with it.
-
-        Opens no connection; raises InvalidConfig while the store has no address.
-        """
-        found: dict[str, Truth] = {}
-        for each in self.entities_from("store"):
-            found[each.name] = PostgresTruth.of(config, each.name, each.schema_version)
-        if in_cassandra := self.entities_from("cassandra"):
-            # Imported here: the driver is an extra.
-            from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
-
-            for each in in_cassandra:
-                found[each.name] = CassandraTruth(config, each.name, each.schema_version)
-        return found
 
     @property
     def command_groups(self) -> Mapping[str, CommandGroup]:
@@ -256,10 +173,10 @@ class App:
     ) -> CommandGroup:
         """Have an entity type (``source="commands"``) decided by commands: event sourcing.
 
-        ``decide(state, command)`` gives the facts that follow (one, several, or ``None``), or
-        raises Rejected; ``evolve(state, fact)`` gives the state after a fact, ``None`` when the
-        entity is deleted by it. Both are pure: time and ids come with the command. ``commands``
-        are the models that it takes; facts are pydantic models or dataclasses.
+        ``decide(state, command)`` returns the facts that follow (one, several, or ``None``), or
+        raises Rejected; ``evolve(state, fact)`` returns the state after a fact, ``None`` when the
+        fact deletes the entity. Both are pure: time and ids come with the command. ``commands``
+        are the models of its commands; facts are pydantic models or dataclasses.
 
         Raises UnknownEntity, and InvalidEntityType when the entity type has another source of
         truth or a handler group already.
@@ -276,20 +193,18 @@ class App:
         return group
 
     def process(
-        self, name: str, *, on: Sequence[str], react: React, start: Start = "beginning"
+        self, name: str, *, on: Sequence[str], react: React, start: ProcessStart = "beginning"
     ) -> ProcessManager:
-        """Declare a process manager: ``react(change)`` gives the commands that follow a change.
+        """Declare a process manager: ``react(change)`` returns the commands that follow a change.
 
-        ``on`` names the entity types whose changes it follows; ``start`` says where a new one
-        begins. Raises UnknownEntity, and InvalidEntityType when the name is taken or no name.
+        ``on`` names the entity types whose changes it reads; ``start`` is the position at which a
+        new one starts. Raises UnknownEntity, and InvalidEntityType when the name is taken or not
+        valid.
         """
         for entity in on:
             self.entity_type(entity)
         if name in self._processes:
             raise InvalidEntityType(f"process manager {name!r} is declared already")
-        # Imported here: it loads the client of Kafka.
-        from everstate.sources.commands.process import ProcessManager
-
         self._processes[name] = ProcessManager(name, tuple(on), react, start)
         return self._processes[name]
 
@@ -299,11 +214,16 @@ class App:
         return MappingProxyType(self._captures)
 
     def capture(
-        self, name: str, *, kind: Kind, tables: Mapping[str, Table] | None = None, **options: Any
+        self,
+        name: str,
+        *,
+        kind: DatabaseKind,
+        tables: Mapping[str, Table] | None = None,
+        **options: Any,
     ) -> Capture:
         """Declare that tables of another system's database are captured as entity types.
 
-        ``options`` are the other fields of :class:`~everstate.sources.cdc.declaration.Capture`;
+        ``options`` are the other fields of :class:`~everstate.declarations.captures.Capture`;
         among them ``outbox``, instead of ``tables``: an outbox table, whose rows are changes.
         Raises InvalidCapture when an entity type is not registered, has a source of truth
         already, or lacks a field that the declaration names.
@@ -331,28 +251,135 @@ class App:
             raise UnknownCapture(name, tuple(self._captures))
         return self._captures[name]
 
-    def cleaning(self, config: Config, name: str) -> Cleaning:
-        """What cleans a declared capture; the caller closes it. Raises UnknownCapture."""
-        # Imported here: what reads and writes the log is of no use to one who only declares.
-        from everstate.sources.cdc.asking import asker_of
-        from everstate.sources.cdc.cleaning import Cleaning
-        from everstate.sources.cdc.outbox_cleaning import OutboxCleaning
+    @property
+    def derivations(self) -> Mapping[str, Derivation]:
+        """Declared derived topics by name."""
+        return MappingProxyType(self._derivations)
 
-        capture = self.capture_of(name)
-        if capture.outbox is not None:
-            return OutboxCleaning(config, capture, self._entities)
-        return Cleaning(config, capture, self._entities, asker=asker_of(config, capture))
+    def derive(
+        self, name: str, form: Form, *, raw: bool = False, when: Trigger | None = None
+    ) -> Derivation:
+        """Declare a derived topic: what each change of an entity type becomes in another topic.
+
+        ``form`` is `patch_of("flight")`, `notices_of("flight")` or `joined("scan", to="flight",
+        on="flight_id")` of :mod:`everstate.changes.derived`. Records are made from accepted
+        changes, exactly once. With ``raw`` they are made directly from the log, milliseconds after
+        a change and at least once: readers must skip versions that they have. With ``when`` only
+        changes that fire the trigger make records.
+
+        Raises InvalidDerivation when the name is taken or an entity type is not registered, and
+        InvalidTrigger.
+        """
+        reason = "the name is taken." if name in self._taken() else refused_name(name)
+        if reason is None and not NAME.fullmatch(name):
+            reason = f"the name must match {NAME.pattern}"
+        if reason is not None:
+            raise InvalidDerivation(name, reason, advice="Choose another name.")
+        derivation = Derivation(name, form, raw, when)
+        derivation.check(self._entities)
+        to = getattr(form, "to", None)
+        if to is not None and not self.keeps_history(to):
+            raise InvalidDerivation(
+                name,
+                f"a join with {to} needs its history, which is not kept (history=False).",
+                advice="Register it with its history.",
+            )
+        self._derivations[name] = derivation
+        return derivation
+
+    def read(
+        self,
+        config: Config,
+        name: str,
+        *,
+        start: Literal["beginning", "now"] = "beginning",
+        token: str | None = None,
+    ) -> DerivedReader:
+        """A reader of a derived topic by its public name, whatever version is published.
+
+        It starts at the topic's beginning, now, or after the record that a ``token`` came with; the
+        caller closes it. Raises InvalidDerivation for a name that is not declared, NotFound while
+        it is not published.
+        """
+        if name not in self._derivations:
+            known = ", ".join(self._derivations) or "none"
+            raise InvalidDerivation(name, f"it is not declared (declared: {known}).")
+        # Imported here: it loads the client of Kafka.
+        from everstate.log.derived import DerivedReader
+
+        is_raw = self._derivations[name].is_raw
+        return DerivedReader(config, name, start=start, token=token, is_raw=is_raw)
 
     @property
     def debezium_forms(self) -> tuple[str, ...]:
-        """Entity types that are published in Debezium's form too."""
+        """Entity types that are also published in Debezium's format."""
         return tuple(self._debezium_forms)
 
     def publish_debezium(self, entity: str) -> None:
-        """Publish an entity type in Debezium's form too, on ``<prefix>.<entity>.debezium.g1``.
+        """Publish an entity type also in Debezium's format, on ``<prefix>.<entity>.debezium.g1``.
 
         Raises UnknownEntity.
         """
         self.entity_type(entity)
         if entity not in self._debezium_forms:
             self._debezium_forms.append(entity)
+
+    def reader(self, config: Config | None = None) -> Reader:
+        """A reader of the views; close it, and use one for each thread.
+
+        ``config`` ``None``: that of the working folder, with the addresses of running servers.
+        """
+        # Imported here, as below: an app that only declares does not need it.
+        from everstate.serving import Reader
+
+        return Reader(config or _config_here("postgres"), self)
+
+    def snapshot(
+        self,
+        view: str,
+        *,
+        wait_for: str | None = None,
+        wait_s: float = 10.0,
+        config: Config | None = None,
+    ) -> Snapshot:
+        """All rows of a view, and the token from which its entity's :meth:`changes` continue.
+
+        See :func:`everstate.serving.snapshots.read_snapshot`; ``config`` as for :meth:`reader`.
+        """
+        from everstate.serving.snapshots import read_snapshot
+
+        given = config or _config_here("postgres")
+        return read_snapshot(given, self, view, wait_for=wait_for, wait_s=wait_s)
+
+    def changes(
+        self,
+        entity: str,
+        *,
+        since: str,
+        until: str | None = None,
+        raw: bool = False,
+        config: Config | None = None,
+    ) -> Changes:
+        """Accepted changes after a token, from the ``"beginning"`` or from ``"now"`` on.
+
+        See :class:`everstate.serving.changes.Changes`; ``config`` as for :meth:`reader`.
+        """
+        from everstate.serving.changes import Changes
+
+        given = config or _config_here("kafka", "postgres")
+        return Changes(given, self, entity, since=since, until=until, raw=raw)
+
+    def token(self, entity: str, key: str, version: int) -> str:
+        """A token for a version that was written, for ``wait_for``; raises UnknownEntity.
+
+        A write returns its version before its change is in the log and in the views.
+        """
+        self.entity_type(entity)
+        return str(written_token(self.name, entity, key, version))
+
+
+def _config_here(*needs: str) -> Config:
+    """The settings of the working folder, with the addresses of running servers."""
+    from everstate.local import connect
+
+    return connect(load(), needs=needs)

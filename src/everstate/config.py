@@ -1,6 +1,6 @@
 """Settings: `everstate.toml`, overridden by ``EVERSTATE_<SECTION>_<FIELD>``, read once.
 
-Each room has one frozen section. Nothing below this module reads the environment.
+Each part of everstate has one frozen section. Only this module reads the environment.
 """
 
 from __future__ import annotations
@@ -8,20 +8,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -30,6 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from everstate.api_config import ApiConfig
 from everstate.errors import (
     HIDDEN,
     EverstateError,
@@ -37,93 +29,68 @@ from everstate.errors import (
     InvalidProject,
     UnknownSetting,
 )
+from everstate.sections import MAY_HOLD_SECRET, AlertsConfig, LoggingConfig, Section
 
 CONFIG_FILE = "everstate.toml"
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>[A-Za-z_]\w*))")
-
-MAY_HOLD_SECRET: Final = "may hold a secret"
-"""Mark of a setting whose value no message shows."""
-
-
-class Section(BaseModel):
-    """A frozen section; an unknown field is an error, so that a typing slip is not silent."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True
-    )
-
-    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Fields as ``repr`` shows them: not those that may hold a secret."""
-        fields = type(self).model_fields
-        for name, value in super().__repr_args__():
-            hidden = value is not None and MAY_HOLD_SECRET in fields[str(name)].metadata
-            yield name, "…" if hidden else value
 
 
 class ProjectConfig(Section):
     """`[project]`: which app this folder runs and where its data lives."""
 
     app: str | None = None
-    """``module:attribute`` of the App; ``None``: the commands that need one ask for it."""
+    """The App as ``module:attribute``. Without it, commands that need an App need ``--app``."""
     data_dir: Path = Path(".everstate")
-    """Servers' data, logs, archive; relative to the folder of everstate.toml."""
+    """Folder of the servers' data, the logs and the archive, relative to that of everstate.toml."""
 
 
 class LogConfig(Section):
     """`[log]`: the Kafka cluster and how its topics are made."""
 
     bootstrap_servers: str | None = None
-    """``host:port,…``; ``None``: the local stack's broker."""
+    """The brokers as ``host:port,…``. Default: the broker of the local stack."""
     options: Annotated[dict[str, str], MAY_HOLD_SECRET] = Field(default_factory=dict)
-    """More client options (security, …) for every producer, consumer and Spark reader, in
-    librdkafka's names. Spark gets its security settings in Java's words; one that Java does not
-    have is refused."""
+    """More client options, such as security settings, for all producers, consumers and Spark
+    readers, with librdkafka's names. For Spark, the security settings are translated to the Java
+    client's names. A security setting that the Java client does not have is refused."""
     java_options: Annotated[dict[str, str], MAY_HOLD_SECRET] = Field(default_factory=dict)
-    """Options of Kafka's Java client in its own names, for Spark readers: `sasl.jaas.config`, and
-    whatever else ``options`` cannot be translated to. With any of them nothing is refused."""
+    """Options of Kafka's Java client, with its own names, for Spark readers: `sasl.jaas.config`,
+    and others that ``options`` cannot express. With any of them, nothing is refused."""
     prefix: str = Field(default="everstate", pattern=r"^[a-zA-Z0-9_-]+$")
-    """First part of every topic's name; projects on one cluster need different ones."""
+    """First part of every topic's name. Projects on one cluster need different prefixes."""
     partitions: int = Field(default=4, ge=1, le=1000)
-    """Partitions of a new topic: how many tasks can keep views at once. A topic that exists stays
-    as it is."""
+    """Number of partitions of a new topic, and so of tasks that can update views in parallel."""
     replication: int = Field(default=1, ge=1)
-    """Copies of each partition; 3 on a cluster that may lose a broker."""
+    """Number of replicas of each partition. Use 3 on a cluster that may lose a broker."""
     changes_retention_hours: float = Field(default=72, gt=0)
-    """How long `.changes` keeps a change; the archive has it for good."""
+    """How long `.changes` topics keep a change. The archive keeps it for ever."""
     dead_retention_hours: float = Field(default=720, gt=0)
-    """How long `.dead` keeps a letter."""
+    """How long dead-letter topics (`.dead`) keep a record."""
     message_bytes_max: int = Field(default=1_048_576, ge=1024)
-    """Largest change, in bytes, checked before a write commits. Of its states before and after only
-    the larger one counts, so that what was created can be updated; its message may be twice as
-    large."""
+    """Largest size of a change, in bytes. It is checked before a write commits. Of the states
+    before and after, only the larger one counts, so that every entity that was created can be
+    updated. The Kafka message may be twice as large."""
     occurred_ahead_hours: float = Field(default=24, ge=0)
-    """How far ahead of now a change may say that it happened."""
+    """How far in the future the ``occurred_at`` of a change may be."""
     linger_ms: float = Field(default=5, ge=0)
-    """How long a producer waits for more records to send together; 0 sends each at once."""
+    """How long a producer waits for more records to send together. With 0 it does not wait."""
     queue_messages_max: int = Field(default=200_000, ge=1)
-    """A full producer queue makes ``send`` wait: back-pressure, never loss."""
+    """Most records in a producer's queue. When it is full, ``send`` waits; no record is lost."""
 
 
 class StoreConfig(Section):
     """`[store]`: the source of truth in PostgreSQL, with its outbox."""
 
     dsn: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """libpq connection string; ``None``: the local stack's PostgreSQL."""
+    """libpq connection string. Default: the PostgreSQL of the local stack."""
     outbox_keep_hours: float = Field(default=24, ge=0)
-    """How long published rows stay, so that a log that lost its tail can be refilled."""
+    """How long published rows stay in the outbox, to refill a log that lost its end."""
     relay_batch_rows: int = Field(default=10_000, ge=1)
-    """Most changes that the relay sends in one Kafka transaction."""
+    """Largest number of changes that the relay sends in one Kafka transaction."""
     relay_transaction_rows: int = Field(default=100_000, ge=1)
-    """A source transaction of more changes (or of 128 MiB) is sent in parts, each in a Kafka
-    transaction of its own; a smaller one is visible whole or not at all."""
+    """A source transaction with more changes, or more than 128 MiB, is sent in several parts."""
     relay_poll_ms: int = Field(default=20, ge=1)
     """How long the relay waits when the outbox is empty, before it looks again."""
-    relay: Literal["polling", "replication"] = "polling"
-    """How the relay learns of changes; replication is quicker, and needs wal_level = logical."""
-    slot_lost: Literal["stop", "refill"] = "stop"
-    """When WAL was lost that the relay had not read: stop, or publish from the outbox table."""
-    slot_alarm_mib: int = Field(default=1024, ge=1)
-    """WAL held for the relay, above which it warns."""
 
 
 class CassandraConfig(Section):
@@ -132,65 +99,65 @@ class CassandraConfig(Section):
     local: bool = False
     """Start a server with the local stack (needs Java 17)."""
     contact_points: tuple[str, ...] = ()
-    """Hosts of a cluster of your own; empty: the local stack's server."""
+    """Hosts of your own cluster. Default: the server of the local stack."""
     port: int = Field(default=9042, ge=1, le=65535)
-    """Where the contact points speak CQL."""
+    """Port on which the contact points accept CQL connections."""
     user: str | None = None
-    """Login of a cluster that asks for one."""
+    """User name, for a cluster that requires authentication."""
     password: Annotated[SecretStr | None, MAY_HOLD_SECRET] = None
-    """Its password; better by the environment than in a file."""
+    """Password of the user. The environment variable is a safer place for it than the file."""
     datacenter: str = "datacenter1"
-    """The datacenter that is asked first, and where a new keyspace is kept."""
+    """The local datacenter: it gets the requests first, and a new keyspace is created in it."""
     replication: int = Field(default=1, ge=1)
-    """Replicas of a keyspace that is made; one that exists stays as it is."""
+    """Number of replicas of a new keyspace. An existing keyspace is not changed."""
     keyspace: str = Field(default="everstate", pattern=r"^[a-z][a-z0-9_]{0,47}$")
-    """Where the tables are; made when it is missing."""
+    """Keyspace of the tables. It is created if it does not exist."""
     write_patience_s: float = Field(default=10, gt=0)
-    """How long a write is tried against other writers, or until its outcome is known."""
+    """How long a write is retried after a conflict, or until its outcome is known."""
     poll_ms: int = Field(default=50, ge=1)
     """How often the publisher looks for unpublished changes."""
     batch_changes: int = Field(default=2_000, ge=1)
-    """Most changes that the publisher sends in one Kafka transaction."""
+    """Largest number of changes that the publisher sends in one Kafka transaction."""
     heap_mb: int = Field(default=512, ge=256)
-    """Heap of the local server."""
+    """Heap of the local server, in MiB."""
 
 
 class DriftConfig(Section):
     """`[drift]`: comparing the sources of truth with the changelogs."""
 
     every_s: float = Field(default=3600, ge=0)
-    """How often the pipeline compares by itself; 0: never."""
+    """How often the pipeline compares them. With 0 it never does."""
     repair: bool = True
-    """Whether the pipeline mends what it finds, or only tells it."""
+    """Whether the pipeline repairs drift, or only reports it."""
     rebuild_share: float = Field(default=0.1, gt=0, le=1)
-    """Share of the entities that has drifted from which on the whole type is published again."""
+    """Share of drifted entities from which on the whole entity type is published again."""
     ranges: int = Field(default=1024, ge=1, le=65_536)
-    """Key ranges that are compared by count and hash before any row is."""
+    """Number of key ranges. Rows are compared only in ranges whose count or hash differs."""
     settle_s: float = Field(default=2, ge=0)
-    """How long a committed change may be on its way before it counts as drift."""
+    """How long a committed change may take to reach the log before it counts as drift."""
     keys_max: int = Field(default=1000, ge=0)
-    """Most keys that a report names; all are counted."""
+    """Largest number of keys that a report lists. It counts all of them."""
 
 
 class CommandsConfig(Section):
     """`[commands]`: the handler of commands, its transactions and its local state."""
 
     group: str = Field(default="commands", pattern=r"^[a-zA-Z0-9_-]+$")
-    """Name of the handlers' consumer group, after the prefix."""
+    """Name of the handlers' consumer group. The prefix of the log is put before it."""
     batch_wait_ms: float = Field(default=20, ge=0)
     """How long the first command of a transaction waits for others."""
     batch_commands_max: int = Field(default=1_000, ge=1, le=100_000)
-    """Most commands of one transaction."""
+    """Largest number of commands in one transaction."""
     remember_hours: float = Field(default=24, gt=0)
-    """How long an answer is remembered: a command repeated within it is not decided again."""
+    """How long answers are remembered. A command repeated within this time is not decided again."""
     retention_hours: float = Field(default=72, gt=0)
-    """How long commands and answers stay in the log; not less than ``remember_hours``."""
+    """How long commands and answers stay in the log: at least ``remember_hours``."""
     state_path: str | None = None
-    """Folder of the handlers' local state; ``None``: ``<data_dir>/commands``."""
+    """Folder of the handlers' local state. Default: ``<data_dir>/commands``."""
     cache_entities_max: int = Field(default=100_000, ge=0)
-    """Entities that a handler keeps in memory, over all its partitions."""
+    """Largest number of entities that a handler caches in memory, over all its partitions."""
     session_timeout_s: float = Field(default=10, ge=6)
-    """A handler that is silent for so long loses its partitions to others."""
+    """A handler that sends no heartbeat for this time loses its partitions to other handlers."""
     transaction_timeout_s: float = Field(default=10, ge=1, le=900)
     """The broker aborts a transaction that is open for longer."""
 
@@ -205,109 +172,73 @@ class ViewsConfig(Section):
     """`[views]`: where the views live."""
 
     dsn: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """libpq connection string; ``None``: the same database as the store."""
+    """libpq connection string. Default: the database of the store."""
     schema_name: str = Field(default="everstate_views", pattern=r"^[a-z_][a-z0-9_]*$")
-    """PostgreSQL schema of the views and of their positions; another one begins anew."""
+    """PostgreSQL schema of the views and their positions. A new schema starts empty."""
     on_change: Literal["rebuild", "ask"] = "rebuild"
-    """A view whose meaning changed is built again, or waits for `everstate views rebuild`."""
+    """Whether a view whose meaning changed is rebuilt, or waits for `everstate views rebuild`."""
     keep_old_hours: float = Field(default=24, ge=0)
-    """How long a version that was replaced can be gone back to."""
+    """How long a replaced version can be restored, and an undeclared view can catch up again."""
+    recompute_every_s: float = Field(default=0, ge=0)
+    """How often the pipeline compares all views with a batch computation. With 0 it never does."""
+    recompute: Literal["report", "promote"] = "report"
+    """Whether the pipeline reports views that differ from their batch, or rebuilds them."""
 
 
 class ArchiveConfig(Section):
     """`[archive]`: the lake."""
 
     path: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """Folder or URL of the lake; ``None``: ``<data_dir>/archive``."""
+    """Folder or URL of the lake. Default: ``<data_dir>/archive``."""
     trigger_s: float = Field(default=60, gt=0)
-    """How often the archive takes over what is new: how far it may trail the log."""
+    """How often new changes are archived, and so how far the archive may lag behind the log."""
     batch_changes_max: int = Field(default=1_000_000, ge=1)
-    """Most changes of one commit, over all partitions."""
+    """Largest number of changes in one commit, over all partitions."""
     compact_every_s: float = Field(default=3600, gt=0)
-    """How often small files are written together."""
+    """How often small files are compacted into larger ones."""
     file_mib: int = Field(default=128, ge=1)
-    """Size that compaction aims at."""
+    """Target size of compacted files, in MiB."""
 
 
 class PipelineConfig(Section):
     """`[pipeline]`: Spark and how views are kept."""
 
     master: str = "local[*]"
-    """Spark's master: `local[N]` runs in this process on N cores; or a cluster's `spark://…`."""
+    """Spark's master: `local[N]` for N cores of this machine, or `spark://…` for a cluster."""
     driver_memory: str = "3g"
-    """Heap of Spark's JVM; with `local[N]` all the work is done in it."""
+    """Heap of Spark's driver. With `local[N]`, all work is done in this JVM."""
     options: Annotated[dict[str, str], MAY_HOLD_SECRET] = Field(default_factory=dict)
-    """More Spark settings, by their names `spark.…`; those that carry a guarantee are refused."""
-    batch_changes_max: int = Field(default=200_000, ge=1)
-    """Most changes of one keeper batch over all partitions."""
+    """More Spark settings (`spark.…`). Those that a guarantee of everstate needs are refused."""
+    batch_changes_max: int = Field(default=1_000_000, ge=1)
+    """Largest number of changes in a keeper batch. Batches longer than ten seconds are avoided."""
     poll_ms: int = Field(default=50, ge=1)
-    """How long the keeper waits when there is nothing new, before it looks again."""
+    """How long the keeper waits for new changes before it looks again."""
     held_max: int = Field(default=10_000, ge=0)
-    """Most changes held behind version gaps, per entity type: `latest` is then `behind` until a gap
-    fills. Of a capture: most rows held because their state before is unknown."""
+    """Largest number of held changes per entity type, and of held rows per capture."""
     retry_s_max: float = Field(default=10, gt=0)
-    """Longest pause between attempts while a server is away, or the disk is full."""
-
-
-class TokenConfig(Section):
-    """`[api.tokens.NAME]`: a caller, and the provenance of what it writes."""
-
-    token: SecretStr = Field(min_length=16)
-    service: str = Field(min_length=1)
-    identifier: str = Field(min_length=1)
-
-
-class ApiConfig(Section):
-    """`[api]`: the HTTP API of `everstate serve`."""
-
-    host: str = "127.0.0.1"
-    """Address to listen on; any other than this machine's own needs tokens."""
-    port: int = Field(default=8080, ge=0, le=65535)
-    """0 takes a free one."""
-    ssl_certfile: Path | None = None
-    """Certificate chain in PEM: with it the server speaks HTTPS. Relative to everstate.toml."""
-    ssl_keyfile: Path | None = None
-    """Its private key in PEM, when it is not in the same file."""
-    ssl_keyfile_password: Annotated[SecretStr | None, MAY_HOLD_SECRET] = None
-    """The key's password, when it has one."""
-    receive_timeout_s: float = Field(default=30, gt=0)
-    """How long a request may take to come, headers and body; then its connection is closed."""
-    tokens: Annotated[dict[str, TokenConfig], MAY_HOLD_SECRET] = Field(default_factory=dict)
-    """Callers: a table ``[api.tokens.NAME]`` each, with ``token``, ``service`` and ``identifier``.
-    Without any the API is in local mode: it listens to this machine only, and headers say who
-    calls."""
-    threads: int = Field(default=16, ge=1, le=1000)
-    """Requests that are worked on at once; each may hold a connection of the store."""
-    page_max: int = Field(default=500, ge=1, le=10_000)
-    """Most entities of one page of a list."""
-    scan_rows_max: int = Field(default=10_000, ge=1)
-    """Most rows that one page of a filtered list looks at."""
-    idempotency_keep_hours: float = Field(default=24, gt=0)
-    """How long answers are kept by their Idempotency-Key."""
-    event_timeout_s: float = Field(default=10, gt=0)
-    """How long a POST of an event waits for the log before it answers 503."""
+    """Longest pause between retries while a server is unavailable or the disk is full."""
 
 
 class MetricsConfig(Section):
-    """`[metrics]`: the figures of each role, for Prometheus."""
+    """`[metrics]`: the metrics of each role, for Prometheus."""
 
     enabled: bool = True
-    """Whether they are served, at `/metrics`; there is no token."""
+    """Whether metrics are served at `/metrics`. No token is needed to read them."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65_000)
-    """0: a free one (see `everstate status`); else the relay's, and the others' follow it."""
+    """Port of the relay; other roles use the ports after it. With 0, each role uses a free port."""
 
 
 class LocalConfig(Section):
     """`[local]`: the local stack."""
 
     fsync: bool = True
-    """Whether PostgreSQL waits for the disk at each commit; `false` only for tests."""
+    """Whether PostgreSQL flushes each commit to the disk. Use `false` only for tests."""
     jars_url: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """A Maven repository of your own; ``None``: the public one."""
+    """URL of your own Maven repository. Default: Maven Central."""
     cache_dir: Path | None = None
-    """Where jars are kept; ``None``: the user's cache folder."""
+    """Folder of downloaded jars. Default: the user's cache folder."""
     kafka_heap_mb: int = Field(default=512, ge=128)
     """Heap of the broker, in MiB."""
 
@@ -316,24 +247,24 @@ class CaptureConfig(Section):
     """`[capture]`: change data capture by Debezium on Kafka Connect."""
 
     connect_url: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """REST address of a Connect cluster of your own; ``None``: a worker of the local stack."""
+    """REST address of your own Connect cluster. Default: a worker of the local stack."""
     local: tuple[Literal["connect", "mariadb"], ...] = ()
-    """Servers that `everstate up` starts beside Kafka and PostgreSQL; `cdc add` starts Connect by
-    itself when it is needed."""
+    """Servers that `everstate up` also starts. `everstate cdc add` starts Connect when needed."""
     connect_heap_mb: int = Field(default=512, ge=128)
-    """Heap of the local worker, in MiB."""
+    """Heap of the local Connect worker, in MiB."""
     worker_options: Annotated[dict[str, str], MAY_HOLD_SECRET] = Field(default_factory=dict)
-    """More settings of the local worker, in Java's names; security settings of the brokers are
-    given to its producers and consumers too."""
+    """More settings of the local Connect worker, with Kafka's names. Security settings for the
+    brokers apply to its producers and consumers too."""
     password_reference: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """How connectors on a cluster of your own find a password, as Connect's config providers
-    spell it; ``{source}`` is the source's name: ``${file:/etc/secrets/{source}:password}``."""
+    """How connectors on your own cluster find a password: a reference to a config provider, such
+    as ``${file:/etc/secrets/{source}:password}``, where ``{source}`` is the source's name."""
     retention_hours: float = Field(default=168, gt=0)
-    """How long raw topics keep what a capture wrote."""
-    bulk_records: int = Field(default=500_000, ge=0)
-    """A backlog of more raw records than this is parsed by Spark, in parallel."""
+    """How long raw topics keep the records of a capture."""
+    retention_bytes: int = Field(default=-1, ge=-1)
+    """Largest size of a raw topic, in bytes. With -1 there is no limit."""
     heartbeat_s: float = Field(default=5, gt=0)
-    """How often an idle database is written to, so that its log is let go and delay is seen."""
+    """How often a capture writes a heartbeat into the captured database. It lets an idle database
+    delete old log files, and shows how far the capture lags."""
 
 
 class Config(BaseSettings):
@@ -361,11 +292,13 @@ class Config(BaseSettings):
     metrics: MetricsConfig = MetricsConfig()
     local: LocalConfig = LocalConfig()
     capture: CaptureConfig = CaptureConfig()
+    alerts: AlertsConfig = AlertsConfig()
+    logging: LoggingConfig = LoggingConfig()
     _folder: Path = PrivateAttr(default=Path("."))
 
     @property
     def folder(self) -> Path:
-        """The project's folder: where everstate.toml is, and the app's module is looked for."""
+        """The project's folder, which has everstate.toml and from which the app is imported."""
         return self._folder
 
     @classmethod
@@ -382,17 +315,17 @@ class Config(BaseSettings):
 
     @property
     def bootstrap_servers(self) -> str:
-        """The brokers' addresses; raises InvalidConfig while neither set nor started."""
+        """The brokers' addresses; raises InvalidConfig while neither configured nor started."""
         return _required("log.bootstrap_servers", self.log.bootstrap_servers)
 
     @property
     def store_dsn(self) -> str:
-        """The store's connection string; raises InvalidConfig while neither set nor started."""
+        """The store's connection string; raises InvalidConfig if neither configured nor started."""
         return _required("store.dsn", self.store.dsn)
 
     @property
     def views_dsn(self) -> str:
-        """The views' connection string; the store's when not set."""
+        """The views' connection string; that of the store if not configured."""
         return self.views.dsn or self.store_dsn
 
     @property
@@ -412,7 +345,7 @@ class Config(BaseSettings):
         return Path(path) if path else self.project.data_dir / "commands"
 
     def with_addresses(self, *, bootstrap_servers: str | None, store_dsn: str | None) -> Config:
-        """Copy with the addresses that are not set filled in (from the local stack)."""
+        """Copy in which missing addresses are filled in (from the local stack)."""
         log, store = self.log, self.store
         if log.bootstrap_servers is None:
             log = log.model_copy(update={"bootstrap_servers": bootstrap_servers})
@@ -422,7 +355,7 @@ class Config(BaseSettings):
 
 
 def expanded(text: str, field: str) -> str:
-    """``text`` with ``$NAME`` and ``${NAME}`` taken from the environment: how secrets come in.
+    """``text`` with ``$NAME`` and ``${NAME}`` replaced from the environment, for secrets.
 
     Raises InvalidConfig naming ``field`` and the variable that is not set.
     """
@@ -443,10 +376,10 @@ def _required(field: str, value: str | None) -> str:
 
 
 def _refusal(error: ErrorDetails, file: Path) -> EverstateError:
-    """The error for the first thing that pydantic found wrong; no secret is in it.
+    """The error for pydantic's first finding; it never contains a secret.
 
-    The value is shown only where the setting is known and is none that may hold a secret: what
-    stands under a mistyped name may be a password.
+    The value is shown only if the setting is known and may not hold a secret: the value of a
+    mistyped name may be a password.
     """
     place, value = [str(part) for part in error["loc"]], error.get("input")
     field, where = ".".join(place), _where(place, file)
@@ -467,7 +400,7 @@ def _refusal(error: ErrorDetails, file: Path) -> EverstateError:
 
 
 def _unknown(place: list[str], is_section: bool) -> tuple[str, str | None]:
-    """A name that is no setting's or section's, and the one that may be meant."""
+    """An unknown name of a setting or section, and the most similar known one."""
     sections = {name: _fields_of(name) for name in Config.model_fields}
     if len(place) == 1 and not is_section:
         # A setting outside of its section.
@@ -485,7 +418,7 @@ def _fields_of(section: str) -> dict[str, Any]:
 
 
 def _where(place: list[str], file: Path) -> str | None:
-    """Where a setting was set: its environment variable, else file and line; ``None``: unknown."""
+    """Origin of a setting: its environment variable, else file and line; ``None``: unknown."""
     variable = "_".join(["EVERSTATE", *place[:2]]).upper()
     if variable in (name.upper() for name in os.environ):
         return variable
@@ -504,7 +437,7 @@ def _where(place: list[str], file: Path) -> str | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What `everstate.toml` says, empty when it is not there; raises InvalidProject."""
+    """Contents of `everstate.toml`, empty if there is none; raises InvalidProject."""
     if not file.parent.is_dir():
         raise InvalidProject(
             f"there is no folder {file.parent}.", advice="Give the project's folder with -C."
@@ -526,12 +459,12 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def check_dsn(field: str, dsn: str) -> None:
-    """Raise InvalidConfig for a connection string that libpq would not read as it was meant.
+    """Raise InvalidConfig for a connection string that libpq would misread.
 
-    A password with an `@` or a `%` in a URL is taken apart by it, and its messages would show the
-    parts. The address itself is not shown.
+    It splits a URL at an `@` or `%` in the password, and its messages would show the parts. The
+    error does not show the address itself.
     """
-    # Imported here: who has no address needs no driver.
+    # Imported here: without an address no driver is needed.
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
@@ -551,10 +484,10 @@ def check_dsn(field: str, dsn: str) -> None:
 
 
 def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
-    """Read `everstate.toml` in ``folder`` (if it is there) and the environment.
+    """Read `everstate.toml` in ``folder`` (if it exists) and the environment.
 
-    ``overrides`` replace fields of the file, section by section; the environment wins over both.
-    Relative paths are taken from ``folder``. Raises InvalidConfig and UnknownSetting naming the
+    ``overrides`` replace fields of the file, section by section; the environment overrides both.
+    Relative paths are relative to ``folder``. Raises InvalidConfig and UnknownSetting naming the
     field and where it was set, and InvalidProject for a folder or a file that cannot be read.
     """
     folder = Path(folder).resolve()
@@ -585,7 +518,7 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
             "project": project,
             "archive": archive,
             "local": local,
-            "api": _beside(folder, config.api, "ssl_certfile", "ssl_keyfile"),
+            "api": _beside(folder, config.api, "ssl_certfile", "ssl_keyfile", "audit_reads"),
         }
     )
     found._folder = folder  # noqa: SLF001
@@ -593,8 +526,12 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
 
 
 def _beside(folder: Path, section: ApiConfig, *names: str) -> ApiConfig:
-    """Copy with the paths of these settings taken from ``folder``."""
+    """Copy in which the paths in these settings are relative to ``folder``."""
     given = {name: getattr(section, name) for name in names}
     return section.model_copy(
-        update={name: folder / path.expanduser() for name, path in given.items() if path}
+        update={
+            name: folder / path.expanduser()
+            for name, path in given.items()
+            if isinstance(path, Path)
+        }
     )

@@ -1,7 +1,7 @@
 """Packages whose modules are imported when one of their names is first used.
 
-An app imports the declarations of every way in, and a command uses few of them: importing all
-modules of a package for one of its names would be most of a short command's time.
+An app imports the declarations of all sources, and a command uses few of them: importing all
+modules of a package for one of its names would take most of a short command's time.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from importlib import import_module
 
 
 def loader(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package; ``names``: module → what it has for the package.
+    """The ``__getattr__`` of a package; ``names``: module → names that the package gets from it.
 
-    For type checkers the package imports the same names under ``TYPE_CHECKING``. A name that is
-    also a module of the package would become that module with its first import: it cannot be here.
+    For type checkers the package imports the same names under ``TYPE_CHECKING``. A name of a
+    module of the package is not allowed: Python sets it to the module at that module's import.
     """
     home = {name: module for module, found in names.items() for name in found}
     assert not {module.rpartition(".")[2] for module in names} & home.keys()

@@ -1,12 +1,13 @@
-"""The parts of a role: each runs in a thread, fails alone, and says why where people look.
+"""The parts of a role: each runs in a thread, fails independently, and reports its state.
 
 A role (`everstate run --only pipeline`) does several independent jobs: it keeps views, archives
-each entity type, cleans each capture. :func:`run_parts` runs each job in a thread of its own. A
-part that fails stops alone; its reason is written to the role's state file, and the part is
-started again after a while. The state file is what `everstate status` and `everstate run` show.
+each entity type, cleans each capture. :func:`run_parts` runs each job in a thread of its own. When
+a part fails, the other parts continue; the reason is written to the role's state file, and the part
+is started again after a while. `everstate status` and `everstate run` show the state file.
 
-A part that waits for a server by itself says so with :func:`waits`, and :func:`works` when it goes
-on. Both write to the state file of the part whose thread calls them, and do nothing elsewhere.
+A part that waits for a server by itself reports that with :func:`waits`, and calls :func:`works`
+when it continues. Both write to the role's state file for the part whose thread calls them, and do
+nothing in other threads.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from everstate.private import private_folder, write_private
 log = logging.getLogger(__name__)
 
 PartState = Literal["running", "waiting", "stopped"]
-"""``waiting``: it failed and is tried again at ``retry_at``; ``stopped``: it is not."""
+"""``waiting``: it failed and is started again at ``retry_at``; ``stopped``: it is not."""
 
-Health = Literal["running", "not answering", "ended", "killed"]
-"""``not answering``: its process is there, and has written nothing for a while; ``killed``: its
-process is gone, and no part of it says why."""
+RoleHealth = Literal["running", "not answering", "ended", "killed"]
+"""``not answering``: its process exists, but has not written its state for a while; ``killed``: its
+process is gone, and none of its parts has recorded a reason."""
 
 _RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 _STEADY_S: Final = 60.0
@@ -43,12 +44,12 @@ _BEAT_S: Final = 5.0
 _SILENT_S: Final = 30.0
 _START_TOLERANCE_S: Final = 1.5
 
-Run = Callable[[threading.Event], None]
+PartRun = Callable[[threading.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How one part of a role is."""
+    """State of one part of a role."""
 
     state: PartState
     since: float
@@ -60,25 +61,37 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class PartFinding:
+    """Something that a part found and that needs attention, while the part itself runs."""
+
+    what: str
+    why: str
+    advice: str | None = None
+    is_bad: bool = True
+    """``False``: it was repaired already, or repairs itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoleState:
-    """How one role is: its process, and each of its parts."""
+    """State of one role: its process, and each of its parts."""
 
     role: str
     pid: int
     started: float
     beat: float
-    """When the role last said that it is alive, in seconds since the epoch."""
+    """Time of the role's last sign of life, in seconds since the epoch."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     doing: str | None = None
-    """What the role does before its parts run, such as `starting Spark`."""
+    """Activity of the role before its parts run, such as `starting Spark`."""
     address: str | None = None
-    """Where the role serves its API."""
+    """Address at which the role serves its API."""
     figures: str | None = None
-    """Where the role serves its figures for Prometheus."""
+    """Address at which the role serves its metrics for Prometheus."""
+    findings: Mapping[str, PartFinding] = field(default_factory=dict)
 
     @property
-    def health(self) -> Health:
-        """How the role's process is now; asks the system whether it is there."""
+    def health(self) -> RoleHealth:
+        """Present state of the role's process; checks whether the process exists."""
         if not _is_there(self.pid, self.started):
             ended = any(part.state == "stopped" for part in self.parts.values())
             return "ended" if ended else "killed"
@@ -86,11 +99,11 @@ class RoleState:
 
 
 _figures: str | None = None
-"""Where this process serves its figures."""
+"""Address at which this process serves its metrics."""
 
 
 def figures_at(address: str | None) -> None:
-    """This process serves its figures there; journals that are begun from now on say so."""
+    """Set the address at which this process serves its metrics, for journals created later."""
     global _figures
     _figures = address
 
@@ -109,20 +122,21 @@ class Journal:
         self._lock = threading.Lock()
         for path, former in _states(folder):
             if former.role == role and former.health in ("killed", "ended"):
+                self._state = replace(self._state, findings=former.findings)
                 path.unlink(missing_ok=True)
         self._write()
 
     @property
     def state(self) -> RoleState:
-        """What was written last."""
+        """The state that was written last."""
         return self._state
 
     def running(self, part: str) -> None:
-        """The part works."""
+        """Record that the part is running."""
         self.note(part, Part("running", time.time()))
 
     def failed(self, part: str, error: BaseException, retry_s: float | None) -> None:
-        """The part ended with ``error``; it is started again in ``retry_s``, or not."""
+        """Record that the part ended with ``error``; ``retry_s`` ``None``: it is not restarted."""
         now = time.time()
         message = error.message if isinstance(error, EverstateError) else repr(error)
         advice = error.advice if isinstance(error, EverstateError) else None
@@ -131,7 +145,7 @@ class Journal:
         self.note(part, Part(kind, now, message, advice, retry_at))
 
     def note(self, name: str, part: Part) -> None:
-        """The part is as ``part`` says; ``since`` stays while only the time of retry changes."""
+        """Record the state of a part; ``since`` stays when only ``retry_at`` changes."""
         with self._lock:
             before = self._state.parts.get(name)
             if before is not None and replace(before, since=0, retry_at=None) == replace(
@@ -143,24 +157,32 @@ class Journal:
             parts = {**self._state.parts, name: part}
             self._replace(parts=parts)
 
+    def found(self, name: str, finding: PartFinding | None) -> None:
+        """Record what a part found; ``None``: it is not there any more."""
+        with self._lock:
+            others = {key: each for key, each in self._state.findings.items() if key != name}
+            findings = others if finding is None else {**others, name: finding}
+            if findings != self._state.findings:
+                self._replace(findings=findings)
+
     def doing(self, text: str | None) -> None:
-        """What the role does before its parts run; ``None``: they run."""
+        """Record what the role does before its parts run; ``None``: they run."""
         with self._lock:
             self._replace(doing=text)
 
     def serves(self, address: str) -> None:
-        """The role answers requests at ``address``."""
+        """Record that the role answers requests at ``address``."""
         with self._lock:
             self._replace(address=address)
 
     def beat(self) -> None:
-        """The role is alive."""
+        """Record a sign of life."""
         with self._lock:
             self._replace()
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Say every five seconds that the role is alive, and remove the file at the end."""
+        """Record a sign of life every five seconds, and remove the file at the end."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -175,7 +197,7 @@ class Journal:
             self.remove()
 
     def remove(self) -> None:
-        """The role ended in order: nothing is left to say of it."""
+        """Remove the state file, because the role ended normally."""
         with self._lock:
             self._path.unlink(missing_ok=True)
 
@@ -184,7 +206,7 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        """Replace the file in one step; a full disk must not end the role."""
+        """Replace the file atomically; a full disk must not end the role."""
         try:
             private_folder(self._path.parent)
             write_private(self._path, json.dumps(asdict(self._state)))
@@ -197,30 +219,42 @@ _own = threading.local()
 
 
 def waits(error: EverstateError, pause_s: float) -> None:
-    """The part of this thread tries again in ``pause_s``, because of ``error``."""
+    """Record that this thread's part waits ``pause_s`` before a retry, because of ``error``."""
     if hasattr(_own, "journal"):
         _own.journal.failed(_own.part, error, pause_s)
 
 
 def works() -> None:
-    """The part of this thread works: what it waited for is there."""
+    """Record that this thread's part is running again after it waited."""
     if hasattr(_own, "journal") and _own.journal.state.parts[_own.part].state != "running":
         _own.journal.running(_own.part)
 
 
+def stopped(error: EverstateError) -> None:
+    """Record that this thread's part has stopped, because of ``error``; the others continue."""
+    if hasattr(_own, "journal"):
+        _own.journal.failed(_own.part, error, None)
+
+
 def note(name: str, part: Part) -> None:
-    """Say how something is that the part of this thread looks after, such as one view."""
+    """Record the state of something that this thread's part manages, such as one view."""
     if hasattr(_own, "journal"):
         _own.journal.note(name, part)
 
 
+def found(name: str, finding: PartFinding | None) -> None:
+    """Record what this thread's part found; ``None``: it is not there any more."""
+    if hasattr(_own, "journal"):
+        _own.journal.found(name, finding)
+
+
 def states_folder(data_dir: Path) -> Path:
-    """Where the roles of a project write their state files."""
+    """Folder of the state files of a project's roles."""
     return data_dir / "roles"
 
 
 def read_states(data_dir: Path) -> list[RoleState]:
-    """The state files of a project's roles, by name; what cannot be read is left out.
+    """The states of a project's roles; unreadable state files are left out.
 
     A role that was killed leaves its file: see :attr:`RoleState.health`. It counts only while no
     other process has the role.
@@ -241,14 +275,17 @@ def _states(folder: Path) -> list[tuple[Path, RoleState]]:
         try:
             told: dict[str, Any] = json.loads(path.read_text("utf-8"))
             parts = {name: Part(**part) for name, part in told.pop("parts").items()}
-            found.append((path, RoleState(**told, parts=parts)))
+            findings = {
+                name: PartFinding(**each) for name, each in told.pop("findings", {}).items()
+            }
+            found.append((path, RoleState(**told, parts=parts, findings=findings)))
         except (OSError, ValueError, TypeError, KeyError):
             continue
     return found
 
 
 def _is_there(pid: int, since: float) -> bool:
-    """Whether the process runs that wrote a file at ``since``; its pid may be another's by now."""
+    """Whether the process that wrote a file at ``since`` still runs; its pid may be reused."""
     try:
         found = psutil.Process(pid)
         is_same = found.create_time() < since + _START_TOLERANCE_S
@@ -259,7 +296,7 @@ def _is_there(pid: int, since: float) -> bool:
 
 def run_parts(
     journal: Journal,
-    parts: Mapping[str, Run],
+    parts: Mapping[str, PartRun],
     stop: threading.Event,
     *,
     fatal: tuple[type[BaseException], ...] = (),
@@ -268,15 +305,15 @@ def run_parts(
     """Run each part in a thread of its own until ``stop`` is set.
 
     A part that raises is started again after ``retry_s`` (the last pause is repeated; after a
-    minute of work the pauses begin anew), and the others go on. One that is fenced is not started
-    again: another process has its place. An error of a class in ``fatal`` ends all parts and is
-    raised: starting a part again would not mend it, but a new process may. When every part is
-    fenced, Fenced is raised.
+    minute of work the pauses start from the first), and the others continue. A fenced part is not
+    started again: another process has taken over. An error of a class in ``fatal`` ends all parts
+    and is raised: only a new process may recover from it. When every part is fenced, Fenced is
+    raised.
     """
     failures: list[BaseException] = []
     fenced: dict[str, Fenced] = {}
 
-    def supervised(name: str, run: Run) -> None:
+    def supervised(name: str, run: PartRun) -> None:
         attempt = 0
         _own.journal, _own.part = journal, name
         while not stop.is_set():

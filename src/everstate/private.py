@@ -1,4 +1,4 @@
-"""Files and folders that nobody else on the machine may read."""
+"""Files and folders that no other user of the machine may read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder with all that is missing above it; what is made lets nobody else in.
+    """Create a folder and its missing parents, accessible only to the current user.
 
-    A project's data folder has the states of its entities, logs and passwords. One that exists
+    A project's data folder has the states of its entities, logs and passwords. An existing folder
     keeps its mode.
     """
     if not folder.is_dir():
@@ -20,7 +20,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only we may read, whole or not at all."""
+    """Write a file atomically that only the current user may read."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
@@ -28,7 +28,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def properties(settings: Mapping[str, str]) -> str:
-    """Settings as Java reads them from a properties file."""
+    """Settings in the format of a Java properties file."""
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items())
 
 

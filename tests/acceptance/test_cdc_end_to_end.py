@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,8 +64,8 @@ ENTITIES = {
 }
 
 
-KINDS = ["postgresql", *(["mariadb"] if os.environ.get("EVERSTATE_FULL") else [])]
-"""MariaDB's connector goes the same ways; with EVERSTATE_FULL=1 it is disturbed too."""
+KINDS = ["postgresql", pytest.param("mariadb", marks=pytest.mark.full)]
+"""MariaDB's connector goes the same ways; in the full run it is disturbed too."""
 
 
 @pytest.fixture(params=KINDS)
@@ -84,7 +83,7 @@ def config(connect: Any, topic_prefix: str) -> Config:
 
 def cleaner(config: Config, capturing: Capturing) -> Cleaner:
     cleaning = Cleaning(config, capturing.capture, ENTITIES)
-    return Cleaner(config, cleaning, bulk_records=10**9)
+    return Cleaner(config, cleaning)
 
 
 def latest(config: Config) -> dict[str, dict[str, dict[str, Any]]]:
@@ -129,7 +128,7 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
             wanted = without_nulls(table_rows(source))
             eventually(lambda: without_nulls(latest(config)) == wanted, 120, every_s=2.0)
             assert without_nulls(latest(config)) == wanted
-            assert without_nulls(raw_rows(config)) == wanted, "the raw topics say the same"
+            assert without_nulls(raw_rows(config)) == wanted, "the raw log says the same"
         finally:
             role.end()
             capturing.remove(drop=True, topics=True)
@@ -149,6 +148,9 @@ def break_things(
     source.run("ALTER TABLE customers ADD COLUMN phone varchar(20)")
     source.run("UPDATE customers SET phone = 'p' WHERE id < 20")
     writer.wait(20)
+    # A connector that has stored no position takes its first snapshot again, and then a row that
+    # is deleted meanwhile is in no record of the raw log (test_capture_again).
+    assert eventually(lambda: "snapshot" not in (capturing.status().position or ["snapshot"]), 60)
     connect.servers.kill("connect")
     writer.wait(40)
     connect.servers.start()

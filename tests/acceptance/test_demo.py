@@ -1,12 +1,11 @@
 """The demonstration from an empty folder, and the pages that go on from it.
 
-Four days are played here, and the month with EVERSTATE_FULL=1: only then are the figures of the
+Four days are played here, and the month in the full run: only then are the figures of the
 pages those of the demonstration.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from everstate.config import load
 from everstate.local import Stack
 from java_settings import both_compilers
 from page_reader import Reader, run_here
+from tiers import TIER, counted
 
 ROOT = Path(__file__).parents[2]
-FULL = bool(os.environ.get("EVERSTATE_FULL"))
 FOUR_DAYS = ["--from", "2013-02-06", "--days", "4"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
@@ -35,7 +34,7 @@ def played(
     """A folder in which the demonstration was played, and what it said."""
     folder = tmp_path_factory.mktemp("demo")
     try:
-        if FULL:
+        if TIER.is_full:
             done = subprocess.run(
                 [sys.executable, "-m", "everstate.cli", "demo"],
                 cwd=folder,
@@ -57,7 +56,7 @@ def played(
 @pytest.mark.timeout(700)
 def test_the_demonstration_answers_and_proves_every_view(played: tuple[Path, str]) -> None:
     _, said = played
-    assert ("73,592 changes" if FULL else "9,464 changes") in said
+    assert (counted("9,464 changes", full="73,592 changes")) in said
     assert "DEPARTURES" in said
     assert "CANCELLED" in said
     assert "FlightDeparted" in said
@@ -70,7 +69,7 @@ def test_the_demonstration_answers_and_proves_every_view(played: tuple[Path, str
 @pytest.mark.timeout(600)
 def test_the_tutorial_goes_on_from_the_demonstration(played: tuple[Path, str]) -> None:
     folder, _ = played
-    reader = Reader(folder, real=False, figures=FULL)
+    reader = Reader(folder, real=False, figures=TIER.is_full)
     assert reader.follow(ROOT / "docs" / "tutorial" / "flights.md") > 3
 
 
@@ -79,4 +78,4 @@ def test_readme_goes_on_from_the_demonstration_by_real_processes(
     played: tuple[Path, str],
 ) -> None:
     folder, _ = played
-    assert Reader(folder, figures=FULL).follow(ROOT / "README.md") > 3
+    assert Reader(folder, figures=TIER.is_full).follow(ROOT / "README.md") > 3

@@ -21,6 +21,7 @@ DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole group in its foreground: to children too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 from cassandra_cases import committed, drop, empty, own_keyspace
 from everstate.config import Config
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database
+from everstate.sources.stores.cassandra import CassandraStore, Database
 from everstate.testing.crud_contract import CrudStoreContract
-from everstate.testing.store_contract import ORDER, Changes, Recorded, StoreContract
+from everstate.testing.store_contract import ORDER, Recorded, RecordedChanges, StoreContract
+from tiers import counted
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def shared(cassandra: Any) -> Iterator[tuple[Config, Database]]:
         drop(database)
 
 
-class TestCassandraStore(StoreContract):
+class TestCassandraStore(StoreContract, CrudStoreContract):
     @pytest.fixture
     def store(self, shared: tuple[Config, Database]) -> CassandraStore:
         config, database = shared
@@ -31,24 +31,12 @@ class TestCassandraStore(StoreContract):
         return CassandraStore(config, ORDER, database=database)
 
     @pytest.fixture
-    def changes(self, shared: tuple[Config, Database]) -> Changes:
+    def changes(self, shared: tuple[Config, Database]) -> RecordedChanges:
         return lambda: in_order_of_writing(shared[1])
 
     @pytest.fixture
     def tries(self) -> int:
-        return 2_000 if os.environ.get("EVERSTATE_FULL") else 60
-
-
-class TestCassandraCrudStore(CrudStoreContract):
-    @pytest.fixture
-    def store(self, shared: tuple[Config, Database]) -> CassandraStore:
-        config, database = shared
-        empty(database)
-        return CassandraStore(config, ORDER, database=database)
-
-    @pytest.fixture
-    def changes(self, shared: tuple[Config, Database]) -> Changes:
-        return lambda: in_order_of_writing(shared[1])
+        return counted(60, full=2_000)
 
 
 def in_order_of_writing(database: Database) -> list[Recorded]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from everstate.testing.view_contract import ViewContract
-from everstate.testing.view_postgres import KeptViews
+from tiers import counted
 
 
 class TestPostgresViews(ViewContract):
-    @pytest.fixture
-    def store(self, database: str) -> Iterator[KeptViews]:
-        with KeptViews.installed(database) as kept:
-            yield kept
+    """The fixture ``kept`` is the run's PostgreSQL (tests/conftest.py)."""
+
+    histories = counted(10, full=100)

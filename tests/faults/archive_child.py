@@ -10,8 +10,8 @@ from archive_cases import ORDER
 from everstate.config import Config
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
-from everstate.pipeline.archiver import ArchivedBatch, Archiver
-from everstate.pipeline.session import spark_session
+from everstate.pipeline.archiving.archiver import ArchivedBatch, Archiver
+from everstate.pipeline.spark.session import spark_session
 
 
 def main(settings: Path) -> None:

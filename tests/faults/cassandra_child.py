@@ -23,10 +23,10 @@ from everstate.config import Config
 from everstate.errors import NotFound
 from everstate.log.producer import Producer
 from everstate.log.publisher import OncePublisher
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database, Publisher
-from everstate.sources.crud.stores.cassandra.partition import Partitions
-from everstate.sources.crud.stores.cassandra.unpublished import Announcement, Unpublished
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
+from everstate.sources.stores.cassandra.partition import Partitions
+from everstate.sources.stores.cassandra.unpublished import Announcement, Unpublished
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 WRITERS, KEYS = 4, 60
 
@@ -95,7 +95,7 @@ def write(store: CassandraStore, seed: int, acknowledged: TextIO) -> None:
             with suppress(NotFound):
                 store.delete(key, provenance=CLERK)
             continue
-        written = store.put(Order(order_id=key, note=f"{seed}/{turn}"), provenance=CLERK)
+        written = store.put(StoredOrder(order_id=key, note=f"{seed}/{turn}"), provenance=CLERK)
         acknowledged.write(f"{key} {written.version} {written.change_id}\n")
         acknowledged.flush()
 

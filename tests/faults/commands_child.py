@@ -64,6 +64,8 @@ def plant(defect: str, handler: CommandHandler) -> None:
                 for key, held in partition.open.items():
                     partition.batch.states[key] = state_row(held.version, held.text)
                 partition.store.write(partition.batch, 0)
+                # Without this a kill takes it back: the copy has no log of its own.
+                partition.store.copy._db.flush()
 
         CommandWork.handle = ahead  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ from everstate.changes import Provenance
 from everstate.config import Config, load
 from everstate.errors import NotFound, Unavailable
 from everstate.local import connect
-from everstate.sources.outbox import EntityStore
+from everstate.sources.stores.postgres import EntityStore
 
 ENTITY = "parcel"
 KEYS = 400

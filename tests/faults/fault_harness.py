@@ -370,7 +370,7 @@ def read_tables(config: Config) -> Tables:
         ):
             tables.latest[key] = (version, change_id, state)
         for key, version, change_id, state in rows(
-            f"SELECT key, version, change_id::text, state FROM {ENTITY}_history__v1"
+            f"SELECT key, version, change_id::text, state FROM {ENTITY}_history"
         ):
             tables.history[key, version] = (change_id, state)
         for region, parcels, fees, weight in rows(
@@ -379,7 +379,10 @@ def read_tables(config: Config) -> Tables:
             tables.regions[region] = (parcels, fees, int(weight))
         for key, region, weight in rows("SELECT _key, region, weight FROM heavy"):
             tables.heavy[key] = (region, weight)
-        for view, partition, offset in rows("SELECT view, partition, next_offset FROM position"):
+        published = "JOIN view ON view.name = position.view AND view.version = position.version"
+        for view, partition, offset in rows(
+            f"SELECT view, partition, next_offset FROM position {published} WHERE published"
+        ):
             tables.positions.setdefault(view, {})[partition] = offset
     return tables
 

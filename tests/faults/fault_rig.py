@@ -22,6 +22,8 @@ from everstate.errors import Unavailable
 from everstate.local import Stack
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
+from everstate.views.changing import ask_rebuild
+from everstate.views.control import Control
 
 HERE = Path(__file__).parent
 WRITERS = 2
@@ -83,7 +85,7 @@ class Rig:
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         code = process.wait(90)
-        assert left_after(family, 30) == []
+        assert left_after(family, 90) == []
         return code
 
     def start_load(self) -> None:
@@ -137,7 +139,9 @@ class Rig:
         """Positions of the view that is furthest behind; empty before the views are made."""
         schema = self.config.views.schema_name
         query = (
-            f"SELECT partition, min(next_offset) FROM {schema}.position WHERE entity = %s "
+            f"SELECT partition, min(next_offset) FROM {schema}.position AS place "
+            f"JOIN {schema}.view AS kept ON kept.name = place.view "
+            "AND kept.version = place.version WHERE place.entity = %s AND kept.published "
             "GROUP BY partition"
         )
         try:
@@ -166,6 +170,35 @@ class Rig:
                 time.sleep(_POLL_S)
             else:
                 return {partition: end for (_, partition), end in found.items()}
+
+    def published_version(self, view: str) -> int:
+        """The version of a view that readers see."""
+        query = f"SELECT version FROM {self.config.views.schema_name}.view WHERE name = %s "
+        with psycopg.connect(self.config.views_dsn) as connection:
+            row = connection.execute((query + "AND published").encode(), (view,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def ask_rebuild(self, view: str) -> int:
+        """Ask for a new version, and wait until its build has begun; its number.
+
+        Not before the archive has changes: from an empty one a version is built within two looks.
+        """
+        self.until("the archive has changes", lambda: any(self.archived().values()))
+        schema = self.config.views.schema_name
+        with psycopg.connect(self.config.views_dsn, autocommit=True) as connection:
+            control = Control(connection, schema)
+            asked = ask_rebuild(control, view).version
+            query = (
+                f"SELECT attempt IS NOT NULL OR built IS NOT NULL FROM {schema}.view "
+                "WHERE name = %s AND version = %s"
+            )
+
+            def has_begun() -> bool:
+                row = connection.execute(query.encode(), (view, asked)).fetchone()
+                return row == (True,)
+
+            self.until(f"version {asked} of {view} is built", has_begun)
+        return asked
 
     def published(self) -> bool:
         """Whether the outbox has nothing left to publish."""

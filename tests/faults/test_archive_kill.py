@@ -22,11 +22,12 @@ from pyspark.sql import SparkSession
 from archive_cases import Shop, change, open_shop
 from everstate.archive import ArchiveReader, table_path
 from everstate.errors import ArchiveFull, PipelineError
-from everstate.pipeline.audit import audit
+from everstate.pipeline.archiving.audit import audit
 from java_settings import both_compilers
+from tiers import kills
 
 HERE = Path(__file__).parent
-KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
+KILLS = kills(2, full=20)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
 MOMENTS = random.Random(SEED)
 
@@ -90,7 +91,10 @@ def at_a_random_moment(shop: Shop) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moment", [between_write_and_commit, at_a_random_moment])
+@pytest.mark.parametrize(
+    "moment",
+    [between_write_and_commit, pytest.param(at_a_random_moment, marks=pytest.mark.full)],
+)
 def test_c25_killed_the_archive_has_each_record_once(
     shop: Shop, tmp_path: Path, moment: Callable[[Shop], None]
 ) -> None:
@@ -166,6 +170,7 @@ def limited(
     small.close()
 
 
+@pytest.mark.full
 def test_a_full_disk_is_told_nothing_is_half_done_and_work_goes_on_when_there_is_room(
     limited: SmallDisk | Quota, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,7 +185,7 @@ def test_a_full_disk_is_told_nothing_is_half_done_and_work_goes_on_when_there_is
             for key in range(900)
         ]
     )
-    with pytest.raises(ArchiveFull, match="no room"):
+    with pytest.raises(ArchiveFull, match="disk is full"):
         archiver.step()
     assert ArchiveReader(shop.config, "order").position() == before
     assert ArchiveReader(shop.config, "order").counts().rows == 20
@@ -189,7 +194,7 @@ def test_a_full_disk_is_told_nothing_is_half_done_and_work_goes_on_when_there_is
     with caplog.at_level(logging.WARNING, "everstate.archive"):
         runner.start()
         try:
-            wait_for(lambda: "there is no room on the disk" in caplog.text)
+            wait_for(lambda: "the disk is full" in caplog.text)
             limited.give_room()
             wait_for(lambda: ArchiveReader(shop.config, "order").counts().rows == 920)
         finally:
@@ -208,7 +213,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_sparks_error_of_a_full_disk_is_ours() -> None:
-    from everstate.pipeline.session import translate
+    from everstate.pipeline.spark.session import translate
 
     for reason in ("No space left on device", "Disk quota exceeded", "File too large"):
         text = f"Job aborted.\nCaused by: java.io.IOException: {reason}"

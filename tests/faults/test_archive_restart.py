@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from archive_cases import ORDER, Shop, open_shop
 from everstate.archive import Commit
 from everstate.errors import ArchiveError, Fenced
-from everstate.pipeline.archiver import Archiver
-from everstate.pipeline.audit import audit
+from everstate.pipeline.archiving.archiver import Archiver
+from everstate.pipeline.archiving.audit import audit
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_c25_planted_an_archive_that_begins_again_at_earliest_is_caught(shop: Sh
 
 def test_c25_planted_an_old_number_writes_nothing_and_the_writer_is_told(shop: Shop) -> None:
     """Delta passes over the append without an error: the driver would go on and lose all."""
-    with pytest.raises(Fenced, match="another process archives it too"):
+    with pytest.raises(Fenced, match="another process also archives it"):
         lost(shop, LostNumber).step()
     assert wrong(shop) == []
 
@@ -90,9 +90,9 @@ def test_c25_planted_an_old_number_writes_nothing_and_the_writer_is_told(shop: S
 def test_c25_planted_a_new_writer_id_appends_all_again_and_is_caught(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.pipeline.archiver.app_id", lambda _: "a-new-id")
-    with pytest.raises(ArchiveError, match="says epoch 2"):
+    monkeypatch.setattr("everstate.pipeline.archiving.archiver.app_id", lambda _: "a-new-id")
+    with pytest.raises(ArchiveError, match="has epoch 2"):
         lost(shop, LostPosition).step()
     assert sum("is there 2 times" in each for each in wrong(shop)) == 12
-    with pytest.raises(ArchiveError, match="says epoch 2"):
+    with pytest.raises(ArchiveError, match="has epoch 2"):
         audit(shop.spark, shop.config, "order")

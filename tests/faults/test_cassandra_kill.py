@@ -19,13 +19,14 @@ from pyspark.sql import SparkSession
 from cassandra_cases import committed, drop, own_keyspace
 from everstate.config import Config
 from everstate.log.topics import Topics
-from everstate.pipeline.drift import check_drift
-from everstate.sources.crud.stores.cassandra import Database, Publisher
-from everstate.sources.crud.stores.cassandra.truth import CassandraTruth
+from everstate.pipeline.drift.check import check_drift
+from everstate.sources.stores.cassandra import Database, Publisher
+from everstate.sources.stores.cassandra.truth import CassandraTruth
 from everstate.testing.log_checker import LogReport, check_changes
 from everstate.testing.store_contract import ORDER
+from tiers import kills
 
-KILLS = int(os.environ.get("EVERSTATE_KILLS", "100")) if os.environ.get("EVERSTATE_FULL") else 3
+KILLS = kills(3, full=100)
 POINTS = ("written", "publish", "commit", "mark")
 QUIET_S = 3.0
 ENOUGH_BYTES = 1_000
@@ -101,11 +102,12 @@ class Rig:
         return report.problems
 
 
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_C9_killed_between_store_and_log_under_load_it_loses_and_doubles_nothing(
     config: Config, tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Acceptance 2: 3 kills here, 100 with EVERSTATE_FULL=1; drift is 0 at the end."""
+    """Acceptance 2: 3 kills here, 100 in the full run; drift is 0 at the end."""
     rig, rng = Rig(config, tmp_path), random.Random()
     for turn in range(KILLS):
         point = POINTS[turn // 2 % len(POINTS)] if turn % 2 else ""

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -24,21 +25,27 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import Cleaning
 from running_stack import RunningStack
+from tiers import kills
 
-KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
+KILLS = kills(2, full=20)
 WRITES = 400
 PATIENCE_S = 90.0
 
 
-def clean(config: Config) -> None:
+DSN = "postgresql://nobody@localhost/shop"
+"""Of a database that nobody connects to: the capture is ours, with one raw log."""
+LOGS = {"one raw log": DSN, **({"a topic per table": None} if KILLS > 2 else {})}
+
+
+def clean(config: Config, dsn: str | None) -> None:
     """The role, in a process of its own."""
-    cleaning = Cleaning(config, capture_of("debezium"), {"item": ITEM})
-    Cleaner(config, cleaning, bulk_records=10**9).run(threading.Event())
+    cleaning = Cleaning(config, capture_of("debezium", dsn=dsn), {"item": ITEM})
+    Cleaner(config, cleaning).run(threading.Event())
 
 
-def start(config: Config) -> BaseProcess:
+def start(config: Config, dsn: str | None) -> BaseProcess:
     process = multiprocessing.get_context("spawn").Process(
-        target=clean, args=(config,), daemon=True
+        target=clean, args=(config, dsn), daemon=True
     )
     process.start()
     return process
@@ -66,9 +73,11 @@ def changes(config: Config) -> list[Any]:
         return [codec.decode(r.value) for r in consumer.read_topic(topic) if r.value]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("dsn", LOGS.values(), ids=LOGS.keys())
 def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
-    stack: RunningStack, topic_prefix: str, tmp_path: Path
+    stack: RunningStack, topic_prefix: str, tmp_path: Path, dsn: str | None
 ) -> None:
     log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
     project = stack.config.project.model_copy(update={"data_dir": tmp_path})
@@ -78,11 +87,11 @@ def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
         Database("debezium, default"),
         random.Random(7),
     )
-    raw = names.raw("shop", "item")
+    raw = names.raw("shop", "item") if dsn is None else names.raw_prefix("shop")
     with Topics(config) as topics:
         topics.ensure(["item"])
-        topics.ensure_raw([raw], partitions=3, settings={})
-    process, cleaned = start(config), 0
+        topics.ensure_raw([raw], partitions=3 if dsn is None else 1, settings={})
+    process, cleaned = start(config, dsn), 0
     with Producer(config) as producer:
         for turn in range(KILLS + 1):
             sent = len(database.log)
@@ -100,9 +109,8 @@ def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
                 kill(process)
                 cleaned = len(changes(config))
                 if turn % 2:
-                    for file in (tmp_path / "clean").iterdir():
-                        file.unlink()
-                process = start(config)
+                    shutil.rmtree(tmp_path / "clean")
+                process = start(config, dsn)
     wanted = sum(map(len, database.history.values()))
     _until(lambda: len(changes(config)) >= wanted)
     found = changes(config)

@@ -27,8 +27,9 @@ from everstate.testing.command_checker import (
     check_commands,
     read_command_log,
 )
+from tiers import kills
 
-KILLS = 50 if os.environ.get("EVERSTATE_FULL") else 2
+KILLS = kills(2, full=50)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
 KEYS = 15
 CLIENTS = 4
@@ -159,10 +160,11 @@ def progress(load: Load, answers: int, handling: Future[None] | None = None) -> 
         time.sleep(0.01)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_handler_killed_under_load_loses_and_doubles_nothing(config: Config) -> None:
-    """Acceptance 3: 2 kills here, 50 with EVERSTATE_FULL=1."""
+    """Acceptance 3: 2 kills here, 50 in the full run."""
     print(f"FAULT_SEED={SEED}")
     rng = random.Random(SEED)
 
@@ -180,6 +182,7 @@ def test_a_handler_killed_under_load_loses_and_doubles_nothing(config: Config) -
     assert report.problems == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["before commit", "after commit"])
 def test_a_handler_that_dies_around_a_commit_loses_and_doubles_nothing(
     config: Config, point: str

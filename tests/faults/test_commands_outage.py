@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +15,9 @@ from everstate.log.topics import Topics
 from everstate.sources.commands import CommandHandler
 from everstate.testing.command_checker import check_commands, read_command_log
 from running_stack import RunningStack
+from tiers import counted
 
-AWAY_S = 20.0 if os.environ.get("EVERSTATE_FULL") else 3.0
+AWAY_S = counted(3.0, full=20.0)
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def config(stack: RunningStack, topic_prefix: str) -> Config:
     return made
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_commands_outlive_a_broker_that_is_killed_and_comes_back(
     stack: RunningStack, config: Config

@@ -24,10 +24,11 @@ from pyspark.sql import SparkSession
 from everstate.config import Config, load
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
-from everstate.pipeline.archiver import Archiver
-from everstate.pipeline.dead import DeadLetterSender
-from everstate.pipeline.keep import Keeper
-from everstate.sources.outbox import EntityStore, Relay
+from everstate.pipeline.archiving.archiver import Archiver
+from everstate.pipeline.keeping.dead import DeadLetterSender
+from everstate.pipeline.keeping.keep import Keeper
+from everstate.sources.outbox import Relay
+from everstate.sources.stores.postgres import EntityStore
 
 WRITES = 150
 

@@ -21,13 +21,15 @@ import pytest
 from everstate.config import Config
 from everstate.errors import NotFound
 from everstate.log.topics import Topics
-from everstate.sources.outbox import EntityStore, Relay
+from everstate.sources.outbox import Relay
 from everstate.sources.outbox.marks import read_status
+from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import check_log
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from running_stack import RunningStack
+from tiers import kills
 
-KILLS = 20 if os.environ.get("EVERSTATE_FULL") else 2
+KILLS = kills(2, full=20)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
 
 # Runs a relay until killed. With "mark" or "publish" it kills itself at that point.
@@ -115,17 +117,18 @@ def test_C3_killed_between_log_and_store_it_neither_loses_nor_doubles(
     config: Config, store: EntityStore, point: str
 ) -> None:
     for turn in range(3):
-        orders = [Order(order_id=f"o-{n % 70}", note=f"{turn}/{n}") for n in range(250)]
+        orders = [StoredOrder(order_id=f"o-{n % 70}", note=f"{turn}/{n}") for n in range(250)]
         store.put_many(orders, provenance=CLERK)
         with start_relay(config, point) as relay:
             assert relay.wait(30) == -signal.SIGKILL
     assert finish(config) == []
 
 
+@pytest.mark.full
 def test_C3_killed_at_random_moments_under_load_it_neither_loses_nor_doubles(
     config: Config, store: EntityStore
 ) -> None:
-    """Acceptance 3 (b): 2 kills here, 20 with EVERSTATE_FULL=1."""
+    """Acceptance 3 (b): 2 kills here, 20 in the full run."""
     stop = threading.Event()
 
     def write(writer: int) -> int:
@@ -133,7 +136,7 @@ def test_C3_killed_at_random_moments_under_load_it_neither_loses_nor_doubles(
         while not stop.wait(0.02):
             turn += 1
             orders = [
-                Order(order_id=f"o-{rng.randrange(200)}", note=f"{writer}/{turn}/{number}")
+                StoredOrder(order_id=f"o-{rng.randrange(200)}", note=f"{writer}/{turn}/{number}")
                 for number in range(rng.choice([1, 1, 5, 60]))
             ]
             store.put_many(orders, provenance=CLERK)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
 from typing import Annotated, Any
@@ -27,11 +27,13 @@ from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
-from everstate.pipeline.archiver import Archiver
-from everstate.pipeline.build import Builder
-from everstate.pipeline.keep import Keeper, KeptBatch
-from everstate.pipeline.trail import Trailer
-from everstate.pipeline.verify import ViewReport, verify_views
+from everstate.pipeline.archiving.archiver import Archiver
+from everstate.pipeline.keeping.build import Builder
+from everstate.pipeline.keeping.keep import Keeper, KeptBatch
+from everstate.pipeline.keeping.refresh import Refresher
+from everstate.pipeline.keeping.trail import Trailer
+from everstate.pipeline.proof.verify import verify_views
+from everstate.pipeline.reports import ViewReport
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 WHO = Provenance(api_version="v1", service_name="test", identifier="t")
@@ -65,15 +67,18 @@ class Together(Keeper):
         super().__init__(spark, config, app)
         self.builder = Builder(spark, config, app)
         self.trailer = Trailer(spark, config, app)
+        self.refresher = Refresher(config, app)
 
     def close(self) -> None:
         self.builder.close()
         self.trailer.close()
+        self.refresher.close()
         super().close()
 
     def step(self) -> KeptBatch | None:
         batch = super().step()
         built, passed = self.builder.step(), self.trailer.step()
+        passed += self.refresher.step()
         if batch is None and (built is not None or passed):
             return KeptBatch(0, 0, 0, 0, 0, 0.0)
         return batch
@@ -87,6 +92,10 @@ class World:
     spark: SparkSession
     app: App = field(default_factory=orders_app)
     entity: str = "ordr"
+    who: Provenance = WHO
+    """Who writes the changes that are made from here on."""
+    occurred_hours: float = 0.0
+    """When they happened, from `NOW`."""
 
     def __post_init__(self) -> None:
         self.codec = ChangeCodec(self.app.entity_type(self.entity))
@@ -118,9 +127,9 @@ class World:
             key=key,
             version=version + 1,
             kind=Kind.DELETED if order is None else kind,
-            occurred_at=NOW,
+            occurred_at=NOW + timedelta(hours=self.occurred_hours),
             recorded_at=NOW,
-            provenance=WHO,
+            provenance=self.who,
             current=order,
             original=before,
         )

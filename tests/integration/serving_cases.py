@@ -12,8 +12,10 @@ import psycopg
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
+from everstate.changes.derived import Derivation
+from everstate.errors import InvalidView
 from everstate.testing.view_postgres import install_entity
-from everstate.views.plan import ViewPlan
+from everstate.views.kinds import ViewPlan
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "everstate_views"
@@ -33,6 +35,8 @@ class Hotel:
         default_factory=lambda: {"guest": EntityType("guest", Guest, "guest_id")}
     )
     views: dict[str, ViewPlan] = field(default_factory=dict)
+    refused_views: dict[str, InvalidView] = field(default_factory=dict)
+    derivations: dict[str, Derivation] = field(default_factory=dict)
 
     def keeps_history(self, entity: str) -> bool:
         return entity in self.entities

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from archive_cases import Shop, change, open_shop
 from everstate.archive import ArchiveLog, Ledger, table_path
 from everstate.log.record import OutRecord
-from everstate.pipeline.audit import AuditReport, audit
+from everstate.pipeline.archiving.audit import AuditReport, audit
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from everstate.errors import (
 )
 from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
-from everstate.pipeline.audit import audit
+from everstate.pipeline.archiving.audit import audit
 from log_cases import grow, lose_records
 
 
@@ -166,7 +166,7 @@ def test_c8_offsets_that_were_deleted_before_they_were_read_are_data_loss(shop: 
     for deleted in admin.delete_records([TopicPartition(shop.topic, 0, end - 1)]).values():
         deleted.result(30)
     assert shop.offsets.beginnings([shop.topic])[shop.topic, 0] == end - 1
-    with pytest.raises(DataLoss, match="nothing was skipped"):
+    with pytest.raises(DataLoss, match="no record was skipped"):
         shop.archiver().step()
     assert len(archived(shop)) == 30
 
@@ -182,7 +182,10 @@ def test_v12_a_topic_that_got_partitions_is_refused_and_the_audit_names_them(sho
             each.step()
     report = audit(shop.spark, shop.config, "order")
     assert {problem.rule for problem in report.problems} == {"not read"}
-    assert f"{shop.topic}[4] was added later, and has 1 offsets" in report.not_read
+    assert (
+        f"{shop.topic}[4] was added after the last read, and its 1 offsets were not read"
+        in report.not_read
+    )
     assert report.compared_with_log == report.rows == 20
 
 
@@ -193,10 +196,10 @@ def test_c8_a_log_that_lost_its_end_is_data_loss_and_the_audit_finds_what_it_too
     shop.archiver().step()
     lose_records(monkeypatch, shop.config, shop.topic)
     shop.write([shop.record(change("a", 8)), shop.record(change("a", 9))])
-    with pytest.raises(LogTruncated, match=r"ends at 2, offsets 2 to 6 are gone"):
+    with pytest.raises(LogTruncated, match=r"ends at 2, and offsets 2 to 6 are lost"):
         shop.archiver().step()
     report = audit(shop.spark, shop.config, "order")
-    assert "ends at 2: offsets 2 to 6 are gone from the log" in report.not_read[0]
+    assert "ends at 2: the log has lost offsets 2 to 6" in report.not_read[0]
     assert {problem.rule for problem in report.problems} == {"not read", "differs"}
     # The log grows past the position, and no end says any more that something was lost.
     shop.write([shop.record(change("a", version)) for version in range(10, 20)])
@@ -228,7 +231,7 @@ def test_c25_a_table_whose_commits_do_not_say_where_it_is_is_refused(shop: Shop)
         commit.write_text(commit.read_text().replace("everstate", "elsewhere"))
     for checksum in log.glob(".*.json.crc"):
         checksum.unlink()
-    with pytest.raises(ArchiveError, match="says where it is"):
+    with pytest.raises(ArchiveError, match="has its position"):
         shop.archiver().step()
 
 
@@ -258,7 +261,8 @@ def test_explain_finds_file_and_commit_of_an_offset_and_the_changes_of_a_key(sho
     shop.write_orders(keys=9, versions=2)
     shop.archiver().step()
     reader = ArchiveReader(shop.config, "order")
-    found = reader.changes_of("o3", ["version", "partition", "offset", "generation"]).to_pylist()
+    columns = ["version", "partition", "offset", "generation"]
+    found = reader.changes_of("o3", columns).records.to_pylist()
     assert [row["version"] for row in found] == [1, 2]
     place = reader.locate(1, found[1]["partition"], found[1]["offset"])
     assert place is not None

@@ -14,13 +14,13 @@ from cassandra_cases import committed, drop, empty, own_keyspace
 from everstate.config import Config
 from everstate.errors import Fenced, SourceError
 from everstate.log.topics import Topics
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database, Publisher
-from everstate.sources.crud.stores.cassandra import partition as partition_module
-from everstate.sources.crud.stores.cassandra import publisher as publisher_module
-from everstate.sources.crud.stores.cassandra import unpublished as unpublished_module
-from everstate.sources.crud.stores.cassandra.partition import Partitions
+from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
+from everstate.sources.stores.cassandra import partition as partition_module
+from everstate.sources.stores.cassandra import publisher as publisher_module
+from everstate.sources.stores.cassandra import unpublished as unpublished_module
+from everstate.sources.stores.cassandra.partition import Partitions
 from everstate.testing.log_checker import LogReport, check_changes
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def problems(config: Config, database: Database) -> list[str]:
 
 
 def write_some(store: CassandraStore, note: str) -> int:
-    orders = [Order(order_id=f"o-{n % 20}", note=f"{note}/{n}") for n in range(50)]
+    orders = [StoredOrder(order_id=f"o-{n % 20}", note=f"{note}/{n}") for n in range(50)]
     return store.put_many(orders, provenance=CLERK).changes
 
 
@@ -162,7 +162,7 @@ def test_a_write_that_was_announced_and_never_came_is_fenced_and_forgotten(
         return real(statements)
 
     monkeypatch.setattr(database, "execute_if", halted)
-    assert store.put(Order(order_id="o-1"), provenance=CLERK).version == 1
+    assert store.put(StoredOrder(order_id="o-1"), provenance=CLERK).version == 1
     assert len(publisher._unpublished.open()) == 1
     assert publisher.step() == 1
 
@@ -176,7 +176,7 @@ def test_settled_seconds_are_deleted_and_a_late_announcement_is_still_found(
 ) -> None:
     monkeypatch.setattr(unpublished_module, "_GRACE_S", 0)
     monkeypatch.setattr(unpublished_module, "_RELOOK", 0)
-    store.put(Order(order_id="o-1"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
     drain(publisher)
     deadline = time.monotonic() + 10
     while database.execute(publisher._unpublished._sql.buckets):
@@ -184,7 +184,7 @@ def test_settled_seconds_are_deleted_and_a_late_announcement_is_still_found(
         publisher.step()
         time.sleep(0.1)
     late = Partitions(database, ORDER.name, 1)
-    monkeypatch.setattr("everstate.sources.crud.stores.cassandra.partition.BUCKET_S", 2)
+    monkeypatch.setattr("everstate.sources.stores.cassandra.partition.BUCKET_S", 2)
     late.announce("o-1", 1, again_from=1)
     publisher._unpublished._discovered_at = -1e9
     assert publisher.step() == 1
@@ -209,20 +209,20 @@ def test_a_change_of_a_writer_whose_clock_is_behind_is_published(
 
     # A writer of its own, whose driver has told no other time yet.
     with CassandraStore(config, ORDER) as writer:
-        writer.put(Order(order_id="o-1"), provenance=CLERK)
+        writer.put(StoredOrder(order_id="o-1"), provenance=CLERK)
         assert publish() == 1
         deadline = time.monotonic() + 10
         while database.execute(publisher._unpublished._sql.buckets):
             assert time.monotonic() < deadline
             publish()
-        writer.put(Order(order_id="o-2"), provenance=CLERK)
+        writer.put(StoredOrder(order_id="o-2"), provenance=CLERK)
         assert publish() == 1
 
 
 def test_what_the_app_has_no_type_for_stays(
     config: Config, database: Database, store: CassandraStore
 ) -> None:
-    store.put(Order(order_id="o-1"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
     with Publisher(config, [], database=database) as publisher:
         assert publisher.step() == 0
         assert len(publisher._unpublished.open()) == 1

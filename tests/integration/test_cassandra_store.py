@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from threading import Barrier
 from typing import Any
 from uuid import UUID
@@ -15,9 +16,10 @@ from cassandra_cases import committed, drop, empty, own_keyspace
 from everstate.changes import Kind
 from everstate.config import Config
 from everstate.errors import InvalidQuery, SourceError, Unavailable, VersionConflict
-from everstate.sources.crud.store import AnsweredBefore, Once
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.sources.stores.cassandra import CassandraStore, Database
+from everstate.sources.stores.cassandra import partition as partition_module
+from everstate.sources.stores.store import AnsweredBefore, Once
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +65,9 @@ def time_out(
 def test_C9_a_write_that_timed_out_is_settled_by_reading(
     store: CassandraStore, database: Database, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    store.put(Order(order_id="o-1", note="a"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1", note="a"), provenance=CLERK)
     time_out(database, monkeypatch, 1, done=done)
-    written = store.put(Order(order_id="o-1", note="b"), provenance=CLERK, expected_version=1)
+    written = store.put(StoredOrder(order_id="o-1", note="b"), provenance=CLERK, expected_version=1)
     assert (written.version, written.kind) == (2, Kind.UPDATED)
     assert [(row.version, row.change_id) for row in committed(database)][1:] == [
         (2, str(written.change_id))
@@ -76,17 +78,17 @@ def test_C9_a_time_out_behind_which_another_write_won_is_a_conflict(
     keyspace: Config, store: CassandraStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt was not done, another writer came in between: read, then refused."""
-    store.put(Order(order_id="o-1", note="a"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1", note="a"), provenance=CLERK)
     rival = CassandraStore(keyspace, ORDER)
 
     def execute_if(_statements: Any) -> Any:
         monkeypatch.undo()
-        rival.put(Order(order_id="o-1", note="theirs"), provenance=CLERK)
+        rival.put(StoredOrder(order_id="o-1", note="theirs"), provenance=CLERK)
         raise OperationTimedOut
 
     monkeypatch.setattr(database, "execute_if", execute_if)
     with pytest.raises(VersionConflict) as conflict:
-        store.put(Order(order_id="o-1", note="mine"), provenance=CLERK, expected_version=1)
+        store.put(StoredOrder(order_id="o-1", note="mine"), provenance=CLERK, expected_version=1)
     rival.close()
     assert conflict.value.actual == 2
     assert [row.version for row in committed(database)] == [1, 2]
@@ -96,7 +98,7 @@ def test_C9_an_outcome_that_stays_unknown_is_said_and_the_call_may_be_repeated(
     store: CassandraStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time_out(database, monkeypatch, 10_000, done=False)
-    order = Order(order_id="o-1", note="a")
+    order = StoredOrder(order_id="o-1", note="a")
     with pytest.raises(Unavailable, match="does not say whether version 1 was written"):
         store.put(order, provenance=CLERK)
     monkeypatch.undo()
@@ -117,7 +119,7 @@ def test_concurrent_writers_lose_no_update(store: CassandraStore, database: Data
             while True:
                 found = store.get(key)
                 weight = 0.0 if found is None else getattr(found.entity, "weight", 0.0)
-                order = Order(order_id=key, weight=weight + 1)
+                order = StoredOrder(order_id=key, weight=weight + 1)
                 version = 0 if found is None else found.version
                 try:
                     store.put(order, provenance=CLERK, expected_version=version)
@@ -134,7 +136,7 @@ def test_concurrent_writers_lose_no_update(store: CassandraStore, database: Data
 
 
 def test_a_walk_over_pages_gives_each_entity_once(store: CassandraStore) -> None:
-    orders = [Order(order_id=f"o-{n}", note="odd" if n % 2 else "even") for n in range(37)]
+    orders = [StoredOrder(order_id=f"o-{n}", note="odd" if n % 2 else "even") for n in range(37)]
     store.put_many(orders, provenance=CLERK)
     store.delete("o-3", provenance=CLERK)
     for equal, expected in ((None, 36), ({"note": "odd"}, 17), ({"note": "none"}, 0)):
@@ -153,7 +155,7 @@ def test_a_walk_over_pages_gives_each_entity_once(store: CassandraStore) -> None
     "cursor", ["?", "AAAA", "99999999999999999999.0", "9999999999999999999.0", "7"]
 )
 def test_a_cursor_that_is_none_is_refused(store: CassandraStore, cursor: str) -> None:
-    store.put(Order(order_id="o-1"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
     with pytest.raises(InvalidQuery, match="cursor"):
         store.page(limit=5, cursor=cursor)
 
@@ -165,10 +167,10 @@ def once(number: int, fingerprint: str = "f") -> Once:
 
 
 def test_the_same_request_again_changes_nothing(store: CassandraStore, database: Database) -> None:
-    order = Order(order_id="o-1", note="a")
+    order = StoredOrder(order_id="o-1", note="a")
     assert store.answered("desk/1") is None
     assert store.put(order, provenance=CLERK, once=once(1)).version == 1
-    store.put(Order(order_id="o-1", note="b"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1", note="b"), provenance=CLERK)
     for fingerprint in ("f", "g"):
         with pytest.raises(AnsweredBefore):
             store.put(order, provenance=CLERK, once=once(1, fingerprint))
@@ -182,11 +184,11 @@ def test_a_request_that_was_done_and_not_answered_is_answered_and_not_done_again
     store: CassandraStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash between write and answer."""
-    order = Order(order_id="o-1", note="a")
+    order = StoredOrder(order_id="o-1", note="a")
     monkeypatch.setattr(store, "_answer", lambda *_: None)
     store.put(order, provenance=CLERK, once=once(2))
     monkeypatch.undo()
-    store.put(Order(order_id="o-1", note="b"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1", note="b"), provenance=CLERK)
     with pytest.raises(AnsweredBefore):
         store.put(order, provenance=CLERK, once=once(2))
     kept = store.answered("desk/2")
@@ -198,7 +200,7 @@ def test_a_request_that_was_done_and_not_answered_is_answered_and_not_done_again
 def test_a_refused_request_leaves_nothing_and_may_come_again(
     store: CassandraStore, database: Database
 ) -> None:
-    order = Order(order_id="o-1", note="a")
+    order = StoredOrder(order_id="o-1", note="a")
     with pytest.raises(VersionConflict):
         store.put(order, provenance=CLERK, expected_version=4, once=once(3))
     assert store.put(order, provenance=CLERK, once=once(3, "another")).version == 1
@@ -216,7 +218,7 @@ def test_the_same_request_at_the_same_time_is_done_once(
     def ask(_: int) -> str:
         barrier.wait()
         try:
-            store.put(Order(order_id="o-1", note="a"), provenance=CLERK, once=once(5))
+            store.put(StoredOrder(order_id="o-1", note="a"), provenance=CLERK, once=once(5))
         except AnsweredBefore:
             return "answered"
         return "written"
@@ -237,14 +239,14 @@ def test_a_request_looks_only_at_changes_that_came_since_it_was_first_made(
 
     monkeypatch.setattr(store._partitions, "version_of", version_of)
     for note in ("a", "b", "c"):
-        store.put(Order(order_id="o-1", note=note), provenance=CLERK)
-    store.put(Order(order_id="o-1", note="d"), provenance=CLERK, once=once(6))
+        store.put(StoredOrder(order_id="o-1", note=note), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1", note="d"), provenance=CLERK, once=once(6))
     assert looked == []
     with monkeypatch.context() as crash:
         crash.setattr(store, "_answer", lambda *_: None)
-        store.put(Order(order_id="o-1", note="e"), provenance=CLERK, once=once(7))
+        store.put(StoredOrder(order_id="o-1", note="e"), provenance=CLERK, once=once(7))
     with pytest.raises(AnsweredBefore):
-        store.put(Order(order_id="o-1", note="e"), provenance=CLERK, once=once(7))
+        store.put(StoredOrder(order_id="o-1", note="e"), provenance=CLERK, once=once(7))
     assert looked == [4]
     assert len(committed(database)) == 5
 
@@ -254,7 +256,7 @@ def test_a_table_of_an_earlier_release_gets_what_it_lacks(
 ) -> None:
     database.define(f"ALTER TABLE {database.keyspace}.answered DROP since")
     store.install()
-    assert store.put(Order(order_id="o-1"), provenance=CLERK, once=once(8)).version == 1
+    assert store.put(StoredOrder(order_id="o-1"), provenance=CLERK, once=once(8)).version == 1
 
 
 def test_changes_leave_no_tombstones_in_their_partition(
@@ -262,7 +264,7 @@ def test_changes_leave_no_tombstones_in_their_partition(
 ) -> None:
     """The server refuses to read more than 100,000 of them."""
     for number in range(10):
-        store.put(Order(order_id="o-1", note=f"{number}"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-1", note=f"{number}"), provenance=CLERK)
     query = f"SELECT * FROM {database.keyspace}.e_{ORDER.name} WHERE key = 'o-1'"
     result = database._connected().execute(query, trace=True)
     assert len(list(result)) == 10
@@ -270,6 +272,26 @@ def test_changes_leave_no_tombstones_in_their_partition(
     read = [event for event in events if event.startswith("Read ")]
     assert read
     assert all(event.endswith(" and 0 tombstone cells") for event in read), read
+
+
+def test_the_time_of_recording_never_runs_back_behind_a_writer_whose_clock_is_ahead(
+    store: CassandraStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([timedelta(seconds=30), timedelta(0), timedelta(0)])
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + next(times)
+
+    monkeypatch.setattr(partition_module, "datetime", Clock)
+    for note in ("x", "y", "z"):
+        store.put(StoredOrder(order_id="o-1", note=note), provenance=CLERK)
+    table = f"{database.keyspace}.e_{ORDER.name}"
+    query = f"SELECT recorded_at FROM {table} WHERE key = 'o-1' ORDER BY version ASC"
+    recorded_at = [row.recorded_at for row in database.execute(query)]
+    assert len(recorded_at) == 3
+    assert recorded_at == sorted(recorded_at)
 
 
 def test_what_cassandra_refuses_is_told(keyspace: Config) -> None:

@@ -17,10 +17,10 @@ from capture_cases import LONG, UNAVAILABLE, PostgresSource, capture_config, eve
 from everstate.app import App
 from everstate.cli.roles import run_clean
 from everstate.config import Config
+from everstate.declarations.captures import Table
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.declaration import Table
 from everstate.sources.cdc.holding import read_held
 
 NOTES, READINGS = 40, 10
@@ -178,7 +178,7 @@ def test_rows_of_unknown_state_become_whole_with_nobody_doing_anything(
         notes, readings = rows(source)
         assert eventually(is_there, 30, every_s=1.0)
     assert read_held(config, "shop") == []
-    raw = json.dumps(records(config, TopicNames(config.log.prefix).raw("shop", "notes")))
+    raw = json.dumps(records(config, TopicNames(config.log.prefix).raw_prefix("shop")))
     assert raw.count(json.dumps(UNAVAILABLE)) > NOTES, "the source did not tell them whole"
     for entity in ("note", "reading"):
         found = changes(config, entity)

@@ -26,6 +26,7 @@ from capture_cases import (
     make_tables,
     maria_source,
     raw_count,
+    raw_records,
     raw_rows,
     settled,
     table_rows,
@@ -33,11 +34,11 @@ from capture_cases import (
 )
 from everstate.changes import EntityType
 from everstate.config import Config
+from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig
 from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
-from everstate.sources.cdc.capturing import CaptureStatus, Capturing
-from everstate.sources.cdc.declaration import Capture, Table
+from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.notifications import Notification
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
@@ -45,6 +46,7 @@ from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.rest import Connect
 from everstate.sources.cdc.restarting import Restarter
 from everstate.sources.cdc.snapshots import signal_keys, snapshot
+from everstate.sources.cdc.status import CaptureStatus
 
 KINDS = ("postgresql", "mariadb")
 
@@ -116,9 +118,13 @@ def test_a_capture_from_first_to_last(config: Config, source: Source, capturing:
         snapshot(config, capturing, table="customers")
     capturing.resume()
     assert settled(config, source) == without_nulls(table_rows(source))
+    with Topics(config) as topics:
+        assert topics.partitions(capturing.names.raw_log) == 1
+    deleted = [r.key for _, r in raw_records(config) if json.loads(r.value or b"")["op"] == "d"]
+    assert deleted == [b'{"id":3}']
     with Consumer(config) as consumer:
-        records = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.customers"))
-    assert [r.key for r in records if r.value is None] == [b'{"id":3}'], "deletes leave a tombstone"
+        records = list(consumer.read_topic(capturing.names.raw_log))
+    assert all(r.value is not None for r in records), "deletes leave no tombstone"
 
 
 def test_a_removed_capture_goes_on_where_it_was(
@@ -141,8 +147,7 @@ def test_columns_out_of_line_are_told_by_a_placeholder_or_whole(
     capturing.add()
     source.run("UPDATE notes SET title = 'b' WHERE id = 1")
     assert eventually(lambda: raw_count(config, "notes") == 2, 30)
-    with Consumer(config) as consumer:
-        last = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.notes"))[-1]
+    *_, (_, last) = raw_records(config)
     after = json.loads(last.value or b"")["after"]
     assert after["body"] == (UNAVAILABLE if source.kind == "postgresql" else "x" * LONG)
     assert raw_rows(config)["notes"]["1"]["body"] == "x" * LONG
@@ -198,12 +203,11 @@ def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_i
         )
         assert eventually(lambda: raw_count(config, "notes") == 8, 60)
         reader = RawReader(capture, {"note": entity})
-        with Consumer(config) as consumer:
-            records = list(consumer.read_topic(f"{config.log.prefix}.raw.shop.notes"))
+        records = [record for _, record in raw_records(config)]
     finally:
         capturing.remove(drop=True, topics=True)
-    read = [reader.read("notes", r.key, r.value, r.headers)[0] for r in records]
-    rows = sorted((r for r in read if isinstance(r, CleanRow)), key=lambda row: row.order)
+    read = [reader.read("", r.key, r.value)[0] for r in records]
+    rows = [row for row in read if isinstance(row, CleanRow)]
     assert [row.key for row in rows] == ["1", "1", "1", "2"], read
     _inserted, titled, texted, priced = rows
     long = {"body", "numbers", "ids", "tags"}
@@ -264,7 +268,7 @@ def limit_records(config: Config, topic: str, size: int) -> None:
 def test_a_connector_that_failed_is_started_again_and_reads_what_it_missed(
     config: Config, source: Source, capturing: Capturing
 ) -> None:
-    topic = capturing.add().topics[f"{source.schema}.notes"]
+    topic = capturing.add().topic
     restarter = Restarter("shop", lambda: capturing)
     source.run("INSERT INTO notes (id, title) VALUES (1, 'a')")
     assert settled(config, source) == without_nulls(table_rows(source))

@@ -18,10 +18,10 @@ from capture_cases import (
     maria_source,
 )
 from everstate.config import Config
+from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.declaration import Capture, Table
 
 ROLE, PASSWORD = "reader", "only-for-this-test"
 

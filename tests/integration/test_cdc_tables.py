@@ -14,10 +14,10 @@ from capture_cases import PostgresSource
 from everstate.changes import EntityType
 from everstate.cli import cli
 from everstate.config import Config
+from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.declaration import Capture, Table
 
 
 class Item(BaseModel):
@@ -98,7 +98,8 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
         "UPDATE and DELETE of public.t fail"),
     "an identity of other columns than the key": (
         ["CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL UNIQUE)",
-         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_a_key"], {}, "a delete of public.t tells a"),
+         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_a_key"], {},
+        "the log of a delete of public.t has a"),
     "heirs without a key": (
         ["CREATE TABLE t (id int PRIMARY KEY, a int)", "CREATE TABLE t_1 () INHERITS (t)"], {},
         "public.t_1 inherit from it"),
@@ -274,7 +275,7 @@ def test_a_capture_that_is_refused_starts_no_connect_and_the_reason_is_shown(
     (tmp_path / "everstate.toml").write_text('[project]\napp = "refused_shop:app"\n')
     (tmp_path / "refused_shop.py").write_text(
         "from everstate.app import App\n"
-        "from everstate.sources.cdc.declaration import Table\nfrom pydantic import BaseModel\n"
+        "from everstate.declarations.captures import Table\nfrom pydantic import BaseModel\n"
         "app = App('shop')\n\n@app.entity('item', key='id', source='capture')\n"
         "class Item(BaseModel):\n    id: int\n\n"
         "app.capture('shop', kind='postgresql', dsn='$SHOP_DSN',\n"

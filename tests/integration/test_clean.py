@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from capture_cases import eventually
 from clean_cases import ITEM, UNAVAILABLE, Database, broken_laws, capture_of
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.errors import Fenced, LocalStateError, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
@@ -26,7 +28,6 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.asking import Asker
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.snapshots import Signalled
 from running_stack import RunningStack
@@ -42,26 +43,33 @@ def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Config:
     return found.model_copy(update={"log": log, "project": project})
 
 
-@pytest.fixture
-def capture() -> Capture:
-    return capture_of("debezium")
+DSN = "postgresql://nobody@localhost/shop"
+"""Of a database that no test of these connects to: the capture is ours, with one raw log."""
+
+
+@pytest.fixture(params=["one raw log", "a topic per table"])
+def capture(request: pytest.FixtureRequest) -> Capture:
+    return capture_of("debezium", dsn=DSN if request.param == "one raw log" else None)
 
 
 class Rig:
     """Writes raw records as a connector does, cleans them, and reads what came out."""
 
-    def __init__(self, config: Config, capture: Capture) -> None:
-        self.config, self.capture = config, capture
+    def __init__(self, config: Config, capture: Capture, spark: SparkSession) -> None:
+        self.config, self.capture, self.spark = config, capture, spark
         self.connector = config
         self.names = TopicNames(config.log.prefix)
         self.database = Database("debezium, default")
         self.sent = 0
         with Topics(config) as topics:
             topics.ensure(["item"])
-            topics.ensure_raw([self.raw], partitions=3, settings={})
+            count = 1 if capture.is_ours else 3
+            topics.ensure_raw([self.raw], partitions=count, settings={})
 
     @property
     def raw(self) -> str:
+        if self.capture.is_ours:
+            return self.names.raw_prefix("shop")
         return self.names.raw("shop", "item")
 
     def send(self, *, again: int = 0) -> None:
@@ -77,7 +85,7 @@ class Rig:
         return Cleaning(self.config, self.capture, ENTITIES, **options)
 
     def cleaner(self, **options: Any) -> Cleaner:
-        return Cleaner(self.config, self.clean(), bulk_records=1_000_000, **options)
+        return Cleaner(self.config, self.clean(), session=lambda: self.spark, **options)
 
     def catch_up(self) -> None:
         cleaner = self.cleaner()
@@ -116,7 +124,7 @@ class Rig:
 
     @property
     def local_files(self) -> list[Path]:
-        return list((self.config.project.data_dir / "clean").iterdir())
+        return list((self.config.project.data_dir / "clean").glob("*/0"))
 
 
 class _Versioned:
@@ -124,15 +132,14 @@ class _Versioned:
 
     def __init__(self, change: Change[dict[str, Any]]) -> None:
         self.key, self.version = change.key, change.version
-        self.step = self
         self.kind = change.kind
         self.current = None if change.current is None else json.dumps(change.current)
         self.original = None if change.original is None else json.dumps(change.original)
 
 
 @pytest.fixture
-def make_rig(config: Config) -> Iterator[Callable[[Capture], Rig]]:
-    yield lambda capture: Rig(config, capture)
+def make_rig(config: Config, spark: SparkSession) -> Iterator[Callable[[Capture], Rig]]:
+    yield lambda capture: Rig(config, capture, spark)
     with Topics(config) as topics:
         mine = [t for t in topics.existing() if t.startswith(f"{config.log.prefix}.")]
         topics.delete(mine)
@@ -157,7 +164,7 @@ def test_raw_rows_become_whole_changes_in_changes_and_state(rig: Rig) -> None:
     assert {key: change.version for key, change in state.items()} == newest
     first = min(rig.changes(), key=lambda change: change.extra["source"]["position"]["lsn"])
     assert first.provenance.service_name == "shop"
-    assert first.extra["source"]["position"] == {"lsn": [1, 110, 0]}
+    assert first.extra["source"]["position"] == {"lsn": [1, 110]}
 
 
 def test_a_restart_in_the_middle_and_a_capture_that_reads_again_double_nothing(rig: Rig) -> None:
@@ -174,8 +181,8 @@ def test_c10_a_lost_local_state_is_made_again_and_nothing_is_doubled(rig: Rig) -
     rig.work(40)
     rig.send()
     rig.catch_up()
-    for file in rig.local_files:
-        file.unlink()
+    for folder in rig.local_files:
+        shutil.rmtree(folder)
     rig.work(40, start=40)
     rig.send(again=30)
     rig.catch_up()
@@ -186,8 +193,9 @@ def test_c10_a_damaged_local_state_is_made_again(rig: Rig) -> None:
     rig.work(30)
     rig.send()
     rig.catch_up()
-    for file in rig.local_files:
-        file.write_bytes(b"not a database at all" * 100)
+    for folder in rig.local_files:
+        for file in folder.iterdir():
+            file.write_bytes(b"not a database at all" * 100)
     rig.work(30, start=30)
     rig.send()
     rig.catch_up()
@@ -275,8 +283,8 @@ def test_a_row_of_unknown_state_is_held_over_restarts_until_a_snapshot_comes(rig
     assert rig.changes() == []
     (held,) = read_held(rig.config, "shop")
     assert (held.key, held.columns, held.needs_snapshot) == ("1", {"id": 1}, True)
-    for file in rig.local_files:
-        file.unlink()
+    for folder in rig.local_files:
+        shutil.rmtree(folder)
     rig.database.write(1, {"amount": 5})
     rig.send()
     rig.catch_up()
@@ -302,7 +310,7 @@ def test_a_database_that_cannot_be_asked_does_not_stop_cleaning(rig: Rig) -> Non
     rig.database.write(1, {"name": "b"})
     rig.send()
     cleaning = rig.clean(asker=Asker("shop", ask))
-    cleaner = Cleaner(rig.config, cleaning, bulk_records=1_000_000)
+    cleaner = Cleaner(rig.config, cleaning, session=lambda: rig.spark)
     try:
         cleaner.catch_up()
         assert tried.wait(10)
@@ -433,13 +441,17 @@ def test_every_row_that_was_read_is_accounted_for_over_restarts(small: Rig) -> N
     small.sent = len(small.database.log)
     small.database.write(9, {"name": "waits"})
     small.send()
-    (table,) = read_balance(small.config, small.capture)
-    assert (table.table, table.read, table.unread) == ("public.item", 8, 4)
+    balance = read_balance(small.config, small.capture)
+    assert (balance.tables[0].table, balance.tables[0].read) == ("public.item", 8)
+    assert balance.unread == 4
     small.catch_up()
-    (table,) = read_balance(small.config, small.capture)
+    balance = read_balance(small.config, small.capture)
+    (table,) = balance.tables
     outcomes = {name: getattr(table, name) for name in ("published", "skipped", "dead", "held")}
-    assert outcomes == {"published": 7, "skipped": 2, "dead": 2, "held": 1}
-    assert (table.read, table.vanished, table.unread) == (12, 0, 0)
+    # Of one raw log it is known that the refused row, too, was read before.
+    dead = 1 if small.capture.is_ours else 2
+    assert outcomes == {"published": 7, "skipped": 4 - dead, "dead": dead, "held": 1}
+    assert (table.read, table.vanished, balance.unread) == (12, 0, 0)
     metric = {
         (each.labels.get("outcome"), each.name): each.value
         for family in REGISTRY.collect()
@@ -448,17 +460,3 @@ def test_every_row_that_was_read_is_accounted_for_over_restarts(small: Rig) -> N
     }
     assert metric["read", "everstate_clean_rows_total"] >= 12
     assert metric[None, "everstate_clean_vanished_rows"] == 0
-
-
-def test_a_backlog_is_parsed_by_spark_and_comes_to_the_same(rig: Rig, spark: SparkSession) -> None:
-    rig.work(200)
-    rig.send()
-    cleaner = Cleaner(rig.config, rig.clean(), session=lambda: spark, bulk_records=50)
-    cleaner.catch_up()
-    assert cleaner.bulk_jobs == 1
-    rig.work(20, start=200)
-    rig.send()
-    cleaner.catch_up()
-    assert cleaner.bulk_jobs == 1
-    cleaner.close()
-    assert rig.broken() == []

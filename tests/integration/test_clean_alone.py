@@ -18,6 +18,7 @@ from capture_cases import eventually
 from everstate.app import App
 from everstate.cli.roles import run_clean
 from everstate.config import Config
+from everstate.declarations.captures import Table
 from everstate.log.client import admin_settings
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
@@ -25,7 +26,7 @@ from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Part, read_states
 from everstate.pipeline.clean import Cleaner
-from everstate.sources.cdc.declaration import Table
+from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
 from running_stack import RunningStack
 
@@ -141,6 +142,11 @@ def part_of(config: Config, name: str) -> Part | None:
     return found[0] if found else None
 
 
+def state_of(config: Config, name: str) -> str | None:
+    part = part_of(config, name)
+    return None if part is None else part.state
+
+
 def keys(config: Config, entity: str) -> set[str]:
     with Consumer(config) as consumer:
         records = consumer.read_topic(TopicNames(config.log.prefix).changes(entity))
@@ -160,7 +166,7 @@ def test_a_capture_that_cannot_go_on_stops_alone_and_says_why(
 ) -> None:
     names = TopicNames(config.log.prefix)
     send(config, names.raw("shop", "items"), 1, 2)
-    cleaner = Cleaner(config, app.cleaning(config, "shop"), bulk_records=1_000_000)
+    cleaner = Cleaner(config, cleaning_of(config, app, "shop"))
     try:
         cleaner.catch_up()
     finally:
@@ -169,14 +175,15 @@ def test_a_capture_that_cannot_go_on_stops_alone_and_says_why(
 
     with clean_role(config, app) as role:
         assert eventually(
-            lambda: (part := part_of(config, "shop")) is not None and part.state == "waiting", 60
-        ), part_of(config, "shop")
-        failed = part_of(config, "shop")
+            lambda: (part := part_of(config, "clean-shop")) is not None and part.state == "waiting",
+            60,
+        ), part_of(config, "clean-shop")
+        failed = part_of(config, "clean-shop")
         assert failed is not None
         assert reason in (failed.reason or "")
         send(config, names.raw("stock", "things"), 5, 6)
         assert eventually(lambda: keys(config, "thing") == {"5", "6"}, 60)
-        works = part_of(config, "stock")
+        works = part_of(config, "clean-stock")
         assert works is not None
         assert works.state == "running"
         assert role.is_alive()

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, create_model
+from pyspark.sql import SparkSession
 
 from capture_cases import eventually
 from everstate.app import App
 from everstate.config import Config
+from everstate.declarations.captures import Table
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
-from everstate.sources.cdc.declaration import Table
+from everstate.sources.cdc.cleaning import cleaning_of
 from running_stack import RunningStack
 
 SIZES = {
@@ -41,6 +43,10 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Store and staff refer to each other: that load cannot have parents first in both."""
 HELD_MAX = 500
+
+
+DSN = "postgresql://nobody@localhost/shop"
+"""Of a database that nobody connects to: the capture is ours, with one raw log."""
 
 
 def shop(**options: Any) -> App:
@@ -66,8 +72,13 @@ class Load:
 
     config: Config
     app: App
+    spark: SparkSession
     order: Iterator[int] = field(default_factory=lambda: count(1000, 8))
     states: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.app.capture_of("shop").is_ours
 
     def copy(self, producer: Producer, name: str, tx: int, keys: range) -> None:
         names, choose = TopicNames(self.config.log.prefix), random.Random(tx)
@@ -76,22 +87,28 @@ class Load:
             for parent in PARENTS.get(name, ()):
                 row[f"{parent}_id"] = choose.randrange(SIZES[parent])
             lsn = next(self.order)
+            source = {
+                "connector": "postgresql", "schema": "public", "table": name, "lsn": lsn,
+                "sequence": f'["{1000 + tx}","{lsn}"]', "txId": tx, "snapshot": "false",
+            }  # fmt: skip
             body = {
                 "op": "c",
                 "after": row,
-                "source": {"connector": "postgresql", "lsn": lsn, "txId": tx, "snapshot": "false"},
+                "source": source,
                 "transaction": {"id": f"{tx}:{lsn}", "total_order": place},
             }
-            topic = names.raw("shop", name)
+            topic = names.raw_prefix("shop") if self.is_ours else names.raw("shop", name)
             producer.send_raw(topic, b'{"id": %d}' % key, json.dumps(body).encode())
+        if not self.is_ours:
+            return
         end = {
             "status": "END",
             "id": f"{tx}:{next(self.order)}",
             "event_count": len(keys),
             "data_collections": [{"data_collection": f"public.{name}", "event_count": len(keys)}],
         }
-        topic = names.raw("shop", "transaction")
-        producer.send_raw(topic, b'{"id": "%d"}' % tx, json.dumps(end).encode())
+        topic, kind = names.raw_prefix("shop"), [("kind", b"transaction")]
+        producer.send_raw(topic, b'{"id": "%d"}' % tx, json.dumps(end).encode(), kind)
 
     def send(self) -> None:
         with Producer(self.config) as producer:
@@ -99,11 +116,12 @@ class Load:
                 self.copy(producer, name, tx, range(size))
 
     def cleaner(self) -> Cleaner:
-        return Cleaner(self.config, self.app.cleaning(self.config, "shop"))
+        cleaning = cleaning_of(self.config, self.app, "shop")
+        return Cleaner(self.config, cleaning, session=lambda: self.spark, step_records=2_000)
 
     def published(self) -> dict[str, int]:
         balance = read_balance(self.config, self.app.capture_of("shop"))
-        return {one.table.removeprefix("public."): one.published for one in balance}
+        return {one.table.removeprefix("public."): one.published for one in balance.tables}
 
     def check(self, caplog: pytest.LogCaptureFixture) -> None:
         """Every row is there, each after its parents, and none had to go without them."""
@@ -142,16 +160,22 @@ class Load:
         ]
 
 
-@pytest.fixture
-def load(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Load]:
+@pytest.fixture(params=["one raw log", "a topic per table"])
+def load(
+    request: pytest.FixtureRequest,
+    stack: RunningStack,
+    spark: SparkSession,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> Iterator[Load]:
     config = stack.config
     log = config.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
     project = config.project.model_copy(update={"data_dir": tmp_path})
     pipeline = config.pipeline.model_copy(update={"held_max": HELD_MAX})
     updated = {"log": log, "project": project, "pipeline": pipeline}
     config = config.model_copy(update=updated)
-    load = Load(config, shop())
-    cleaning = load.app.cleaning(config, "shop")
+    load = Load(config, shop(dsn=DSN if request.param == "one raw log" else None), spark)
+    cleaning = cleaning_of(config, load.app, "shop")
     cleaning.open()
     cleaning.close()
     yield load
@@ -160,10 +184,8 @@ def load(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Loa
 
 
 def test_a_load_in_foreign_key_order_is_published_in_that_order(
-    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("everstate.sources.cdc.cleaning._BATCH_ROWS_MAX", 2_000)
-    monkeypatch.setattr("everstate.pipeline.clean._POLL_RECORDS", 700)
     load.send()
     for _ in range(3):
         cleaner = load.cleaner()

@@ -273,17 +273,17 @@ def test_a_failed_snapshot_is_made_again_from_the_log(
     config: Config, client: CommandClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk refuses a write after the commit: the answer counts, the store is caught up."""
-    write, failures = PartitionStore.write, [1, 2]
+    settle, failures = PartitionStore.settle, [1, 2]
 
     def fail(store: PartitionStore, *arguments: Any) -> None:
         if failures and arguments[0].command_offset >= 0:
             failures.pop()
             raise StateStoreFailed("the disk is full")
-        write(store, *arguments)
+        settle(store, *arguments)
 
     with running(config, bank.app):
         opened(client, "a1")
-        monkeypatch.setattr(PartitionStore, "write", fail)
+        monkeypatch.setattr(PartitionStore, "settle", fail)
         assert send(client, "a1", bank.Deposit(amount=1)).version == 2
         assert send(client, "a1", bank.Deposit(amount=1)).version == 3
         assert send(client, "a1", bank.Deposit(amount=1)).version == 4

@@ -145,7 +145,7 @@ def test_the_openapi_names_every_command(http: Http) -> None:
 
 
 def test_the_api_of_a_project_takes_commands(config: Config) -> None:
-    api = create_api(config, bank.app, stores={})
+    api = create_api(config, bank.app)
     named = {"Everstate-Service": "web", "Everstate-Identifier": "eva", "Prefer": "wait=60"}
 
     async def twice() -> tuple[httpx.Response, httpx.Response]:

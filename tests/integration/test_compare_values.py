@@ -1,15 +1,16 @@
-"""What verify takes from a message that the parser calls readable (D2)."""
+"""What verify takes from a message that the parser calls readable."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from test_parse_reasons import MESSAGE, PARCEL, STATE, changed, records
 
-from everstate.pipeline.compare import RAW, _value
-from everstate.pipeline.parse import parse
+from everstate.pipeline.proof.row_texts import RAW, fragments, row_text
+from everstate.pipeline.spark.parse import parse
 
 LENIENT = [
     changed("provenance.actor", 5),
@@ -22,7 +23,8 @@ LENIENT = [
 
 @pytest.mark.parametrize("message", LENIENT)
 def test_the_state_is_found_in_every_readable_message(message: bytes) -> None:
-    assert _value(RAW, message) == STATE
+    (text,) = fragments(RAW, pa.array([message])).to_pylist()
+    assert f"[{text}]" == row_text([STATE])
 
 
 def test_these_messages_are_readable(spark: Any) -> None:

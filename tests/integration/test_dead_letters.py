@@ -1,150 +1,95 @@
-"""Dead letters go out once, whatever became of the log, of the table, or of the sender (C19)."""
+"""Dead letters on the command line: counted by reason, and each of them shown as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-import psycopg
+import orjson
 import pytest
+from typer.testing import CliRunner
 
-from everstate.config import Config
-from everstate.log.consumer import Consumer
+from everstate.cli import cli
+from everstate.log.dead_letters import DeadLetter, by_reason, place_headers
 from everstate.log.producer import Producer
-from everstate.log.record import Record
-from everstate.log.topics import Topics
-from everstate.pipeline.dead import DeadLetterSender
-from everstate.views.control import Control
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames, Topics
 
-ENTITY = "order"
-
-
-@dataclass
-class World:
-    """Topics of one entity type, and the table of dead changes of a views schema."""
-
-    config: Config
-    connection: psycopg.Connection[object]
-
-    @property
-    def topic(self) -> str:
-        return f"{self.config.log.prefix}.{ENTITY}.changes.g1"
-
-    def bury(self, offset: int, value: bytes, schema: str = "everstate_views") -> None:
-        self.connection.execute(
-            f'INSERT INTO {schema}.dead (topic, generation, partition, "offset", entity, '
-            "reason, raw_key, raw_value, header_names, header_values) "
-            "VALUES (%s, 1, 0, %s, %s, 'malformed', 'k', %s, '{h}', '{x}')".encode(),
-            (self.topic, offset, ENTITY, value),
-        )
-
-    def sender(self, schema: str = "everstate_views") -> DeadLetterSender:
-        views = self.config.views.model_copy(update={"schema_name": schema})
-        return DeadLetterSender(self.config.model_copy(update={"views": views}))
-
-    def send(self, schema: str = "everstate_views") -> None:
-        sender = self.sender(schema)
-        try:
-            while sender.step():
-                pass
-        finally:
-            sender.close()
-
-    def letters(self) -> list[Record]:
-        with Consumer(self.config) as consumer:
-            return list(consumer.read_topic(f"{self.config.log.prefix}.{ENTITY}.dead"))
-
-    def values(self) -> list[bytes | None]:
-        return sorted((letter.value for letter in self.letters()), key=str)
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def world(stack: object, database: str, topic_prefix: str) -> Iterator[World]:
-    running: Config = stack.config  # type: ignore[attr-defined]
-    config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update={"dsn": database}),
-            "log": running.log.model_copy(update={"prefix": topic_prefix, "partitions": 1}),
-        }
+def everstate(
+    stack: Any, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Runs the command line against a log with five dead letters."""
+    config = stack.config.model_copy(
+        update={"log": stack.config.log.model_copy(update={"prefix": topic_prefix})}
     )
+    names = TopicNames(topic_prefix)
     with Topics(config) as topics:
-        topics.ensure([ENTITY])
-    with psycopg.connect(database, autocommit=True) as connection:
-        Control(connection, "everstate_views").install()
-        yield World(config, connection)
+        topics.ensure(["guest", "room"])
+    with Producer(config) as producer:
+        for number in range(3):
+            where = place_headers(b"name: Field required", f"{topic_prefix}.raw.shop", 0, number)
+            value = b'{"guest_id": "g1"}' if number else b"\xff\xfe"
+            producer.send(OutRecord(names.dead("guest"), b"g1", value, where, partition=0))
+        where = place_headers(b"conflict: version 2 is known", names.changes("guest"), 1, 9)
+        producer.send(OutRecord(names.dead("guest"), b"g2", None, where, partition=0))
+        where = place_headers(b"no JSON", f"{topic_prefix}.raw.shop", 0, 7)
+        producer.send(OutRecord(names.dead_unknown, None, b"no", where, partition=0))
+        producer.flush()
+    monkeypatch.setenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS", stack.bootstrap_servers)
+    monkeypatch.setenv("EVERSTATE_LOG_PREFIX", topic_prefix)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(cli, ["--project", str(tmp_path), "dead", *argv])
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
 
 
-def test_in_a_new_project_there_are_no_letters_and_no_error(world: World) -> None:
-    sender = world.sender("not_made_yet")
-    try:
-        assert sender.step() == 0
-    finally:
-        sender.close()
+def test_dead_letters_are_counted_by_reason_and_shown_as_they_were(everstate: Run) -> None:
+    code, out, _ = everstate("list", "--json")
+    assert code == 0
+    found = orjson.loads(out)
+    assert [(each["entity"], each["letters"], each["newest"]) for each in found] == [
+        ("guest", 3, "guest@0:2"),
+        (None, 1, "@0:0"),
+        ("guest", 1, "guest@0:3"),
+    ]
+    assert [each["reason"] for each in orjson.loads(everstate("list", "room", "--json")[1])] == []
+    code, out, err = everstate("list", "guest", "--limit", "1")
+    assert (code, "name: Field required" in out, "conflict" in out) == (0, True, False)
+    assert "1 more reasons" in err
+    assert "no record was rejected" in everstate("list", "room")[2]
+
+    code, out, _ = everstate("show", "guest@0:2")
+    assert code == 0
+    assert "raw.shop[0] offset 2" in out
+    assert '"guest_id": "g1"' in out
+    shown = orjson.loads(everstate("show", "guest@0:0", "--json")[1])
+    assert shown["value"] == {"base64": "//4="}
+    assert (shown["key"], shown["from_offset"]) == ("g1", 0)
+    assert orjson.loads(everstate("show", "@0:0", "--json")[1])["value"] == "no"
 
 
-def test_views_kept_anew_count_their_letters_anew(world: World) -> None:
-    world.bury(0, b"first")
-    world.send()
-    Control(world.connection, "anew").install()
-    world.bury(0, b"second", "anew")
-    world.send("anew")
-    assert world.values() == [b"first", b"second"]
+def test_a_dead_letter_that_is_not_there_is_named_with_advice(everstate: Run) -> None:
+    assert everstate("show", "guest@0:9")[0] == 4
+    assert everstate("show", "nothing@0:0")[0] == 4
+    code, _, err = everstate("show", "guest")
+    assert code == 2
+    assert "everstate dead list" in err
 
 
-def test_a_table_restored_from_a_backup_does_not_reuse_numbers(world: World) -> None:
-    for offset in range(3):
-        world.bury(offset, b"%d" % offset)
-        world.send()
-    world.connection.execute("DELETE FROM everstate_views.dead")
-    world.bury(7, b"after the restore")
-    world.send()
-    assert world.values() == [b"0", b"1", b"2", b"after the restore"]
+def test_the_newest_letter_stands_for_its_reason_in_any_order() -> None:
+    def letter(offset: int, hour: int) -> DeadLetter:
+        at = datetime(2026, 1, 1, hour, tzinfo=UTC)
+        return DeadLetter("guest", 0, offset, at, "why", "t", 0, 0, None, None)
 
-
-def test_a_batch_is_found_again_whole_though_older_letters_came_to_light(world: World) -> None:
-    for offset in range(4):
-        world.bury(offset, b"%d" % offset)
-    control = Control(world.connection, "everstate_views")
-    late, *numbered = control.unnumbered(10)
-    control.number(1, [each.id for each in numbered])
-    sender = world.sender()
-    try:
-        assert sender.step() == 3
-        assert late.raw_value not in world.values()
-        assert sender.step() == 1
-    finally:
-        sender.close()
-    assert world.values() == [b"0", b"1", b"2", b"3"]
-
-
-def test_a_batch_that_went_out_before_the_kill_is_not_sent_again(world: World) -> None:
-    world.bury(0, b"once")
-    world.send()
-    world.connection.execute("UPDATE everstate_views.dead SET published_at = NULL")
-    world.send()
-    assert world.values() == [b"once"]
-
-
-def test_a_letter_whose_record_is_gone_is_sent_as_the_table_has_it(world: World) -> None:
-    with Producer(world.config) as producer:
-        producer.send_raw(world.topic, b"k", b"there", [])
-    world.bury(0, b"from the table")
-    world.connection.execute(
-        "UPDATE everstate_views.dead SET header_names = '{}', header_values = '{}', \"offset\" = 99"
-    )
-    world.send()
-    (letter,) = world.letters()
-    assert letter.value == b"from the table"
-    assert dict(letter.headers)["everstate_headers"] == b"lost with the log's record"
-
-
-def test_a_letter_that_no_topic_takes_stops_nobody(world: World) -> None:
-    world.bury(0, b"before")
-    world.bury(1, b"x" * 3_000_000)
-    world.bury(2, b"behind")
-    world.send()
-    assert world.values() == [b"before", b"behind"]
-    query = 'SELECT reason FROM everstate_views.dead WHERE "offset" = 1'
-    row = world.connection.execute(query.encode()).fetchone()
-    assert row is not None
-    assert str(row[0]).startswith("malformed; not sent: ")  # type: ignore[index]
+    for letters in ([letter(1, 5), letter(2, 7)], [letter(2, 7), letter(1, 5)]):
+        (found,) = by_reason(letters)
+        assert (found.letters, found.offset) == (2, 2)
+        assert (found.first_at.hour, found.last_at.hour) == (5, 7)

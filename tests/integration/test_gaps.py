@@ -24,7 +24,7 @@ from everstate.config import Config, load
 from everstate.errors import GapTooWide, NoGap
 from everstate.log.record import OutRecord
 from everstate.pipeline.gaps import MISSING_MAX, AcceptedGap, accept_gap, list_gaps
-from everstate.pipeline.keep import Keeper
+from everstate.pipeline.keeping.keep import Keeper
 
 CLERK = replace(WHO, identifier="clerk", reason="the source lost it")
 BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
@@ -94,7 +94,7 @@ def test_c14_an_accepted_gap_is_filled_for_all_readers_and_the_late_version_is_t
     assert list_gaps(world.config) == []
     assert world.rows(BY_COUNTRY) == [("DE", 1, Decimal("400.00")), ("NL", 1, Decimal("7.00"))]
     second = world.rows(HISTORY)[1]
-    reason = "the source lost it: versions 2 to 2 never came"
+    reason = "the source lost it: versions 2 to 2 were never received"
     assert second == (2, "updated", "clerk", reason, "2.00")
     assert world.wrong() == []
 
@@ -227,7 +227,7 @@ def test_the_command_line_lists_asks_and_accepts(
         done = CliRunner().invoke(cli, ["-C", str(tmp_path), "gaps", *words], input=answer)
         return done.exit_code, done.stdout, done.stderr
 
-    assert run("list") == (0, "", "no changes wait\n")
+    assert run("list") == (0, "", "no changes are held\n")
     assert run("accept", "ordr", "o-1")[0] == 4
     records: list[OutRecord] = [world.put("o-1", "NL", f"{n}.00") for n in range(1, 10)]
     world.send(records[0], *records[2:])
@@ -244,11 +244,11 @@ def test_the_command_line_lists_asks_and_accepts(
     monkeypatch.setattr(verb, "_is_terminal", lambda: True)
     code, asked, _ = run("accept", "ordr", "o-1", answer="n\n")
     assert code == 1
-    assert "Versions 2 of ordr o-1 never came" in asked
+    assert "Versions 2 of ordr o-1 are missing" in asked
     assert world.ends() == ends
     code, said, _ = run("accept", "ordr", "o-1", "--yes", "--reason", "a test")
     assert code == 0
     assert "published ordr o-1 version 2" in said
     drain(keeper)
-    assert run("list")[2] == "no changes wait\n"
-    assert world.rows(HISTORY)[1][3] == "a test: versions 2 to 2 never came"
+    assert run("list")[2] == "no changes are held\n"
+    assert world.rows(HISTORY)[1][3] == "a test: versions 2 to 2 were never received"

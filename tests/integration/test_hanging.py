@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
-from everstate.pipeline.hanging import HangingTransactions
+from everstate.pipeline.hanging import HangingTransactions, finding_of
 
 
 def test_c5_an_open_transaction_is_told_until_it_ends(
@@ -42,11 +42,15 @@ def test_c5_an_open_transaction_is_told_until_it_ends(
             assert not caplog.records
             assert watch.look(1031.0) == {(topic, 2): 31.0}
             assert watch.look(1036.0) == {(topic, 2): 36.0}
+            found = finding_of(watch.look(1037.0))
+            assert found is not None
+            assert f"{topic}[2]" in found.why
             assert len(caplog.records) == 1, "told once a minute"
-            assert f"{topic}[2] is held back for 31 s" in caplog.text
+            assert f"{topic}[2] cannot be read further for 31 s" in caplog.text
         writer.commit_transaction()
         # The broker writes the markers after it has answered.
         deadline = time.monotonic() + 10
         while watch.look(1041.0):
             assert time.monotonic() < deadline, "still held back after the commit"
             time.sleep(0.05)
+    assert finding_of({}) is None

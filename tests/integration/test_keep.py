@@ -19,8 +19,8 @@ from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Journal, run_parts, states_folder
-from everstate.pipeline.dead import DeadLetterSender
-from everstate.pipeline.keep import Keeper
+from everstate.pipeline.keeping.dead import DeadLetterSender
+from everstate.pipeline.keeping.keep import Keeper
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from everstate.app import App
 from everstate.config import Config, load
+from tiers import counted
 from view_fuzz import SALE, Sale, Writer, histories
 
-FULL = bool(os.environ.get("EVERSTATE_FULL"))
-LINEAR, ROWS, CHANGES = (14, 6, 120) if FULL else (3, 1, 60)
+LINEAR, ROWS, CHANGES = counted((3, 1, 60), full=(14, 6, 120))
 
 
 def sales_app(random: Random) -> App:
@@ -27,7 +26,7 @@ def sales_app(random: Random) -> App:
         app.view(f"linear_{number}", sql=writer.linear())
     for number in range(ROWS):
         app.view(f"row_{number}", sql=writer.row())
-    for name in SALE.arrow_schema.names if FULL else ("ratio",):
+    for name in counted(["ratio"], full=SALE.arrow_schema.names):
         app.view(f"by_{name}", sql=f"SELECT {name}, count(*) AS n FROM sale GROUP BY {name}")
     app.view("big_sums", sql="SELECT shop, moment, sum(big) AS total FROM sale GROUP BY ALL")
     return app

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from keep_cases import NOW, WHO, Order, World, drain, orders_app
 from pyspark.sql import SparkSession
@@ -15,8 +17,9 @@ from everstate.changes import Change, ChangeCodec, Kind, new_change_id
 from everstate.config import Config, load
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.pipeline import keep
-from everstate.pipeline.keep import Keeper
+from everstate.pipeline.keeping import keep
+from everstate.pipeline.keeping.keep import Keeper
+from everstate.views.control import Control
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
 HOW = "SELECT version, status, published FROM view WHERE name = "
@@ -142,6 +145,34 @@ def test_c11_a_keeper_of_an_older_app_keeps_what_a_later_one_declared(world: Wor
     assert world.rows("SELECT parts, orders FROM parts") == [(sum(range(10)) + 99, 11)]
     older.close()
     newer.close()
+
+
+def test_an_earlier_deployment_that_starts_again_takes_nothing_back(world: World) -> None:
+    earlier, later = world.app, orders_app(PARTS)
+    with closing(world.keeper()):
+        pass
+    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
+        control = Control(connection, world.config.views.schema_name)
+        first, second = (control.begin_deployment("orders", host) for host in ("a", "b"))
+    for number, app in ((first, earlier), (second, later), (first, earlier)):
+        with closing(Keeper(world.spark, world.config, app, deployment=number)) as keeper:
+            keeper.prepare()
+    assert world.rows("SELECT status FROM view WHERE name = 'parts'") == [("live",)]
+    # Nor does a process of the later one take back what an operator has asked for since.
+    world.change_tables("UPDATE view SET fingerprint = 'gone back' WHERE name = 'parts'")
+    with closing(Keeper(world.spark, world.config, later, deployment=second)) as keeper:
+        keeper.prepare()
+    assert world.rows("SELECT status FROM view WHERE name = 'parts'") == [("live",)]
+
+
+def test_a_view_that_spark_refuses_waits_alone_with_the_reason(world: World) -> None:
+    world.app = orders_app(("odd", "SELECT parts FROM ordr WHERE hour(order_id) = 1"))
+    with closing(world.keeper()) as keeper:
+        world.send(world.put("o-1", "NL", "5.00"))
+        assert drain(keeper) == (1, 0, 0, 0)
+    ((status, reason),) = world.rows("SELECT status, reason FROM view WHERE name = 'odd'")
+    assert (status, reason.startswith("refused: view odd:")) == ("waiting", True)
+    assert world.rows("SELECT orders FROM by_country") == [(1,)]
 
 
 def two_types() -> App:

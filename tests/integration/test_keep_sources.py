@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from everstate.config import Config, load
 from everstate.errors import DataLoss, LogIdentityChanged, TopicResized
 from everstate.log.positions import Range
-from everstate.pipeline.spans import Archived, Sources, divided
+from everstate.pipeline.keeping.spans import Archived, Sources, divided
 from log_cases import grow, lose_records
 
 
@@ -58,7 +58,7 @@ def test_c8_what_neither_log_nor_archive_has_is_data_loss(
     begins: dict[int, int], position: dict[int, int]
 ) -> None:
     """The archive ends before it, began after it, or was never written."""
-    with pytest.raises(DataLoss, match="nothing was skipped"):
+    with pytest.raises(DataLoss, match="no record was skipped"):
         divided("t", {0: Range(20, 90)}, {0: 60}, Archived(begins, position))
 
 
@@ -90,7 +90,7 @@ def test_c27_a_new_view_reads_the_archive_to_its_end_and_then_the_log(world: Wor
 def test_c8_what_the_log_lost_stops_its_entity_type_alone_until_the_archive_has_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.pipeline.keep._CORE_RETRY_S", (0.0,))
+    monkeypatch.setattr("everstate.pipeline.keeping.keep._CORE_RETRY_S", (0.0,))
     world.app.entity("seat", key="seat_id")(Seat)
     keeper = world.keeper()
     world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
@@ -99,7 +99,9 @@ def test_c8_what_the_log_lost_stops_its_entity_type_alone_until_the_archive_has_
     forgotten = world.ends()
     with monkeypatch.context() as late:
         # The archiver had read them, and has not committed yet.
-        late.setattr("everstate.pipeline.spans.ArchivedOffsets.of", lambda *_: Archived({}, {}))
+        late.setattr(
+            "everstate.pipeline.keeping.spans.ArchivedOffsets.of", lambda *_: Archived({}, {})
+        )
         late.setattr("everstate.log.positions.Offsets.beginnings", _begins_at(world, forgotten))
         assert drain(keeper)[0] == 1
     position = "SELECT sum(next_offset) FROM position WHERE view = 'ordr_latest'"
@@ -143,7 +145,7 @@ def test_v12_a_topic_that_got_partitions_is_refused_and_the_proof_names_them(
     assert places == [(partitions, 10)]
     for report in world.proofs():
         assert not report.holds
-        assert f"{world.topic}[{partitions}] was added later" in report.not_read[0]
+        assert f"{world.topic}[{partitions}] was added after the last read" in report.not_read[0]
     assert world.rows("SELECT orders FROM by_country") == [(10,)]
 
 
@@ -158,10 +160,10 @@ def test_c8_a_log_that_lost_its_end_is_data_loss_at_once(
     world.send(world.put("o-1", "BE", "8.00"))
     drain(keeper)
     ((reason,),) = world.rows("SELECT reason FROM view WHERE name = 'ordr_latest'")
-    assert re.search(r"ends at 1, offsets 1 to 6 are gone.*log begin", reason)
+    assert re.search(r"ends at 1, and offsets 1 to 6 are lost.*log begin", reason)
     (report,) = [each for each in world.proofs() if each.name == "by_country"]
     assert not report.holds
-    assert "ends at 1: offsets 1 to 6 are gone from the log" in report.not_read[0]
+    assert "ends at 1: the log has lost offsets 1 to 6" in report.not_read[0]
     # What the log takes next would hide the loss: this keeper does not try again.
     world.send(*[world.put("o-1", "BE", f"{n}.00") for n in range(9, 19)])
     drain(keeper)

@@ -13,7 +13,7 @@ PROGRAM = """
 import sys
 from everstate.config import load
 from everstate.local import Stack, java_home
-from everstate.pipeline.session import spark_session
+from everstate.pipeline.spark.session import spark_session
 config = load(sys.argv[1], pipeline={"master": "local[1]", "driver_memory": "1g"},
               store={"dsn": "postgresql://127.0.0.1:1/none"})
 with Stack(config) as stack:
@@ -29,6 +29,7 @@ with Stack(config) as stack:
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.kafka

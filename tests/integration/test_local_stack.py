@@ -133,7 +133,9 @@ def test_a_crash_is_noticed_and_told_with_the_log(postgres: Stack, folder: Path)
 def test_a_supervised_server_is_started_again(postgres: Stack) -> None:
     stop, told = threading.Event(), list[LocalStackError]()
     watch = threading.Thread(
-        target=supervise, args=(postgres, stop), kwargs={"tell": told.append, "progress": Silent()}
+        target=supervise,
+        args=(postgres, stop),
+        kwargs={"on_crash": told.append, "progress": Silent()},
     )
     watch.start()
     try:
@@ -250,7 +252,7 @@ def test_a_stack_that_was_killed_midway_through_its_first_start_starts(tmp_path:
 
 
 def test_without_a_stack_the_advice_is_to_start_it(tmp_path: Path) -> None:
-    with pytest.raises(LocalStackError, match="does not run") as caught:
+    with pytest.raises(LocalStackError, match="is not running") as caught:
         connect(load(tmp_path))
     assert "everstate up" in str(caught.value.advice)
     assert Stack(load(tmp_path)).stop() == []

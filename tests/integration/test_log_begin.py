@@ -19,22 +19,23 @@ from everstate.cli.log import begin_log
 from everstate.config import Config, load
 from everstate.errors import LogError, LogIdentityChanged, TopicResized
 from everstate.log.topics import TopicNames, Topics
-from everstate.pipeline.drift import check_drift
-from everstate.sources.crud.stores.cassandra import CassandraStore, Database, Publisher
-from everstate.sources.outbox import EntityStore, Relay
-from everstate.sources.outbox.truth import PostgresTruth
+from everstate.pipeline.drift.check import check_drift
+from everstate.sources.outbox import Relay
+from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
+from everstate.sources.stores.postgres import EntityStore
+from everstate.sources.stores.postgres.truth import PostgresTruth
 from everstate.testing.log_checker import read_topic
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from everstate.views.control import Control
 from everstate.views.database import connect_views
 from log_cases import grow
 
 MODULE = """
 from everstate.app import App
-from everstate.testing.store_contract import ORDER, Order
+from everstate.testing.store_contract import ORDER, StoredOrder
 
 app = App("shop")
-app.entity(ORDER.name, key=ORDER.key)(Order)
+app.entity(ORDER.name, key=ORDER.key)(StoredOrder)
 """
 
 
@@ -85,9 +86,9 @@ def versions(config: Config) -> Counter[int]:
 def test_two_projects_on_one_store_do_not_split_its_changes(
     config: Config, store: EntityStore
 ) -> None:
-    store.put(Order(order_id="o-1"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
     assert relayed(config) == 1
-    store.put(Order(order_id="o-2"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-2"), provenance=CLERK)
     other = another_log(config, f"{config.log.prefix}b")
     with pytest.raises(LogIdentityChanged, match=r"go to topic .* configured is .*log begin"):
         relayed(other)
@@ -98,10 +99,10 @@ def test_two_projects_on_one_store_do_not_split_its_changes(
 def test_a_topic_that_got_partitions_takes_no_more_changes(
     config: Config, store: EntityStore
 ) -> None:
-    store.put(Order(order_id="o-1"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
     relayed(config)
     grow(config, TopicNames(config.log.prefix).changes(ORDER.name), config.log.partitions + 1)
-    store.put(Order(order_id="o-2"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-2"), provenance=CLERK)
     with pytest.raises(TopicResized):
         relayed(config)
     assert versions(config) == Counter({1: 1})
@@ -111,7 +112,7 @@ def test_a_new_log_gets_what_the_store_has_and_each_version_once(
     config: Config, store: EntityStore, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for note in ("a", "b", "c"):
-        store.put(Order(order_id="o-1", note=note), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-1", note=note), provenance=CLERK)
     relayed(config)
     other = another_log(config, f"{config.log.prefix}b")
     (config.folder / "begin_shop.py").write_text(MODULE, "utf-8")
@@ -134,7 +135,7 @@ def test_a_new_log_gets_what_the_store_has_and_each_version_once(
     assert check_drift(spark, other, ORDER, truth, repair=True).holds
     relayed(other)
     assert versions(other) == versions(config) == Counter({1: 1, 2: 1, 3: 1})
-    store.put(Order(order_id="o-1", note="d"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1", note="d"), provenance=CLERK)
     with pytest.raises(LogIdentityChanged):
         relayed(config)
     assert relayed(other) == 1
@@ -142,12 +143,12 @@ def test_a_new_log_gets_what_the_store_has_and_each_version_once(
 
 def shop() -> App:
     app = App("shop")
-    app.entity(ORDER.name, key=ORDER.key)(Order)
+    app.entity(ORDER.name, key=ORDER.key)(StoredOrder)
     return app
 
 
 def test_a_log_with_records_is_not_begun(config: Config, store: EntityStore) -> None:
-    store.put(Order(order_id="o-1"), provenance=CLERK)
+    store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
     relayed(config)
     with pytest.raises(LogError, match=r"has records already.*--again"):
         begin_log(config, shop())
@@ -185,7 +186,7 @@ def test_cassandra_publishes_to_one_log(
         with Publisher(config, [ORDER], database=keyspace) as publisher:
             publisher.step()
         store = CassandraStore(config, ORDER, database=keyspace)
-        store.put(Order(order_id="o-1"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
         other = another_log(config, f"{topic_prefix}b")
         with (
             Publisher(other, [ORDER], database=keyspace) as publisher,
@@ -193,7 +194,7 @@ def test_cassandra_publishes_to_one_log(
         ):
             publisher.step()
         app = App("shop")
-        app.entity(ORDER.name, key=ORDER.key, source="cassandra")(Order)
+        app.entity(ORDER.name, key=ORDER.key, source="cassandra")(StoredOrder)
         assert list(begin_log(other, app)) == [ORDER.name]
         with Publisher(other, [ORDER], database=keyspace) as publisher:
             assert publisher.step() == 1

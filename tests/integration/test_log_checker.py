@@ -23,14 +23,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from everstate.config import Config
 from everstate.log.producer import Producer
-from everstate.log.publisher import OncePublisher, Progress
+from everstate.log.publisher import OncePublisher, PublishedProgress
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.outbox import EntityStore, Relay, marks
+from everstate.sources.outbox import Relay, marks
 from everstate.sources.outbox.compose import Composer, OutboxRow
 from everstate.sources.outbox.pending import Transaction
+from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import check_log, read_topic
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 _CLEANED_S = 30.0
 _CLEANER_MS = 100
@@ -76,7 +77,7 @@ def problems(config: Config) -> list[str]:
 
 
 def put(store: EntityStore, *keys: str, note: str = "") -> None:
-    store.put_many([Order(order_id=key, note=note) for key in keys], provenance=CLERK)
+    store.put_many([StoredOrder(order_id=key, note=note) for key in keys], provenance=CLERK)
 
 
 def test_C3_planted_a_relay_that_doubles_is_caught(
@@ -85,7 +86,7 @@ def test_C3_planted_a_relay_that_doubles_is_caught(
     """It forgets what it published, and does not ask the log what came last."""
     real_open = OncePublisher.open
 
-    def ask_nothing(self: OncePublisher, timeout_s: float = 60.0) -> Progress | None:
+    def ask_nothing(self: OncePublisher, timeout_s: float = 60.0) -> PublishedProgress | None:
         real_open(self, timeout_s)
         self._progress = None
         return None

@@ -11,7 +11,7 @@ import pytest
 
 from everstate.config import Config
 from everstate.errors import Fenced, Unavailable
-from everstate.log.loop import Incoming, Membership, Place, Send, TransactionalLoop
+from everstate.log.loop import Incoming, LogPartition, Membership, Send, TransactionalLoop
 from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.testing.log_checker import read_topic
@@ -23,10 +23,10 @@ class Copy:
     def __init__(self, target: str) -> None:
         self.target = target
         self.trouble: list[Exception] = []
-        self.opened: list[tuple[Place, int | None]] = []
+        self.opened: list[tuple[LogPartition, int | None]] = []
         self.settled = 0
 
-    def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
+    def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
         alive()
         self.opened.append((place, committed))
         return committed or 0
@@ -119,7 +119,7 @@ def test_C3_a_second_process_of_the_same_name_ends_the_first(
         run_until(first, 2)
         ending = pool.submit(first.run, stop)
         taking_over = pool.submit(second.run, stop)
-        with pytest.raises(Fenced, match="took this one's place"):
+        with pytest.raises(Fenced, match="took over its partitions"):
             ending.result(60)
         fill(config, topics[0], [b"c"])
         while second.records < 1:

@@ -77,7 +77,7 @@ def test_c4_nothing_overtakes_a_batch_that_the_broker_refuses(
     sent[1_000] = os.urandom(8_000)
     small_batches = changed(log_config, options={"batch.num.messages": "10"})
     producer = Producer(small_batches)
-    with pytest.raises(RecordRefused, match="larger than Kafka takes here") as refused:
+    with pytest.raises(RecordRefused, match="larger than Kafka accepts here") as refused:
         send_and_flush(producer, (OutRecord(topic, b"%d" % n, v) for n, v in enumerate(sent)))
     assert refused.value.key is not None
     assert 990 <= int(refused.value.key) <= 1_009
@@ -127,7 +127,7 @@ def test_a_broker_that_is_away_is_waited_for(stack: Any, log_config: Config, top
         resume = threading.Timer(1.5, os.kill, (broker, signal.SIGCONT))
         try:
             producer.send(OutRecord(topic, b"k", b"during"))
-            with pytest.raises(Unavailable, match="1 records within 1 s; they stay queued"):
+            with pytest.raises(Unavailable, match="1 records within 1 s; they stay buffered"):
                 producer.flush(timeout_s=1)
             began = time.monotonic()
             resume.start()
@@ -143,6 +143,7 @@ def test_a_broker_that_is_away_is_waited_for(stack: Any, log_config: Config, top
     )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_killed_broker_comes_back_and_nothing_is_lost_or_doubled(
     stack: Any, log_config: Config, topic: str

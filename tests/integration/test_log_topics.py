@@ -61,7 +61,7 @@ def test_other_settings_are_reported_not_changed(
     assert found[name, "partitions"] == ("3", "2")
     assert found[name, "retention.ms"] == ("3600000", str(72 * 3_600_000))
     assert topics.partitions(name) == 2
-    assert f"{name}: partitions is 2, configured is 3" in caplog.messages
+    assert f"{name}: partitions is 2, but 3 is configured" in caplog.messages
 
 
 def test_a_raised_message_size_is_carried_out(topics: Topics, log_config: Config) -> None:

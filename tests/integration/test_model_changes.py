@@ -9,11 +9,16 @@ from typing import Annotated, Any
 
 import pytest
 from keep_cases import Order, World, drain, orders_app
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from pyspark.sql import SparkSession
 
 from everstate.app import App
+from everstate.cli.plan import planned
 from everstate.config import Config, load
+from everstate.errors import InvalidModelChange
+from everstate.log.record import OutRecord
+from everstate.pipeline.batch.accepted import REVIVED
+from everstate.pipeline.keeping.keep import Keeper
 
 Amount = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
 
@@ -92,6 +97,14 @@ class WithMust(Order):
     must: str
 
 
+class NarrowAmount(Order):
+    amount: Annotated[Decimal, Field(max_digits=9, decimal_places=2)]
+
+
+class OtherKey(Order):
+    number: str | None = None
+
+
 def test_an_optional_field_is_added(world: World) -> None:
     begun(world)
     app = app_of(WithNote)
@@ -121,8 +134,133 @@ def test_the_type_of_a_field_that_a_view_uses_is_changed(world: World) -> None:
     assert world.rows("SELECT version FROM view WHERE name = 'parts' AND published") == [(2,)]
 
 
-def test_a_required_field_is_added(world: World) -> None:
+class Renamed(Order):
+    """`country` is called `land` from now on; who writes fills it from what was there."""
+
+    land: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _land_is_country(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("land") is None:
+            return {**given, "land": given.get("country")}
+        return given
+
+
+class WithWiderAmount(Order):
+    amount: Annotated[Decimal, Field(max_digits=16, decimal_places=3)]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (WithMust, "must: states from before do not have it: give it a default"),
+        (NarrowAmount, "amount: old values may not fit decimal.9, 2."),
+        (OtherKey, "number: keys would not be those of before"),
+    ],
+)
+def test_what_old_changes_cannot_be_read_by_is_refused_and_nothing_is_changed(
+    world: World, model: type[BaseModel], said: str
+) -> None:
+    begun(world)
+    before = world.rows("SELECT name, version, status, reason FROM view ORDER BY 1, 2")
+    world.app = App("orders")
+    world.app.entity("ordr", key="number" if model is OtherKey else "order_id")(model)
+    keeper = Keeper(world.spark, world.config, world.app)
+    with closing(keeper), pytest.raises(InvalidModelChange, match=said):
+        keeper.prepare()
+    assert world.rows("SELECT name, version, status, reason FROM view ORDER BY 1, 2") == before
+
+
+def test_a_field_is_renamed_by_filling_the_new_one_from_the_old(world: World) -> None:
+    begun(world)
+    app = app_of(Renamed, "large")
+    app.view(
+        "by_country",
+        sql="SELECT coalesce(land, country) AS land, count(*) AS orders FROM ordr GROUP BY 1",
+    )
+    one = Renamed(order_id="o-1", country="BE", amount=Decimal(200))
+    assert one.land == "BE"
+    assert go_on(world, Renamed, app, one) == []
+    assert sorted(world.rows("SELECT land, orders FROM by_country")) == [("BE", 1), ("NL", 9)]
+
+
+def test_a_type_is_widened(world: World) -> None:
+    begun(world)
+    _, plan = planned(world.config, app_of(WithWiderAmount))
+    assert {(step.view, step.why) for step in plan.views} == {
+        ("by_country", "amount is decimal(16, 3)"),
+        ("large", "amount is decimal(16, 3)"),
+    }
+    (field,) = plan.models
+    assert (field.what, field.before, field.views) == (
+        "widened",
+        "decimal(12, 2)",
+        ("by_country", "large"),
+    )
+    one = WithWiderAmount(order_id="o-1", country="NL", amount=Decimal("1.125"))
+    assert go_on(world, WithWiderAmount, app_of(WithWiderAmount), one) == []
+    assert world.rows("SELECT orders, amount FROM by_country") == [(10, Decimal("1351.125"))]
+
+
+def test_v5_what_the_core_could_not_read_stays_dead_when_a_later_model_can(world: World) -> None:
+    """Also where the archive has it typed by a model that could not."""
+    begun(world)
+    for record in (world.put("n-1", "BE", "9.00"), world.put("n-2", "BE", "9.00")):
+        value = (record.value or b"").replace(b'"parts":1', b'"parts":"seven"')
+        world.send(OutRecord(record.topic, record.key, value, record.headers))
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        world.archive()
+    assert world.rows("SELECT count(*) FROM dead") == [(2,)]
+    world.states = {}
+    assert go_on(world, PartsAsText, app_of(PartsAsText)) == []
+    assert world.rows("SELECT orders FROM by_country") == [(10,)]
+    report = world.proof("by_country")
+    assert [said.partition(": ")[2] for said in report.not_compared] == [REVIVED] * 2
+
+
+def test_states_that_an_older_model_has_archived_have_the_fields_that_it_did_not_know(
+    world: World,
+) -> None:
+    """Who writes has the new model first; the pipeline with the old one archives that."""
+    begun(world)
+    newer = World(world.config, world.spark, app_of(WithNote))
+    version, before = world.states["o-1"]
+    assert before is not None
+    newer.states["o-1"] = (version, WithNote.model_validate(before.model_dump()))
+    note = WithNote(order_id="o-1", country="NL", amount=Decimal(7), note="x")
+    world.send(newer.change("o-1", note))
+    world.states["o-1"] = newer.states["o-1"]
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        world.archive()
+    app = app_of(WithNote)
+    app.view("notes", sql="SELECT note, count(*) AS orders FROM ordr GROUP BY note")
+    plain = WithNote(order_id="o-1", country="NL", amount=Decimal(7))
+    assert go_on(world, WithNote, app, plain) == []
+    assert world.rows("SELECT note, orders FROM notes") == [(None, 10)]
+
+
+def test_v5_a_build_ends_where_the_core_accepted_what_nobody_can_read_and_a_proof_names_it(
+    world: World,
+) -> None:
+    """It is refused beforehand; here the refusal is gone, as with a database that was restored."""
+    world.app = orders_app(("parts", "SELECT parts, count(*) AS orders FROM ordr GROUP BY parts"))
     begun(world)
     world.states = {}
-    one = WithMust(order_id="n-1", country="BE", amount=Decimal(200), must="m")
-    assert go_on(world, WithMust, app_of(WithMust), one) == []
+    text = PartsAsText(order_id="n-1", country="NL", amount=Decimal(200), parts="seven")
+    assert go_on(world, PartsAsText, app_of(PartsAsText), text) == []
+    world.change_tables("DELETE FROM entity_model")
+    world.app = app_of(Order)
+    world.app.view("more", sql="SELECT count(*) AS n, sum(parts) AS parts FROM ordr")
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+    ((status, reason),) = world.rows("SELECT status, reason FROM view WHERE name = 'more'")
+    assert status == "building"
+    assert "a change that the core accepted cannot be read (wrong_type:" in reason
+    report = world.proof("by_country")
+    assert any(
+        "the core accepted it, and the present model cannot read it" in said
+        for said in report.not_compared
+    )

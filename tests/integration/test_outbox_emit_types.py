@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everstate.changes import EntityType
-from everstate.pipeline.parse import state_fault
+from everstate.pipeline.spark.parse import state_fault
 from everstate.sources.outbox import Installation, install_outbox
 
 PROVENANCE = {"apiVersion": "v1", "serviceName": "shop", "identifier": "psql"}

@@ -19,7 +19,7 @@ from everstate.changes import EntityType
 from everstate.cli import cli
 from everstate.config import Config
 from everstate.errors import ImportFailed
-from everstate.sources.outbox import EntityStore, Imported, import_file, importing
+from everstate.sources.stores.postgres import EntityStore, Imported, import_file, importing
 from everstate.testing.store_contract import CLERK
 
 
@@ -169,7 +169,7 @@ def test_rows_of_earlier_transactions_stay_and_are_counted(
 def test_a_mended_file_goes_on_where_it_ended_with_no_state_twice(
     store: EntityStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.sources.outbox.importing.CHUNK_ROWS", 10)
+    monkeypatch.setattr("everstate.sources.stores.postgres.importing.CHUNK_ROWS", 10)
     path = tmp_path / "orders.jsonl"
     # Each key comes several times, with another state each time.
     lines = [

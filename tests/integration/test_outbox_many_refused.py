@@ -13,14 +13,12 @@ import pytest
 from everstate.config import Config
 from everstate.log.publisher import OncePublisher
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.outbox import Relay, StreamingRelay, parked, read_status
+from everstate.sources.outbox import Relay, parked, read_status
 from everstate.sources.outbox.pending import read_page
 from everstate.testing.log_checker import check_log, read_topic
 from outbox_service import CLICK, PURCHASE, click, make_service, problems, set_total
 
 MANY = 110
-FEWER = 45
-"""More than a page has rows: what is left of the question when the other form answered it."""
 TYPES = (PURCHASE, CLICK)
 PATIENCE_S = 400.0
 Service = psycopg.Connection[Any]
@@ -108,39 +106,38 @@ def parked_of(service: Service) -> int:
     return read_status(service).parked_count
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("form", "many"), [(Relay, MANY), (StreamingRelay, FEWER)])
 def test_C4_more_than_a_hundred_keys_that_fail_hold_up_nobody_else(
-    config: Config, service: Service, form: type[Relay], many: int
+    config: Config, service: Service
 ) -> None:
-    with form(config, TYPES, retry_blocked_s=3600.0) as relay:
+    with Relay(config, TYPES, retry_blocked_s=3600.0) as relay:
         relay.step()
         usual = limit(config, "20000")
-        make_many_refused(service, many)
-        step_until(relay, lambda: read_status(service).blocked_count == many)
-        step_until(relay, lambda: parked_of(service) == 4 * many and not relay.step())
-        assert published(config, "free-") == 2 * many
+        make_many_refused(service, MANY)
+        step_until(relay, lambda: read_status(service).blocked_count == MANY)
+        step_until(relay, lambda: parked_of(service) == 4 * MANY and not relay.step())
+        assert published(config, "free-") == 2 * MANY
         assert published(config, "big-") == published(config, "mate-") == 0
         # From here on all else goes at its usual pace, and a page has nothing of what waits.
         total(service, "free-0", "new", to=3)
-        if form is StreamingRelay:
-            with service.transaction():
-                click(service, "a-fact")
+        with service.transaction():
+            click(service, "a-fact")
         total(service, "big-0", to=4)
-        step_until(relay, lambda: parked_of(service) == 4 * many + 1)
+        step_until(relay, lambda: parked_of(service) == 4 * MANY + 1)
         step_until(relay, lambda: published(config, "new") == 1)
         assert read_page(service, 1_000).rows == []
         assert problems(config, complete=False) == []
     # A new relay knows what waits: it neither lets anything overtake nor finds it all out again.
-    with form(config, TYPES, retry_blocked_s=3600.0) as relay:
+    with Relay(config, TYPES, retry_blocked_s=3600.0) as relay:
         relay.step()
         total(service, "big-1", to=5)
         total(service, "free-1", to=6)
         step_until(relay, lambda: published(config, "free-1") > 0 and not relay.step())
         assert published(config, "big-") == 0
-        assert read_status(service).blocked_count == many
+        assert read_status(service).blocked_count == MANY
     limit(config, usual)
-    with form(config, TYPES, retry_blocked_s=3600.0) as relay:
+    with Relay(config, TYPES, retry_blocked_s=3600.0) as relay:
         step_until(relay, lambda: not read_status(service).blocked)
         step_until(relay, lambda: problems(config) == [])
         assert parked_of(service) == 0

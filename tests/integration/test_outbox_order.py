@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -16,13 +15,15 @@ import pytest
 
 from everstate.config import Config
 from everstate.log.topics import Topics
-from everstate.sources.outbox import EntityStore, Relay
-from everstate.sources.outbox.database import Connection
-from everstate.sources.outbox.pending import Page, Pending, Transaction
+from everstate.sources.outbox import Relay
+from everstate.sources.outbox.pending import Pending, PendingPage, Transaction
+from everstate.sources.stores.postgres import EntityStore
+from everstate.sources.stores.postgres.database import OutboxConnection
 from everstate.testing.log_checker import check_log
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from tiers import counted
 
-HELD_OPEN_S = 10.0 if os.environ.get("EVERSTATE_FULL") else 1.0
+HELD_OPEN_S = counted(1.0, full=10.0)
 _COLUMNS = "id, xid::text, entity, key, bytes"
 
 
@@ -60,8 +61,10 @@ def drain(relay: Relay) -> int:
     return total
 
 
-def put(store: EntityStore, key: str, note: str, connection: Connection | None = None) -> None:
-    store.put(Order(order_id=key, note=note), provenance=CLERK, connection=connection)
+def put(
+    store: EntityStore, key: str, note: str, connection: OutboxConnection | None = None
+) -> None:
+    store.put(StoredOrder(order_id=key, note=note), provenance=CLERK, connection=connection)
 
 
 def play_c1(store: EntityStore, relay: Relay) -> None:
@@ -102,19 +105,19 @@ def wait_until_published(config: Config) -> None:
             time.sleep(0.02)
 
 
-def by_sequence(cursor: list[int]) -> Callable[[Connection, int], Page]:
+def by_sequence(cursor: list[int]) -> Callable[[OutboxConnection, int], PendingPage]:
     """The planted defect: a relay that remembers the highest id it has seen."""
 
-    def read(connection: Connection, rows_max: int) -> Page:
+    def read(connection: OutboxConnection, rows_max: int) -> PendingPage:
         query = f"SELECT {_COLUMNS} FROM everstate_store.outbox_pending WHERE id > %s ORDER BY id"
         rows = [Pending._make(row) for row in connection.execute(query, [cursor[0]]).fetchall()]
         cursor[0] = max([cursor[0], *(row.id for row in rows)])
-        return Page(rows, False, frozenset())
+        return PendingPage(rows, False, frozenset())
 
     return read
 
 
-def by_xid8(connection: Connection, rows_max: int) -> Page:
+def by_xid8(connection: OutboxConnection, rows_max: int) -> PendingPage:
     """The planted defect: what is committed, in the order of transaction ids.
 
     Without the bound `xid < pg_snapshot_xmin(…)`, which such relays have: it changes when the
@@ -122,10 +125,10 @@ def by_xid8(connection: Connection, rows_max: int) -> Page:
     """
     query = f"SELECT {_COLUMNS} FROM everstate_store.outbox_pending ORDER BY xid, id"
     rows = [Pending._make(row) for row in connection.execute(query).fetchall()]
-    return Page(rows, False, frozenset())
+    return PendingPage(rows, False, frozenset())
 
 
-def as_read(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
+def as_read(page: PendingPage, withheld: AbstractSet[str]) -> list[Transaction]:
     """The planted defect's other half: transactions in the order of the page."""
     going: dict[str, Transaction] = {}
     for row in page.rows:

@@ -19,11 +19,12 @@ from everstate.config import Config
 from everstate.errors import ChangeTooLarge, Fenced, LogIdentityChanged, Unavailable
 from everstate.log.bound import changelogs
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.outbox import EntityStore, OutboxStatus, Relay, marks, read_status
-from everstate.sources.outbox.bound import bind
-from everstate.sources.outbox.database import connect
+from everstate.sources.outbox import OutboxStatus, Relay, marks, read_status
+from everstate.sources.stores.postgres import EntityStore
+from everstate.sources.stores.postgres.bound import bind
+from everstate.sources.stores.postgres.database import connect
 from everstate.testing.log_checker import check_log, read_topic
-from everstate.testing.store_contract import CLERK, ORDER, Order
+from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def drain(relay: Relay) -> int:
 
 
 def put(store: EntityStore, key: str, note: str = "", **more: Any) -> None:
-    store.put(Order(order_id=key, note=note), provenance=CLERK, **more)
+    store.put(StoredOrder(order_id=key, note=note), provenance=CLERK, **more)
 
 
 def status_of(config: Config) -> OutboxStatus:
@@ -266,7 +267,7 @@ def test_a_transaction_larger_than_a_batch_goes_out_whole(
     config: Config, store: EntityStore
 ) -> None:
     few = config.store.model_copy(update={"relay_batch_rows": 10})
-    orders = [Order(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
+    orders = [StoredOrder(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
     put(store, "o-1", "before")
     store.put_many(orders, provenance=CLERK)
     put(store, "o-1", "after")
@@ -293,7 +294,7 @@ def test_a_transaction_too_large_for_one_kafka_transaction_goes_out_in_parts(
     config: Config, store: EntityStore
 ) -> None:
     put(store, "o-1", "before")
-    orders = [Order(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
+    orders = [StoredOrder(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
     store.put_many(orders, provenance=CLERK)
     put(store, "o-1", "after")
     put(store, "another")
@@ -313,7 +314,7 @@ def test_a_part_that_the_log_refuses_blocks_what_is_left_of_its_transaction(
     config: Config, store: EntityStore
 ) -> None:
     """What was sent is not sent again when it is mended, and other keys go on meanwhile."""
-    orders = [Order(order_id=f"o-{number}") for number in range(100)]
+    orders = [StoredOrder(order_id=f"o-{number}") for number in range(100)]
     store.put_many(orders, provenance=CLERK)
     mend = "UPDATE everstate_store.outbox SET kind = %s WHERE key = 'o-55'"
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:

@@ -25,14 +25,16 @@ from clean_role import CleanRole
 from everstate.app import App
 from everstate.changes import Provenance
 from everstate.config import Config
+from everstate.declarations.captures import Aggregate, Outbox
 from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.declaration import Aggregate, Outbox
+from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.preview import preview
+from everstate.sources.cdc.rows import AGGREGATE
 from everstate.sources.cdc.snapshots import snapshot
 
 KEYS = 7
@@ -170,7 +172,7 @@ class Service:
 
 
 def cleaner(config: Config, app: App) -> Cleaner:
-    return Cleaner(config, app.cleaning(config, "shop"), bulk_records=10**9)
+    return Cleaner(config, cleaning_of(config, app, "shop"))
 
 
 @pytest.fixture
@@ -202,8 +204,9 @@ def send(config: Config, value: Any, row_id: str, key: bytes = b"o-1") -> None:
     """One routed record, as a connector of somebody else's writes it."""
     with Producer(config) as producer:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
-        topic = TopicNames(config.log.prefix).raw("shop", "Order")
-        producer.send_raw(topic, key, body, [("id", row_id.encode()), ("eventType", b"W")])
+        topic = TopicNames(config.log.prefix).raw_prefix("shop")
+        headers = [("id", row_id.encode()), ("eventType", b"W"), (AGGREGATE, b"Order")]
+        producer.send_raw(topic, key, body, headers)
 
 
 def change_of(version: int, before: int | None, after: int | None) -> dict[str, Any]:
@@ -227,21 +230,20 @@ def test_what_cannot_go_on_is_told_and_goes_on_when_it_is_mended(
     config = base.model_copy(update={"log": log, "project": project})
     names, app = TopicNames(topic_prefix), app_of(MariaSource("mariadb://u:p@h/shop"))
 
-    def catch_up(bulk_records: int = 10**9) -> None:
-        cleaned = app.cleaning(config, next(iter(app.captures)))
-        cleaner = Cleaner(config, cleaned, session=lambda: spark, bulk_records=bulk_records)
+    def catch_up() -> None:
+        cleaned = cleaning_of(config, app, next(iter(app.captures)))
+        cleaner = Cleaner(config, cleaned, session=lambda: spark)
         try:
             cleaner.catch_up()
         finally:
             cleaner.close()
-        assert cleaner.bulk_jobs == (bulk_records == 0)
 
     catch_up()
     before_ms = int(time.time() * 1000)
     send(config, change_of(1, None, 5), "1")
     send(config, b"{", "2")
     send(config, change_of(3, 6, 7), "3")
-    catch_up(bulk_records=0)
+    catch_up()
     (first,) = messages(config, names.changes("order"))
     recorded_ms = datetime.fromisoformat(first["recordedAt"]).timestamp() * 1000
     assert before_ms <= recorded_ms <= time.time() * 1000
@@ -249,7 +251,7 @@ def test_what_cannot_go_on_is_told_and_goes_on_when_it_is_mended(
         (dead,) = consumer.read_topic(names.dead("order"))
     assert (dead.key, dead.value) == (b"o-1", b"{")
     told = {name: (value or b"").decode() for name, value in dead.headers}
-    assert told["everstate_topic"] == names.raw("shop", "Order")
+    assert told["everstate_topic"] == names.raw_prefix("shop")
     assert told["everstate_reason"]
     (held,) = read_held(config, "shop")
     assert (held.key, held.reason, len(held.rows)) == ("o-1", "version 2 is awaited", 1)
@@ -309,8 +311,7 @@ def test_the_log_equals_what_a_service_committed_whatever_is_killed(
             role.end()
         capturing.remove(drop=True)
     assert status.well, status
-    raw = messages(config, names.raw("shop", "Order"))
-    assert len(raw) > wanted, "what was read again is in the raw topic twice"
+    assert raw_count(config, "Order") > wanted, "what was read again is in the raw log twice"
     found = messages(config, names.changes("order"))
     assert by_key(found) == service.committed
     assert len({each["id"] for each in found}) == len(found) == wanted

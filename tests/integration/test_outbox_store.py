@@ -23,9 +23,9 @@ from everstate.errors import (
     Unavailable,
     VersionConflict,
 )
-from everstate.sources.outbox import EntityStore, install
-from everstate.sources.outbox import store as store_module
-from everstate.testing.store_contract import CLERK, ORDER, Order, Recorded, check_chain
+from everstate.sources.stores.postgres import EntityStore, install
+from everstate.sources.stores.postgres import store as store_module
+from everstate.testing.store_contract import CLERK, ORDER, Recorded, StoredOrder, check_chain
 
 _CHANGES = """
 SELECT key, version, kind, change_id::text, before, after, event, occurred_at
@@ -34,7 +34,7 @@ FROM everstate_store.outbox ORDER BY id
 
 keys = st.sampled_from(["a", "b", "B", "ä", "c\td", "e\\n"])
 notes = st.sampled_from(["", "x", "née", 'q"\\', "\t\n"])
-orders = st.builds(Order, order_id=keys, note=notes)
+orders = st.builds(StoredOrder, order_id=keys, note=notes)
 versions = st.one_of(st.none(), st.none(), st.integers(0, 5))
 operations = st.lists(
     st.one_of(
@@ -69,14 +69,14 @@ class Model:
     """The store as a dictionary."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, tuple[int, Order | None]] = {}
+        self.rows: dict[str, tuple[int, StoredOrder | None]] = {}
         self.changes: list[tuple[str, int]] = []
 
     def refuses(self, key: str, expected: int | None) -> bool:
         version, state = self.rows.get(key, (0, None))
         return expected is not None and expected != version and not (expected == 0 and not state)
 
-    def write(self, key: str, state: Order | None, force: bool) -> None:
+    def write(self, key: str, state: StoredOrder | None, force: bool) -> None:
         version, before = self.rows.get(key, (0, None))
         if before != state or force:
             self.rows[key] = (version + 1, state)
@@ -134,26 +134,26 @@ def test_a_caller_s_transaction_takes_writes_and_rows_of_its_own_or_nothing(
         connection.execute("CREATE TABLE mine (n int)")
         with connection.transaction():
             connection.execute("INSERT INTO mine VALUES (1)")
-            store.put(Order(order_id="a"), provenance=CLERK, connection=connection)
-            store.put_many([Order(order_id="b")], provenance=CLERK, connection=connection)
+            store.put(StoredOrder(order_id="a"), provenance=CLERK, connection=connection)
+            store.put_many([StoredOrder(order_id="b")], provenance=CLERK, connection=connection)
             assert store.get("a") is None
             assert store.get("a", connection=connection) is not None
             raise psycopg.Rollback
         assert recorded(config) == []
         with connection.transaction():
             connection.execute("INSERT INTO mine VALUES (2)")
-            store.put_many([Order(order_id="a")], provenance=CLERK, connection=connection)
-            store.put_many([Order(order_id="b")], provenance=CLERK, connection=connection)
+            store.put_many([StoredOrder(order_id="a")], provenance=CLERK, connection=connection)
+            store.put_many([StoredOrder(order_id="b")], provenance=CLERK, connection=connection)
             with pytest.raises(VersionConflict):
                 store.put(
-                    Order(order_id="a", note="x"),
+                    StoredOrder(order_id="a", note="x"),
                     provenance=CLERK,
                     expected_version=0,
                     connection=connection,
                 )
             with pytest.raises(ChangeTooLarge):
                 store.put_many(
-                    [Order(order_id="c", note="x" * 2_000_000)],
+                    [StoredOrder(order_id="c", note="x" * 2_000_000)],
                     provenance=CLERK,
                     connection=connection,
                 )
@@ -167,13 +167,13 @@ def test_a_caller_s_transaction_takes_writes_and_rows_of_its_own_or_nothing(
 def test_a_lost_race_in_a_callers_repeatable_read_transaction_is_the_callers_to_repeat(
     store: EntityStore, config: Config
 ) -> None:
-    store.put(Order(order_id="a"), provenance=CLERK)
+    store.put(StoredOrder(order_id="a"), provenance=CLERK)
     with psycopg.connect(config.store_dsn) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT 1")
-        store.put(Order(order_id="a", note="other"), provenance=CLERK)
+        store.put(StoredOrder(order_id="a", note="other"), provenance=CLERK)
         with pytest.raises(SerializationFailure):
-            store.put(Order(order_id="a", note="x"), provenance=CLERK, connection=connection)
+            store.put(StoredOrder(order_id="a", note="x"), provenance=CLERK, connection=connection)
 
 
 def test_writers_that_lock_keys_in_opposite_orders_both_succeed(
@@ -181,12 +181,12 @@ def test_writers_that_lock_keys_in_opposite_orders_both_succeed(
 ) -> None:
     """put_many locks in C collation, whatever order the caller has."""
     for order_id in "aBä":
-        store.put(Order(order_id=order_id), provenance=CLERK)
+        store.put(StoredOrder(order_id=order_id), provenance=CLERK)
 
     def write(writer: int) -> None:
         for turn in range(30):
             names = "aBä" if writer else "äBa"
-            many = [Order(order_id=name, note=f"{writer}/{turn}") for name in names]
+            many = [StoredOrder(order_id=name, note=f"{writer}/{turn}") for name in names]
             store.put_many(many, provenance=CLERK)
 
     with ThreadPoolExecutor(2) as pool:
@@ -206,7 +206,7 @@ def test_installing_from_several_processes_at_once_is_harmless(config: Config) -
 
 def test_names_of_the_stores_own_tables_are_refused(config: Config) -> None:
     with pytest.raises(InvalidEntityType, match="outbox"):
-        EntityStore(config, EntityType("outbox", Order, "order_id"))
+        EntityStore(config, EntityType("outbox", StoredOrder, "order_id"))
 
 
 def test_a_database_that_is_away_is_told_without_its_password(config: Config) -> None:
@@ -215,18 +215,18 @@ def test_a_database_that_is_away_is_told_without_its_password(config: Config) ->
         EntityStore(config.model_copy(update={"store": away}), ORDER) as store,
         pytest.raises(Unavailable) as told,
     ):
-        store.put(Order(order_id="a"), provenance=CLERK)
+        store.put(StoredOrder(order_id="a"), provenance=CLERK)
     assert "secret" not in str(told.value)
 
 
 def test_connections_that_died_while_idle_are_not_used(store: EntityStore, config: Config) -> None:
-    store.put(Order(order_id="a"), provenance=CLERK)
+    store.put(StoredOrder(order_id="a"), provenance=CLERK)
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-    assert store.put(Order(order_id="a", note="b"), provenance=CLERK).version == 2
+    assert store.put(StoredOrder(order_id="a", note="b"), provenance=CLERK).version == 2
 
 
 def test_the_time_of_recording_never_runs_back_whoever_waited_for_the_lock(
@@ -241,9 +241,9 @@ def test_the_time_of_recording_never_runs_back_whoever_waited_for_the_lock(
             return datetime.now(tz) + next(times)
 
     monkeypatch.setattr(store_module, "datetime", Clock)
-    store.put(Order(order_id="a", note="x"), provenance=CLERK)
-    store.put(Order(order_id="a", note="y"), provenance=CLERK)
-    store.put_many([Order(order_id="a", note="z")], provenance=CLERK)
+    store.put(StoredOrder(order_id="a", note="x"), provenance=CLERK)
+    store.put(StoredOrder(order_id="a", note="y"), provenance=CLERK)
+    store.put_many([StoredOrder(order_id="a", note="z")], provenance=CLERK)
     with psycopg.connect(config.store_dsn) as connection:
         query = "SELECT recorded_at FROM everstate_store.outbox ORDER BY id"
         recorded_at = [moment for (moment,) in connection.execute(query)]
@@ -252,12 +252,12 @@ def test_the_time_of_recording_never_runs_back_whoever_waited_for_the_lock(
 
 
 def test_keys_that_no_index_holds_and_times_far_ahead_are_refused(store: EntityStore) -> None:
-    assert store.put(Order(order_id="k" * 2048), provenance=CLERK).version == 1
+    assert store.put(StoredOrder(order_id="k" * 2048), provenance=CLERK).version == 1
     with pytest.raises(InvalidChange, match="2,049 bytes, and 2,048 are the most"):
-        store.put(Order(order_id="k" * 2049), provenance=CLERK)
+        store.put(StoredOrder(order_id="k" * 2049), provenance=CLERK)
     ahead = datetime.now(UTC) + timedelta(hours=25)
     with pytest.raises(InvalidChange, match="more than 24 hours ahead"):
-        store.put(Order(order_id="a"), provenance=CLERK, occurred_at=ahead)
+        store.put(StoredOrder(order_id="a"), provenance=CLERK, occurred_at=ahead)
     with pytest.raises(InvalidChange, match="more than 24 hours ahead"):
-        store.put_many([Order(order_id="a")], provenance=CLERK, occurred_at=ahead)
+        store.put_many([StoredOrder(order_id="a")], provenance=CLERK, occurred_at=ahead)
     assert store.get("a") is None

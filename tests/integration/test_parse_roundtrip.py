@@ -22,8 +22,8 @@ from everstate.changes import (
     Provenance,
     SourceTransaction,
 )
-from everstate.pipeline.parse import parse
-from everstate.pipeline.source import SOURCE_SCHEMA
+from everstate.pipeline.spark.parse import parse
+from everstate.pipeline.spark.source import SOURCE_SCHEMA
 
 COUNT = 300
 

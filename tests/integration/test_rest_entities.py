@@ -13,10 +13,10 @@ import httpx
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from pydantic import SecretStr
 from rest_cases import DESK, EVA, MERGE, PATCH, client, configured, hotel
 
-from everstate.config import Config, TokenConfig
+from callers import caller_entry
+from everstate.config import Config
 
 _OUTBOX = "SELECT * FROM everstate_store.outbox ORDER BY id"
 PROBLEM = "application/problem+json"
@@ -205,7 +205,7 @@ def test_every_change_says_who_made_it_and_a_write_without_is_refused(
 def test_with_tokens_the_token_is_the_caller_and_without_one_nothing_is_read(
     config: Config,
 ) -> None:
-    entry = TokenConfig(token=SecretStr("a-long-enough-token"), service="web", identifier="w-1")
+    entry = caller_entry("a-long-enough-token", "web", "w-1")
     section = config.api.model_copy(update={"tokens": {"web": entry}})
     secured = config.model_copy(update={"api": section})
     token = {"Authorization": "Bearer a-long-enough-token"}
@@ -218,7 +218,10 @@ def test_with_tokens_the_token_is_the_caller_and_without_one_nothing_is_read(
             ):
                 assert refused.status_code == 401
                 assert refused.headers["WWW-Authenticate"] == "Bearer"
-        assert api.post("/v1/guest", json=EVA, headers={**token, **DESK}).status_code == 201
+        claimed = api.post("/v1/guest", json=EVA, headers={**token, **DESK})
+        assert claimed.status_code == 403
+        assert "the claim of service 'desk'" in claimed.json()["detail"]
+        assert api.post("/v1/guest", json=EVA, headers=token).status_code == 201
         assert api.get("/v1/guest/g1", headers=token).status_code == 200
         assert api.get("/ready").status_code == 200
         described = api.get("/openapi.json").json()

@@ -24,9 +24,9 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames, Topics
-from everstate.pipeline.archiver import Archiver
-from everstate.pipeline.keep import Keeper
-from everstate.pipeline.verify import verify_views
+from everstate.pipeline.archiving.archiver import Archiver
+from everstate.pipeline.keeping.keep import Keeper
+from everstate.pipeline.proof.verify import verify_views
 from everstate.sources.crud.events import EventLog
 
 SPACE = UUID("0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77")

@@ -13,13 +13,14 @@ from fastapi import FastAPI
 from pydantic import BaseModel, RootModel
 from rest_cases import DESK, MERGE, client, configured
 
+from everstate.api_config import ApiConfig
 from everstate.app import App
-from everstate.config import ApiConfig, Config
-from everstate.sources.crud.asgi import Desk
+from everstate.config import Config
+from everstate.http.asgi import Desk
+from everstate.http.callers import Callers
+from everstate.http.openapi import Schemas
 from everstate.sources.crud.event_router import event_router
 from everstate.sources.crud.events import EventLog
-from everstate.sources.crud.openapi import Schemas
-from everstate.sources.crud.provenance import Callers
 
 ODD = (
     *(
@@ -113,15 +114,17 @@ def test_an_event_of_any_key_is_taken_and_asked_for(api: httpx.Client) -> None:
         assert api.post("/v1/seen", json={"id": key}, headers=DESK).status_code == 201, key
     asked: list[str] = []
 
-    def find(entity: str, key: str) -> bytes:
+    def find(entity: str, key: str, wait_for: str | None) -> bytes:
         asked.append(key)
         return b"{}"
 
+    async def past(_request: object, _entity: str, _key: str) -> None:
+        return None
+
     desk = Desk(Callers(ApiConfig()), body_bytes_max=1, threads=1)
     entity_type = app.entity_type("seen")
-    routes = event_router(
-        entity_type, EventLog(Config(), [entity_type]), desk, Schemas([entity_type]), find
-    )
+    log, schemas = EventLog(Config(), [entity_type]), Schemas([entity_type])
+    routes = event_router("p", entity_type, log, desk, schemas, find, past)
     reading = FastAPI()
     reading.include_router(routes)
 
@@ -150,7 +153,7 @@ def test_a_key_that_no_address_can_name_is_refused_by_every_way_in(api: httpx.Cl
         refused.append(api.post(raw, json={}, headers=DESK))
         for answer in refused:
             assert answer.status_code == 422, (key, answer.text)
-            assert "NUL" in answer.text or "step in a path" in answer.text
+            assert "NUL" in answer.text or "part of a URL" in answer.text
 
 
 def test_a_version_of_five_thousand_digits_is_a_condition_that_never_holds(

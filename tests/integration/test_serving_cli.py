@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from everstate.changes import Provenance
 from everstate.cli import cli
 from everstate.cli.console import load_app
 from everstate.config import load
-from everstate.sources.outbox import EntityStore
-from everstate.views.control import Control, ViewVersion
+from everstate.sources.stores.postgres import EntityStore
+from everstate.views.control import BUILDING, WAITING, Control, ViewVersion
 
 MODULE = """
 from datetime import date
@@ -48,7 +49,7 @@ def everstate(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         fill(connection)
         control = Control(connection, SCHEMA)
         control.open_positions("names", 1, "guest", "", {0: 3})
-        control.add_version(ViewVersion("names", 1, "guest", {}, "", published=True))
+        control.add_version(ViewVersion("names", 1, "guest", "row", {}, (), "", published=True))
         connection.execute(f"CREATE VIEW {SCHEMA}.names AS SELECT 'Eva' AS name".encode())
     (tmp_path / "serving_hotel.py").write_text(MODULE, "utf-8")
     (tmp_path / "everstate.toml").write_text('[project]\napp = "serving_hotel:app"\n', "utf-8")
@@ -215,4 +216,24 @@ def test_an_answer_of_a_view_that_does_not_go_on_says_why(everstate: Run, databa
     code, out, err = everstate("views", "show", "names")
     assert code == 0
     assert "Eva" in out
-    assert "names is behind, and may be behind: no number at offset 3" in err
+    assert "names is behind, and may lag: no number at offset 3" in err
+
+
+def test_views_list_and_status_say_how_far_a_version_is_and_what_waits_for_whom(
+    everstate: Run, database: str
+) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        control = Control(connection, SCHEMA)
+        made = ViewVersion("names", 2, "guest", "row", {}, (), "", status=BUILDING)
+        control.add_version(made)
+        control.add_version(replace(made, version=3, status=WAITING, reason="its SQL changed"))
+        seen = {"doing": "reading the archive", "share": 0.34, "rate": 45_000.0, "left_s": 12.0}
+        control.set_progress("names", 2, seen)
+    _, out, _ = everstate("views", "list")
+    assert "building: reading the archive 34%, 45,000 changes/s, 12 s to go" in out
+    listed = {(v["name"], v["version"]): v for v in json_of(everstate("views", "list", "--json"))}
+    assert listed["names", 2]["progress"] == seen
+    assert listed["names", 2]["rows"] is None
+    _, out, _ = everstate("status")
+    assert "view names, version 2 building: reading the archive 34%" in out
+    assert "view names, version 3 waiting: its SQL changed" in out

@@ -8,11 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from serving_cases import START, Hotel, fill
+from serving_cases import SCHEMA, START, Hotel, fill
 
 from everstate.config import Config, load
 from everstate.errors import InvalidQuery, NotFound, Unavailable, UnknownEntity
 from everstate.serving import ABSENT, Difference, Reader
+from everstate.serving.writers import last_writer, who_wrote
 
 
 @pytest.fixture
@@ -177,10 +178,94 @@ def test_a_database_that_does_not_answer_is_told_as_unavailable(config: Config) 
 
 
 def test_views_that_were_never_made_are_told(stack: Any) -> None:
-    with Reader(stack.config, Hotel()) as reader, pytest.raises(NotFound, match="not there yet"):
+    with (
+        Reader(stack.config, Hotel()) as reader,
+        pytest.raises(NotFound, match=r"do(es)? not exist yet"),
+    ):
         reader.get("guest", "eva")
 
 
 def test_a_reader_cannot_write(reader: Reader) -> None:
     with pytest.raises(InvalidQuery, match="read-only"):
         reader.connection.rows(b"CREATE TABLE x (i int)")
+
+
+@pytest.fixture
+def long_history(config: Config) -> int:
+    """Guest `max` has 5,000 versions; three services take turns."""
+    versions = 5_000
+    places = (("history", ", schema_version", ", 1", 1), ("latest", "", "", versions))
+    with psycopg.connect(config.views_dsn, autocommit=True) as connection:
+        for view, column, value, first in places:
+            query = (
+                f"INSERT INTO {SCHEMA}.guest_{view}__v1 (key, version, change_id, kind, as_of, "
+                'occurred_at, recorded_at, generation, partition, "offset", provenance, state'
+                f"{column}) SELECT 'max', n, gen_random_uuid(), CASE n WHEN 1 THEN 'created' "
+                "ELSE 'updated' END, moment, moment, moment, 1, 0, 100 + n, "
+                "jsonb_build_object('serviceName', 'desk' || n % 3), "
+                "jsonb_build_object('guest_id', 'max', 'nights', n, 'name', "
+                "CASE WHEN n < 4890 THEN 'Max' ELSE 'Maximilian' END, 'born', "
+                f"CASE WHEN n < 4750 THEN NULL ELSE '1990-05-01' END){value} "
+                f"FROM generate_series({first}, {versions}) AS n, LATERAL (SELECT "
+                f"'{START.isoformat()}'::timestamptz + n * interval '1 second' AS moment) AS clock"
+            )
+            connection.execute(query.encode())
+    return versions
+
+
+@pytest.mark.parametrize(
+    ("name", "writer", "rows_max"),
+    [("nights", 5_000, 101), ("name", 4_890, 202), ("born", 4_750, 303), ("guest_id", 1, 5_050)],
+)
+def test_the_last_writer_of_a_field_is_found_without_reading_what_is_older(
+    reader: Reader,
+    long_history: int,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    writer: int,
+    rows_max: int,
+) -> None:
+    read, rows_of = [0], reader.connection.rows
+
+    def counted(*arguments: Any) -> Any:
+        rows = rows_of(*arguments)
+        read[0] += len(rows)
+        return rows
+
+    monkeypatch.setattr(reader.connection, "rows", counted)
+    assert last_writer(reader.newest_first("guest", "max"), name).version == writer
+    assert 0 < read[0] <= rows_max
+
+
+def test_a_history_read_in_pages_is_the_whole_history(reader: Reader, long_history: int) -> None:
+    whole = reader.history("guest", "max")
+    assert len(whole) == long_history
+    assert list(reader.newest_first("guest", "max")) == list(whole)[::-1]
+    found = who_wrote(reader.newest_first("guest", "max"))
+    assert {path: each.version for path, each in found.fields.items()} == {
+        "guest_id": 1,
+        "name": 4_890,
+        "nights": 5_000,
+        "born": 4_750,
+    }
+    # 5,000 is of desk2, and the ones before it of desk1 and desk0.
+    assert [(each["service"], each["version"]) for each in found.sources] == [
+        ("desk0", 4_998),
+        ("desk1", 4_999),
+        ("desk2", 5_000),
+    ]
+    assert found.sources[0]["values"]["name"] == "Maximilian"
+    assert found.sources[1]["values"] == {
+        "guest_id": "max",
+        "name": "Max",
+        "nights": 4_999,
+        "born": "1990-05-01",
+    }
+
+
+def test_a_short_history_and_a_key_that_was_never_seen_are_read_in_pages_too(
+    reader: Reader,
+) -> None:
+    assert [each.version for each in reader.newest_first("guest", "eva")] == [3, 2, 1]
+    with pytest.raises(NotFound, match="never seen"):
+        next(reader.newest_first("guest", "nobody"))

@@ -112,7 +112,9 @@ def test_a_view_of_one_column_has_rows_to_show(config: Config) -> None:
         assert reader.rows("guests_count") == (("n",), [(7,)])
 
 
-def test_what_needs_a_history_is_refused_where_none_is_kept(config: Config) -> None:
+def test_where_no_history_is_kept_a_key_is_looked_up_in_the_lake_and_a_list_is_refused(
+    config: Config,
+) -> None:
     app = App("hotel")
 
     @app.entity("room", key="room_id", history=False)
@@ -124,16 +126,16 @@ def test_what_needs_a_history_is_refused_where_none_is_kept(config: Config) -> N
         install_entity(connection, SCHEMA, app.entity_type("room"), history=False)
     with Reader(config, app) as reader:
         for ask in (
+            lambda: reader.get("room", "1"),
             lambda: reader.get("room", "1", at=now),
             lambda: reader.get("room", "1", version=1),
-            lambda: reader.list("room", at=now),
             lambda: reader.history("room", "1"),
             lambda: reader.explain("room", "1"),
         ):
-            with pytest.raises(InvalidQuery, match="no history is kept of room"):
+            with pytest.raises(NotFound, match="never seen"):
                 ask()
-        with pytest.raises(NotFound, match="never seen"):
-            reader.get("room", "1")
+        with pytest.raises(InvalidQuery, match="no history is kept of room"):
+            reader.list("room", at=now)
         assert [row.name for row in reader.views()] == ["room_latest"]
 
 

@@ -16,7 +16,7 @@ from everstate.errors import (
     SparkLost,
     Unavailable,
 )
-from everstate.pipeline.session import spark_errors, translate
+from everstate.pipeline.spark.session import spark_errors, translate
 
 PYTHON = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent:
 Lost task 0.0 in stage 3.0 (TID 5) (host executor driver): org.apache.spark.api.python.\
@@ -44,7 +44,7 @@ Caused by: java.io.EOFException
         (PYTHON, "ViewStoreError: ordr_latest cannot be written: disk quota"),
         ("first\n\tat x.y.Z\nCaused by: java.io.IOException: no\n\tat a.b", "IOException: no"),
         ("\n[DIVIDE_BY_ZERO] Division by zero.\nmore", "[DIVIDE_BY_ZERO] Division by zero."),
-        ("", "no reason given"),
+        ("", "Spark gave no reason"),
     ],
 )
 def test_the_reason_is_the_line_that_says_why(text: str, reason: str) -> None:

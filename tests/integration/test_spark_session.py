@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from everstate.config import Config
 from everstate.log.java import java_options
-from everstate.pipeline.session import own_spark
+from everstate.pipeline.spark.session import own_spark
 from shared_spark import SessionEnded
 
 TLS = Path(__file__).parents[1] / "tls"

@@ -16,31 +16,31 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from view_cases import orders
 
 from everstate.errors import PositionMoved, Unavailable
-from everstate.testing.view_contract import TABLES, Log, check, differences, expected, observed
-from everstate.testing.view_postgres import KeptViews
+from everstate.testing.view_contract import TOTALS, check
+from everstate.testing.view_oracle import differences, expected
+from everstate.testing.view_orders import Log, orders
+from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.batch import Batch
 from everstate.views.control import Control
 from everstate.views.core import RETRIES_MAX, Applied
 from everstate.views.gate import GateRow, Ints, Keys
-from everstate.views.stores import PostgresStore, close_store
+from everstate.views.stores import PostgresViewStore, close_store
 from everstate.views.stores.postgres import writes
-from everstate.views.stores.postgres.session import Session
+from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.stores.postgres.transaction import PostgresCore
 from everstate.views.stores.postgres.writes import GATE_STAGE
 from everstate.views.tables import KeptTable, SumTable
 
 _MEET_S = 20.0
-TOTALS = TABLES["totals"]
 
 
-def with_core(kept: KeptViews, core: type[PostgresCore]) -> KeptViews:
-    return replace(kept, store=type("Double", (PostgresStore,), {"core_class": core}))
+def with_core(kept: PostgresKeptOrders, core: type[PostgresCore]) -> PostgresKeptOrders:
+    return replace(kept, store=type("Double", (PostgresViewStore,), {"core_class": core}))
 
 
-def race(kept: KeptViews, *attempts: Callable[[], object]) -> None:
+def race(kept: PostgresKeptOrders, *attempts: Callable[[], object]) -> None:
     """Run attempts in threads of their own, each with its own session."""
 
     def run(attempt: Callable[[], object]) -> None:
@@ -56,7 +56,7 @@ def race(kept: KeptViews, *attempts: Callable[[], object]) -> None:
 # C11: the position
 
 
-def test_c11_two_attempts_on_one_position_apply_once(kept: KeptViews) -> None:
+def test_c11_two_attempts_on_one_position_apply_once(kept: PostgresKeptOrders) -> None:
     log = orders(40, versions=3)
     ends = [log.end, log.end // 2, log.end // 3] * 2
     together, core = threading.Barrier(len(ends)), kept.core()
@@ -83,7 +83,7 @@ def test_c11_two_attempts_on_one_position_apply_once(kept: KeptViews) -> None:
     assert account.total == log.end
 
 
-def test_c11_keepers_of_different_riders_write_each_view_once(kept: KeptViews) -> None:
+def test_c11_keepers_of_different_riders_write_each_view_once(kept: PostgresKeptOrders) -> None:
     """One keeper knows all views, the other only some: who loses the race changes nothing."""
     log = orders(30, versions=2)
     every, some = kept.core(), kept.core([TOTALS])
@@ -110,7 +110,7 @@ def write_position(opened: PostgresCore, end: int) -> None:
     )
 
 
-def test_c11_planted_position_without_compare_and_swap_is_caught(kept: KeptViews) -> None:
+def test_c11_planted_position_without_compare_and_swap_is_caught(kept: PostgresKeptOrders) -> None:
     """The gate keeps the rows right; position and account (law 7) tell of the second attempt."""
 
     class PositionWritten(PostgresCore):
@@ -125,17 +125,17 @@ def test_c11_planted_position_without_compare_and_swap_is_caught(kept: KeptViews
     broken.apply(0, 0, 10, log.between(0, 10))
     broken.apply(0, 0, 5, log.between(0, 5))
     assert kept.vector() == {0: 5}
-    assert differences(observed(kept), expected([log])) == {"duplicate": (5, 0)}
+    assert differences(kept.tables(), expected([log])) == {"duplicate": (5, 0)}
     assert kept.control.counters("order").total == 15, "ten records were read"
 
 
 @pytest.mark.parametrize("planted", [True, False])
 def test_c11_two_attempts_that_judge_at_once_sum_twice_without_compare_and_swap(
-    kept: KeptViews, planted: bool
+    kept: PostgresKeptOrders, planted: bool
 ) -> None:
     """Reading at one position, both pass the gate; only the swapped position stops the second."""
     log = orders(10)
-    core = kept.core([rider for rider in kept.core().riders if rider.kind != "history"])
+    core = kept.core([rider for rider in kept.core().riders if rider.merge != "append"])
     both_hold_it = threading.Barrier(2)
 
     class WrittenLast(PostgresCore):
@@ -160,9 +160,9 @@ def test_c11_two_attempts_that_judge_at_once_sum_twice_without_compare_and_swap(
             write_position(self, 10)
 
     here = with_core(kept, WrittenLast) if planted else kept
-    attempt = lambda: here.apply(0, 0, 10, log.between(0, 10), core=core)  # noqa: E731
+    attempt = lambda: here.judge(0, 0, 10, log.between(0, 10), core=core)  # noqa: E731
     race(kept, attempt, attempt)
-    wrong = differences(observed(kept), expected([log]))
+    wrong = differences(kept.tables(), expected([log]))
     if not planted:
         assert wrong.keys() == {"history"}, "which does not ride here"
         return
@@ -170,7 +170,9 @@ def test_c11_two_attempts_that_judge_at_once_sum_twice_without_compare_and_swap(
     assert [row[:2] for row in wrong["by_region"][0]] == [("north", 20)]
 
 
-def test_planted_a_verdict_outside_the_cores_transaction_is_caught(kept: KeptViews) -> None:
+def test_planted_a_verdict_outside_the_cores_transaction_is_caught(
+    kept: PostgresKeptOrders,
+) -> None:
     """A core that dies before its commit must leave no note, or what trails skips a change."""
 
     class Outside(PostgresCore):
@@ -193,7 +195,7 @@ def test_planted_a_verdict_outside_the_cores_transaction_is_caught(kept: KeptVie
 # V7: meeting
 
 
-def test_v7_a_view_that_catches_up_meets_a_busy_core_and_rides(kept: KeptViews) -> None:
+def test_v7_a_view_that_catches_up_meets_a_busy_core_and_rides(kept: PostgresKeptOrders) -> None:
     log = orders(400)
     core = kept.core([rider for rider in kept.core().riders if rider != TOTALS])
     kept.apply(0, 0, 20, log.between(0, 20), core=core)
@@ -231,7 +233,7 @@ def test_v7_a_view_that_catches_up_meets_a_busy_core_and_rides(kept: KeptViews) 
 
 @pytest.mark.parametrize("planted", [True, False])
 def test_c11_a_staging_table_that_attempts_share_is_summed_twice(
-    kept: KeptViews, monkeypatch: pytest.MonkeyPatch, planted: bool
+    kept: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
     """Planted: views are staged in tables of the schema, which two partitions' tasks share."""
     if planted:
@@ -240,7 +242,7 @@ def test_c11_a_staging_table_that_attempts_share_is_summed_twice(
     logs = [orders(10, "north", prefix="n"), orders(4, "south", prefix="s")]
     for partition, log in enumerate(logs):
         kept.apply(partition, 0, log.end, log.between(0, log.end))
-    wrong = differences(observed(kept), expected(logs))
+    wrong = differences(kept.tables(), expected(logs))
     if not planted:
         assert wrong == {}
         return
@@ -255,12 +257,12 @@ def share_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     def shared(name: str) -> sql.Identifier:
         return own(name) if name == GATE_STAGE else sql.Identifier("kept", name)
 
-    def prepare_shared(session: Session, name: str, columns: sql.Composed) -> None:
+    def prepare_shared(session: StoreSession, name: str, row: sql.Composed) -> None:
         if name == GATE_STAGE:
-            prepare(session, name, columns)
+            prepare(session, name, row)
             return
-        create = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
-        session.connection.execute(create.format(shared(name), columns))
+        create = sql.SQL("CREATE TABLE IF NOT EXISTS {} AS {} WITH NO DATA")
+        session.connection.execute(create.format(shared(name), row))
 
     monkeypatch.setattr(writes, "stage_of", shared)
     monkeypatch.setattr(writes, "prepare_stage", prepare_shared)
@@ -274,7 +276,7 @@ def hot_logs(partitions: int, records: int) -> list[Log]:
     return [orders(records, "hot", prefix=f"p{number}-") for number in range(partitions)]
 
 
-def test_c17_one_hot_group_from_twelve_partitions_has_no_deadlock(kept: KeptViews) -> None:
+def test_c17_one_hot_group_from_twelve_partitions_has_no_deadlock(kept: PostgresKeptOrders) -> None:
     kept.reset(12)
     logs, core = hot_logs(12, 60), kept.core()
 
@@ -297,7 +299,7 @@ class OneShard(PostgresCore):
 
 @pytest.mark.parametrize(("planted", "attempts"), [(PostgresCore, 2), (OneShard, 3)])
 def test_c17_two_partitions_that_cross_deadlock_only_in_one_shard_and_the_loser_tries_again(
-    kept: KeptViews, planted: type[PostgresCore], attempts: int
+    kept: PostgresKeptOrders, planted: type[PostgresCore], attempts: int
 ) -> None:
     """One takes `by_region` then `totals`, the other the other way round, both half-way at once."""
     kept.reset(2)
@@ -333,7 +335,9 @@ def test_c17_two_partitions_that_cross_deadlock_only_in_one_shard_and_the_loser_
     check(kept, logs)
 
 
-def test_c17_deadlocks_without_end_are_given_up_and_change_nothing(kept: KeptViews) -> None:
+def test_c17_deadlocks_without_end_are_given_up_and_change_nothing(
+    kept: PostgresKeptOrders,
+) -> None:
     log, begun = orders(3), []
 
     class Unlucky(PostgresCore):
@@ -342,6 +346,6 @@ def test_c17_deadlocks_without_end_are_given_up_and_change_nothing(kept: KeptVie
             raise psycopg.errors.DeadlockDetected("deadlock detected")
 
     with pytest.raises(Unavailable, match="deadlock"):
-        with_core(kept, Unlucky).apply(0, 0, 3, log.between(0, 3))
+        with_core(kept, Unlucky).judge(0, 0, 3, log.between(0, 3))
     assert len(begun) == RETRIES_MAX + 1
-    assert observed(kept) == expected([Log()])
+    assert kept.tables() == expected([Log()])

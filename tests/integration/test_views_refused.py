@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import random
+import string
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from view_cases import orders
 
 from everstate.errors import ViewStoreError
-from everstate.testing.view_contract import TABLES, Log, check, history, state_of
-from everstate.testing.view_postgres import KeptViews
+from everstate.testing.view_contract import check
+from everstate.testing.view_orders import TABLES, Log, history, orders, state_of
+from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.core import Refused
-from everstate.views.stores import PostgresStore
+from everstate.views.stores import PostgresViewStore
 from everstate.views.stores.postgres.transaction import PostgresCore
 
 
 @pytest.fixture
-def views(database: str) -> Iterator[KeptViews]:
-    with KeptViews.installed(database) as installed:
+def views(database: str) -> Iterator[PostgresKeptOrders]:
+    with PostgresKeptOrders.installed(database) as installed:
         installed.reset(1)
         yield installed
 
@@ -43,7 +45,7 @@ def unstorable(log: Log, start: int, end: int, offset: int) -> pa.Table:
 
 
 def test_c19_a_change_that_would_wait_and_cannot_be_stored_is_dead_at_once(
-    views: KeptViews,
+    views: PostgresKeptOrders,
 ) -> None:
     """It is dead once, at its own offset; what came after it waits for a version that is gone."""
     first, second, third, fourth = history("a", [state_of("a", quantity=n) for n in range(4)])
@@ -63,7 +65,7 @@ def test_c19_a_change_that_would_wait_and_cannot_be_stored_is_dead_at_once(
     check(views, [log])
 
 
-def test_c19_a_trailing_view_does_not_apply_what_latest_refused(views: KeptViews) -> None:
+def test_c19_a_trailing_view_does_not_apply_what_latest_refused(views: PostgresKeptOrders) -> None:
     first, second, third = history("a", [state_of("a", quantity=n) for n in range(3)])
     log = Log()
     for record in (first, third):
@@ -80,7 +82,7 @@ def test_c19_a_trailing_view_does_not_apply_what_latest_refused(views: KeptViews
     assert views.query("SELECT count(*) FROM held") == [(0,)]
 
 
-def test_a_refusal_that_comes_back_ends_the_attempt(views: KeptViews) -> None:
+def test_a_refusal_that_comes_back_ends_the_attempt(views: PostgresKeptOrders) -> None:
     class Forgetful(PostgresCore):
         """Planted: a change that latest refuses is let go all the same, again and again."""
 
@@ -88,12 +90,12 @@ def test_a_refusal_that_comes_back_ends_the_attempt(views: KeptViews) -> None:
             raise Refused(1, "planted")
 
     log = orders(3)
-    forgetful = type("Forgetful", (PostgresStore,), {"core_class": Forgetful})
-    with pytest.raises(ViewStoreError, match="refused again"):
-        replace(views, store=forgetful).apply(0, 0, 3, log.between(0, 3))
+    forgetful = type("Forgetful", (PostgresViewStore,), {"core_class": Forgetful})
+    with pytest.raises(ViewStoreError, match="still rejects its batch"):
+        replace(views, store=forgetful).judge(0, 0, 3, log.between(0, 3))
 
 
-def test_c19_what_is_dead_does_not_depend_on_how_the_log_is_cut(views: KeptViews) -> None:
+def test_c19_what_is_dead_does_not_depend_on_how_the_log_is_cut(views: PostgresKeptOrders) -> None:
     """A middle version is in no row of latest; another split, or a history, must not judge it."""
     story = history("a", [state_of("a", quantity=n) for n in range(3)])
     log = Log()
@@ -111,8 +113,29 @@ def test_c19_what_is_dead_does_not_depend_on_how_the_log_is_cut(views: KeptViews
     assert (account.applied, account.held, account.dead) == (1, 1, 1)
 
 
+def test_a_group_value_that_no_index_holds_stops_its_view_alone_and_says_what_to_do(
+    views: PostgresKeptOrders,
+) -> None:
+    """A long text that can be compressed fits: only one without a pattern is too long."""
+    region = "".join(random.Random(1).choices(string.ascii_letters, k=4_000))
+    log = Log()
+    for key, state in (("a", state_of("a")), ("b", state_of("b", region=region))):
+        for record in history(key, [state]):
+            log.append(record)
+    done = views.apply(0, 0, log.end, log.between(0, log.end))
+    assert done.applied == 2
+    assert [failed.view for failed in done.failures] == ["by_region"]
+    reason = done.failures[0].reason
+    assert "index row size" in reason
+    assert "such as left(region, 200)" in reason
+    assert views.query("SELECT count(*) FROM order_latest") == [(2,)]
+    assert views.query("SELECT count(*) FROM by_region") == [(0,)]
+
+
 @pytest.mark.parametrize("rest", [b"}", b"{}", b" x"])
-def test_c19_a_message_that_cannot_be_cut_is_dead_alone(views: KeptViews, rest: bytes) -> None:
+def test_c19_a_message_that_cannot_be_cut_is_dead_alone(
+    views: PostgresKeptOrders, rest: bytes
+) -> None:
     """The parser refuses such a message; should another one come through, it stops nobody."""
     log = orders(9)
     changes = log.between(0, 9)

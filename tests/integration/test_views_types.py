@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from everstate.app import App
 from everstate.errors import InvalidView
-from everstate.pipeline.plan import column_types
-from everstate.views.plan import RowPlan
+from everstate.pipeline.keeping.plan import column_types
+from everstate.views.kinds.row import RowPlan
 
 
 class Order(BaseModel):
@@ -35,7 +35,7 @@ def test_c16_a_column_that_spark_calls_non_deterministic_is_refused(spark: Spark
     (column,) = plan.row
     random = replace(column, spark_sql=f"{column.spark_sql} + uniform(1, 9)")
     hidden = replace(plan, row=(random,))
-    with pytest.raises(InvalidView, match="non-deterministic"):
+    with pytest.raises(InvalidView, match="does not guarantee to give the same value"):
         column_types(spark, app.entity_type("ordr"), hidden)
 
 

@@ -24,9 +24,9 @@ from everstate.errors import (
     Unavailable,
 )
 from everstate.log.positions import Range
-from everstate.pipeline.audit import tiling_problems
-from everstate.pipeline.session import session_settings, translate
-from everstate.pipeline.source import fair_spans
+from everstate.pipeline.archiving.audit import tiling_problems
+from everstate.pipeline.spark.session import session_settings, translate
+from everstate.pipeline.spark.source import fair_spans
 
 NOTE = CommitNote(
     entity="order",
@@ -83,11 +83,11 @@ def test_c26_holes_overlaps_and_forgotten_commits_are_told() -> None:
     assert problems(row(0, 0, 0, 0), row(1, 0, 0, 9), row(2, 0, 5, 9)) == [
         "offsets 5 to 9 are in two commits"
     ]
-    assert problems(row(0, 0, 0, 0), row(2, 0, 0, 9)) == ["no ranges of epochs [1]"]
+    assert problems(row(0, 0, 0, 0), row(2, 0, 0, 9)) == ["epochs [1] have no ranges"]
     wrong = tiling_problems([row(0, 0, 0, 0), row(1, 0, 0, 9)], NOTE)
     assert [p.message for p in wrong] == [
-        "position 20, ranges end at 9",
-        "position 5, ranges end at 0",
+        "the position is 20, but the ranges end at 9",
+        "the position is 5, but the ranges end at 0",
     ]
 
 

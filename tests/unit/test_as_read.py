@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from everstate.app import App
 from everstate.errors import InvalidView
-from everstate.pipeline.as_read import is_plain, read_differently
+from everstate.pipeline.proof.as_read import is_plain, read_differently
 
 ROWS: list[tuple[Any, ...]] = [
     ("NL", 3, Decimal("0.333333"), None),

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from everstate.sources.crud.stores.cassandra import unpublished as unpublished_module
-from everstate.sources.crud.stores.cassandra.session import Database
-from everstate.sources.crud.stores.cassandra.unpublished import Unpublished
+from everstate.sources.stores.cassandra import unpublished as unpublished_module
+from everstate.sources.stores.cassandra.session import Database
+from everstate.sources.stores.cassandra.unpublished import Unpublished
 
 
 class Looks:

@@ -99,6 +99,7 @@ def step(table: str | None, status: str | None, reason: str | None = None) -> No
         None,
         status,
         0,
+        0,
         reason,
     )
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
-from everstate.sources.cdc.declaration import Capture, Form, Table
+from everstate.declarations.captures import Capture, CaptureForm, Table
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.reading import TRANSACTIONS, RawReader, RefusedRow
+from everstate.sources.cdc.reading import RawReader, RefusedRow
+from everstate.sources.cdc.rows import TRANSACTION
 
 
 class Item(BaseModel):
@@ -24,7 +25,7 @@ class Item(BaseModel):
 
 
 ROW, OLD = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
-SAMPLES: dict[Form, dict[str, Any]] = {
+SAMPLES: dict[CaptureForm, dict[str, Any]] = {
     "debezium": {
         "op": "u", "before": OLD, "after": ROW, "ts_ms": 5,
         "source": {"connector": "postgresql", "lsn": 7, "txId": 3, "ts_us": 5, "snapshot": "false"},
@@ -56,7 +57,7 @@ JSON = st.recursive(
 )
 
 
-def reader(form: Form) -> RawReader:
+def reader(form: CaptureForm) -> RawReader:
     kind = {"debezium": "postgresql", "goldengate": "oracle"}.get(form, "mysql")
     tables = {"shop.item": Table(entity="item", key_columns=("id",))}
     capture = Capture(name="shop", kind=kind, form=form, tables=tables)  # type: ignore[arg-type]
@@ -79,16 +80,16 @@ def changed(message: Any, at: tuple[Any, ...], value: Any) -> bytes:
     return json.dumps(made).encode()
 
 
-@pytest.mark.parametrize("form", get_args(Form))
-def test_the_samples_are_read(form: Form) -> None:
+@pytest.mark.parametrize("form", get_args(CaptureForm))
+def test_the_samples_are_read(form: CaptureForm) -> None:
     (row,) = reader(form).read("item", b'{"id":1}', json.dumps(SAMPLES[form]).encode())
     assert isinstance(row, CleanRow), row
 
 
-@pytest.mark.parametrize("form", get_args(Form))
-@settings(max_examples=300)
+@pytest.mark.parametrize("form", get_args(CaptureForm))
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_message_with_any_other_value_is_read_or_refused(form: Form, data: Any) -> None:
+def test_a_message_with_any_other_value_is_read_or_refused(form: CaptureForm, data: Any) -> None:
     at = data.draw(st.sampled_from(list(paths(SAMPLES[form]))))
     body = changed(SAMPLES[form], at, data.draw(JSON))
     for one in reader(form).read("item", data.draw(st.sampled_from([None, b'{"id":1}'])), body):
@@ -96,7 +97,19 @@ def test_a_message_with_any_other_value_is_read_or_refused(form: Form, data: Any
         assert isinstance(one, CleanRow) or one.reason
 
 
-@given(at=st.sampled_from(["status", "id", "event_count", "data_collections"]), value=JSON)
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_row_of_the_one_raw_log_is_read_or_refused_or_of_no_table(data: Any) -> None:
+    sample = copy.deepcopy(SAMPLES["debezium"])
+    sample["source"] |= {"schema": "shop", "table": "item", "sequence": '["3","7"]'}
+    at = data.draw(st.sampled_from(list(paths(sample))))
+    body = changed(sample, at, data.draw(JSON))
+    for one in reader("debezium").read("", b'{"id":1}', body):
+        assert isinstance(one, CleanRow | RefusedRow)
+        assert isinstance(one, CleanRow) or one.reason
+
+
+@given(at=st.sampled_from(["status", "id"]), value=JSON)
 def test_an_end_of_a_transaction_with_any_other_value_is_read_or_refused(
     at: str, value: Any
 ) -> None:
@@ -104,7 +117,8 @@ def test_an_end_of_a_transaction_with_any_other_value_is_read_or_refused(
         "status": "END", "id": "3:7", "event_count": 1,
         "data_collections": [{"data_collection": "shop.item", "event_count": 1}],
     }  # fmt: skip
-    found = reader("debezium").read(TRANSACTIONS, None, changed(end, (at,), value))
+    body = changed(end, (at,), value)
+    found = reader("debezium").read("", None, body, (TRANSACTION, None))
     assert all(getattr(one, "reason", "ended") for one in found)
 
 
@@ -115,8 +129,8 @@ def test_what_is_misshapen_says_so() -> None:
     assert row.reason.startswith("it is not as maxwell writes it: TypeError")
 
 
-@pytest.mark.parametrize("form", get_args(Form))
-def test_what_is_nested_too_deep_is_refused(form: Form) -> None:
+@pytest.mark.parametrize("form", get_args(CaptureForm))
+def test_what_is_nested_too_deep_is_refused(form: CaptureForm) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     body = json.dumps({**SAMPLES[form], "after": 0, "data": 0}).encode()
     (row,) = reader(form).read("item", b'{"id":1}', body.replace(b": 0", b": " + deep))

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from pydantic import BaseModel
 from everstate.app import App
 from everstate.cli.roles import run_clean
 from everstate.config import Config, load
-from everstate.errors import CaptureFailed, EverstateError, Unavailable
+from everstate.declarations.captures import Capture, Table
+from everstate.errors import CaptureFailed, EverstateError, SourceReplaced, Unavailable
 from everstate.sources.cdc import restarting
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.declaration import Capture, Table
 from everstate.sources.cdc.halted import SnapshotWatch
 from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.restarting import (
@@ -47,6 +48,21 @@ class Connector:
         self.gives_up: str | None = None
         self.nudges = 0
         self.reads_anew = 0
+        self.moves, self.is_former = 0, False
+        self.replaced: EverstateError | None = None
+        self.is_paused = False
+
+    def move_to_one_log(self) -> bool:
+        self.moves += 1
+        was, self.is_former = self.is_former, False
+        return was
+
+    def check_source(self) -> None:
+        if self.replaced is not None:
+            raise self.replaced
+
+    def pause(self) -> None:
+        self.is_paused = True
 
     def running_position(self) -> dict[str, Any]:
         return self.position
@@ -220,6 +236,10 @@ def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
         return clean
 
     monkeypatch.setattr("everstate.pipeline.clean.cleaning_part", cleaning_part)
+    # No JVM here: the part that cleans is another one.
+    monkeypatch.setattr(
+        "everstate.pipeline.spark.session.own_spark", lambda *_, **__: nullcontext()
+    )
     addresses = {
         "EVERSTATE_LOG_BOOTSTRAP_SERVERS": "127.0.0.1:1",
         "EVERSTATE_STORE_DSN": "dbname=p",
@@ -228,3 +248,25 @@ def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
         monkeypatch.setenv(name, value)
     run_clean(load(), app, stop)
     assert connector.restarts == 1
+
+
+def test_a_connector_of_an_earlier_version_is_moved_to_the_one_raw_log_once() -> None:
+    rig = Rig()
+    rig.connector.is_former = True
+    for _ in range(5):
+        rig.look()
+    assert (rig.connector.moves, rig.connector.is_former) == (1, False)
+
+
+def test_a_connector_whose_database_was_replaced_stops_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig()
+    rig.connector.position = {"lsn": 5}
+    rig.look()
+    rig.connector.replaced = SourceReplaced("shop", "it is b, and was a")
+    for _ in range(20):
+        rig.look()
+    assert rig.connector.is_paused
+    assert [line for line in caplog.messages if "--new-epoch" in line] != []
+    assert len(caplog.messages) == 1

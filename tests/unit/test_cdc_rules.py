@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,31 @@ import pytest
 
 from capture_cases import UNAVAILABLE, fold
 from everstate.config import Config, expanded, load
+from everstate.declarations.captures import Capture, DatabaseKind, ProvenanceFrom, Table
 from everstate.errors import InvalidCapture, InvalidConfig
-from everstate.sources.cdc.capturing import _age_s, _states
 from everstate.sources.cdc.connectors import (
     Address,
     OwnTables,
     Peculiarities,
     connector_settings,
+    writes_one_log,
 )
 from everstate.sources.cdc.database import key_values
-from everstate.sources.cdc.declaration import Capture, Kind, ProvenanceFrom, Table
 from everstate.sources.cdc.mariadb import mariadb_address
 from everstate.sources.cdc.mariadb_checks import _grants, checks
-from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
-from everstate.sources.cdc.notifications import INITIAL, Notification, first_of
+from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
+from everstate.sources.cdc.notifications import (
+    INITIAL,
+    Notification,
+    ended_snapshots,
+    first_of,
+)
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.secrets import password_reference
+from everstate.sources.cdc.status import age_s, states_of
 
 
-def declared(kind: Kind = "postgresql", **options: Any) -> Capture:
+def declared(kind: DatabaseKind = "postgresql", **options: Any) -> Capture:
     tables = {"public.orders": Table(entity="order")}
     return Capture(name="shop", kind=kind, tables=tables, **options)
 
@@ -58,12 +66,32 @@ def test_names_stay_within_what_databases_take() -> None:
     assert 1 <= long.server_id < 2**31
 
 
-def test_raw_topics_are_named_by_source_and_table() -> None:
+def test_everything_goes_to_one_raw_log_and_what_is_no_row_says_so(tmp_path: Path) -> None:
     capture = declared()
     names = names_of("p", capture)
-    assert table_topics(names, capture) == {"public.orders": "p.raw.shop.orders"}
-    assert names.transactions == "p.raw.shop.transaction"
-    assert names.heartbeats == "p.capture.heartbeats.p.raw.shop"
+    assert names.raw_log == "p.raw.shop"
+    made = settings(load(tmp_path), capture)
+    assert made["transforms"].split(",")[-1] == "one"
+    assert writes_one_log(made, names)
+    assert not writes_one_log({"transforms.short.replacement": "p.raw.shop.$1"}, names)
+    topics = {
+        "p.raw.shop.transaction": "transaction",
+        "p.raw.shop.message": "message",
+        "p.capture.heartbeats.p.raw.shop": "heartbeat",
+        "p.raw.shop": "schema",
+    }
+    for topic, kind in topics.items():
+        assert re.fullmatch(made[f"predicates.{kind}.pattern"], topic)
+        assert made[f"transforms.{kind}.value.literal"] == kind
+        assert not re.fullmatch(made[f"predicates.{kind}.pattern"], "p.raw.shop.public.orders")
+    routed = [*topics, "p.raw.shop.public.orders"]
+    assert all(re.fullmatch(made["transforms.one.regex"], topic) for topic in routed)
+    assert not re.fullmatch(made["transforms.one.regex"], names.notifications)
+    former = former_topics(names, capture)
+    assert former == [
+        "p.raw.shop.orders", "p.raw.shop.transaction", "p.raw.shop.message",
+        "p.capture.heartbeats.p.raw.shop",
+    ]  # fmt: skip
 
 
 def test_settings_of_a_connector_hold_no_password(tmp_path: Path) -> None:
@@ -150,6 +178,10 @@ def test_addresses_are_read_with_their_password_apart() -> None:
         "mariadb://u:a#hunter2@db/shop",
         "mariadb://u@db:hunter2/shop",
         "mariadb://u:\u2100hunter2@db/shop",
+        "mariadb://u:hunter2@db/shop?ssl=true",
+        "mariadb://u:hunter2@db/shop?ssl-mode=required",
+        "mariadb://u:hunter2@db/shop?ssl-mode=verify-full",
+        "mariadb://u:hunter2@db/shop?ssl-mode=trust&ssl-ca=/etc/ca.pem",
     ],
 )
 def test_an_address_that_is_none_is_refused_without_its_password(dsn: str) -> None:
@@ -216,33 +248,53 @@ def test_a_key_must_have_each_of_its_columns() -> None:
 def test_what_connect_says_of_a_failed_task_is_one_line() -> None:
     trace = "org.X: outer\n\tat a.b\nCaused by: org.Y: the reason\n\t... 3 more"
     told = {"connector": {"state": "RUNNING"}, "tasks": [{"state": "FAILED", "trace": trace}]}
-    assert _states(told) == ("RUNNING", "FAILED", "org.Y: the reason")
-    assert _states({"connector": {"state": "PAUSED"}, "tasks": []}) == ("PAUSED", None, None)
+    assert states_of(told) == ("RUNNING", "FAILED", "org.Y: the reason")
+    assert states_of({"connector": {"state": "PAUSED"}, "tasks": []}) == ("PAUSED", None, None)
 
 
 def test_delay_is_the_age_of_what_is_stored_as_done() -> None:
-    assert _age_s({"ts_usec": 99_000_000}, 100.0) == 1.0
-    assert _age_s({"ts_sec": 98}, 100.0) == 2.0
-    assert _age_s({}, 100.0) is None
-    assert _age_s({"ts_sec": 101}, 100.0) == 0.0, "clocks may differ"
+    assert age_s({"ts_usec": 99_000_000}, 100.0) == 1.0
+    assert age_s({"ts_sec": 98}, 100.0) == 2.0
+    assert age_s({}, 100.0) is None
+    assert age_s({"ts_sec": 101}, 100.0) == 0.0, "clocks may differ"
 
 
 def told(kind: str, state: str, *tables: str) -> Notification:
-    return Notification("1", kind, state, tables, None, None, None, None, 0)
+    return Notification("1", kind, state, tables, None, None, None, None, 0, 0)
 
 
 def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_again() -> None:
     begun = [told(INITIAL, "STARTED")]
-    assert first_of(begun).under_way
+    assert first_of(begun, 2).under_way
     done = [*begun, told(INITIAL, "COMPLETED")]
-    assert (first_of(done).under_way, first_of(done).interrupted) == (False, False)
+    assert (first_of(done, 2).under_way, first_of(done, 2).interrupted) == (False, False)
     twice = [*begun, *done]
-    assert first_of(twice).interrupted
+    assert first_of(twice, 2).interrupted
     one = [told("Incremental Snapshot", "STARTED", "a"), told("Incremental Snapshot", "COMPLETED")]
-    assert first_of([*twice, *one]).interrupted, "one table is not all"
+    assert first_of([*twice, *one], 2).interrupted, "one table is not all"
     every = [told("Incremental Snapshot", "STARTED", "a", "b"), one[1]]
-    assert not first_of([*twice, *every]).interrupted
-    assert first_of([]).state is None
+    assert not first_of([*twice, *every], 2).interrupted
+    assert not first_of([*twice, *one], 1).interrupted, "the capture has one table"
+    assert first_of([], 2).state is None
+
+
+def scan(table: str, rows: int, status: str = "SUCCEEDED") -> Notification:
+    return Notification("1", INITIAL, "TABLE_SCAN_COMPLETED", (), table, rows, None, status, 0, 0)
+
+
+def test_a_first_snapshot_is_empty_when_every_table_was_read_and_had_no_row() -> None:
+    began, ended = told(INITIAL, "STARTED"), replace(told(INITIAL, "COMPLETED"), sent_ms=7)
+    read = [began, scan("a", 0), scan("signals", 3), scan("b", 0, "EMPTY"), ended]
+    assert ended_snapshots(read, ["a", "b"]) == [(7, True)]
+    assert ended_snapshots([*read, *read], ["a", "b"]) == [(7, True)] * 2
+    assert ended_snapshots([began, scan("a", 0), scan("b", 1), ended], ["a", "b"]) == [(7, False)]
+    assert ended_snapshots([began, scan("a", 0), ended], ["a", "b"]) == [(7, False)], "b is unread"
+    assert ended_snapshots([began, ended], ["a"]) == [(7, False)], "a capture without a snapshot"
+    failed = [began, scan("a", 0, "SQL_EXCEPTION"), ended]
+    assert ended_snapshots(failed, ["a"]) == [(7, False)]
+    halted = [began, scan("a", 0), began, scan("b", 0), ended]
+    assert ended_snapshots(halted, ["a", "b"]) == [(7, False)], "the first one was stopped"
+    assert ended_snapshots([began, scan("a", 0)], ["a"]) == []
 
 
 def test_the_oracle_of_raw_topics_sees_what_is_lost() -> None:

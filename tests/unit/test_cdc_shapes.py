@@ -14,17 +14,17 @@ import pytest
 
 from cdc_shared import messages, outcomes, table_of
 from clean_cases import FORMS, Database
-from everstate.sources.cdc.declaration import Form
+from everstate.declarations.captures import CaptureForm
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING, OWN_SETTING, placeholder_of
-from everstate.sources.cdc.rows import Message, SourceRow, Unreadable, is_after, is_same
+from everstate.sources.cdc.rows import RawMessage, SourceRow, Unreadable, is_after, is_same
 from everstate.sources.cdc.shapes import READERS, debezium
-from everstate.sources.cdc.shapes.places import place_of
+from everstate.sources.cdc.shapes.places import lacks_position, position_of, stream_place
 
 
 def read(form: str, value: Any, key: Any = None, **headers: bytes) -> list[SourceRow]:
     encoded = None if key is None else json.dumps(key).encode()
     body = value if isinstance(value, bytes) or value is None else json.dumps(value).encode()
-    return READERS[form](Message("shop.item", encoded, body, headers))
+    return READERS[form](RawMessage("shop.item", encoded, body, headers))
 
 
 def one(form: str, value: Any, key: Any = None, **headers: bytes) -> SourceRow:
@@ -46,7 +46,7 @@ def test_debezium_reads_every_operation_with_and_without_its_schema(op: str, wra
     }  # fmt: skip
     found = one("debezium", wrap(message), {"id": 3})
     assert (found.op, found.key, found.is_whole) == (op, {"id": 3}, op != "d")
-    assert found.position == {"lsn": (26916144, 2)}
+    assert found.position == {"lsn": (26916144,)}
     assert found.time_us == 1_559_033_904_863_769
     assert found.transaction is not None
     assert (found.transaction.id, found.transaction.order) == ("744", 2)
@@ -90,7 +90,7 @@ def test_debezium_values_that_are_not_available_are_unknown_in_columns_of_each_t
 def told(event: Any, setting: str, **headers: bytes) -> SourceRow:
     """Row of an event, of a connector with this placeholder."""
     body = json.dumps(event, separators=(",", ":")).encode()
-    (row,) = READERS["debezium"](Message("shop.item", b'{"id":3}', body, headers, setting))
+    (row,) = READERS["debezium"](RawMessage("shop.item", b'{"id":3}', body, headers, setting))
     return row
 
 
@@ -165,14 +165,44 @@ def test_mongodb_documents_are_made_plain_and_updates_know_what_they_say() -> No
 
 
 def test_the_end_of_a_transaction_joins_its_events_on_what_is_stable_of_its_id() -> None:
-    counts = [{"data_collection": "public.a", "event_count": 2}]
-    body = {"status": "END", "id": "744:269", "event_count": 2, "data_collections": counts}
-    end = debezium.read_transaction(Message("", None, json.dumps(body).encode(), {}))
-    assert end is not None
-    assert (debezium.transaction_key(end.id), end.count, end.counts) == ("744", 2, {"public.a": 2})
+    body = {"status": "END", "id": "744:269", "event_count": 2}
+    assert debezium.ended_transaction(json.dumps(body).encode()) == "744"
     assert debezium.transaction_key("0-184054-13") == "0-184054-13"
     begin = json.dumps({"status": "BEGIN", "id": "744:268"}).encode()
-    assert debezium.read_transaction(Message("", None, begin, {})) is None
+    assert debezium.ended_transaction(begin) is None
+
+
+def test_the_place_in_the_stream_follows_commits_and_not_the_positions_of_rows() -> None:
+    def place(commit: str, lsn: int) -> bytes:
+        source = {"sequence": f'[{commit},"{lsn}"]', "lsn": lsn}
+        found = stream_place("postgresql", source)
+        assert found is not None
+        return found
+
+    # The second transaction wrote its first row before the first one was committed.
+    assert place("null", 100) < place("null", 120) < place('"140"', 110) < place('"140"', 150)
+    binlog = [("b.000009", 900, 0), ("b.000010", 4, 0), ("b.000010", 4, 1), ("b.000010", 60, 0)]
+    places = [
+        stream_place("mariadb", {"file": file, "pos": pos, "row": row}) for file, pos, row in binlog
+    ]
+    assert places == sorted(places, key=lambda one: one or b"")
+
+
+def test_a_row_behind_its_predecessor_that_seems_to_go_back_has_no_position() -> None:
+    """MariaDB's default from 11.4 on: all events of a transaction are at its beginning."""
+
+    def place(pos: int, row: int, order: int) -> bytes:
+        found = stream_place("mariadb", {"file": "b.000010", "pos": pos, "row": row}, order)
+        assert found is not None
+        return found
+
+    assert lacks_position(place(900, 68, 69), place(900, 0, 70))
+    assert not lacks_position(place(900, 5, 6), place(900, 3, 1)), "a connector that began again"
+    assert not lacks_position(place(900, 5, 6), place(880, 0, 7)), "another event"
+    assert not lacks_position(place(900, 5, 0), place(900, 3, 1)), "nothing counts the rows"
+    first = stream_place("postgresql", {"sequence": '[null,"9"]', "lsn": 9}, 1)
+    assert first is not None
+    assert not lacks_position(first, first)
 
 
 def test_logical_messages_carry_bytes() -> None:
@@ -180,7 +210,7 @@ def test_logical_messages_carry_bytes() -> None:
     body = {
         "op": "m", "source": SOURCE, "message": {"prefix": "everstate", "content": content},
     }  # fmt: skip
-    found = debezium.read_message(Message("", None, json.dumps(body).encode(), {}))
+    found = debezium.read_message(RawMessage("", None, json.dumps(body).encode(), {}))
     assert found is not None
     assert (found.transaction, found.prefix, found.content) == (
         "744",
@@ -233,7 +263,7 @@ def test_canal_gives_lists_of_rows_with_changed_columns_only() -> None:
     assert (first.op, first.key, first.after) == ("u", {"id": "1"}, {"id": "1", "a": "3"})
     assert first.before == {"id": "1", "a": "2"}
     assert not first.is_whole
-    assert (second.position, second.order) == ({}, ()), "as its neighbours in the topic"
+    assert second.position == {}, "as its neighbours in the topic"
 
 
 @pytest.mark.parametrize(
@@ -337,8 +367,7 @@ def test_what_cannot_be_read_says_why(form: str, value: Any, reason: str) -> Non
 def test_places_in_the_logs_of_the_connectors_are_ordered_as_their_databases_wrote(
     connector: str, earlier: dict[str, Any], later: dict[str, Any]
 ) -> None:
-    old, _ = place_of(connector, earlier, None)
-    new, _ = place_of(connector, later, None)
+    old, new = position_of(connector, earlier), position_of(connector, later)
     assert is_after(new, old) is True
     assert is_after(old, new) is False
     assert is_same(old, old)
@@ -346,8 +375,8 @@ def test_places_in_the_logs_of_the_connectors_are_ordered_as_their_databases_wro
 
 
 def test_places_of_different_servers_without_shared_numbers_cannot_be_compared() -> None:
-    old, _ = place_of("mysql", {"gtid": "aa:5"}, 1)
-    new, _ = place_of("mysql", {"gtid": "bb:2", "file": "b.1", "pos": 3}, 1)
+    old = position_of("mysql", {"gtid": "aa:5"})
+    new = position_of("mysql", {"gtid": "bb:2", "file": "b.1", "pos": 3})
     assert is_after(new, old) is None
 
 
@@ -361,7 +390,7 @@ def test_messages_are_changes_or_refused_with_a_reason(form: str) -> None:
     broken: list[Any] = [{"op": "u", "table": "item", "type": "update", "op_type": "U"}]
     listed = [value for _key, value in database.log] + broken
     reader = "debezium" if form.startswith("debezium") else form
-    told = outcomes("own", cast("Form", reader), listed)
+    told = outcomes("own", cast("CaptureForm", reader), listed)
     assert [each.outcome for each in told] == ["change", "change", "change", "refused"]
     assert [each.reason for each in told][:3] == ["created", "updated", "deleted"]
     assert told[3].reason

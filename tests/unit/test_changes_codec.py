@@ -202,7 +202,7 @@ def test_of_the_states_before_and_after_only_the_larger_one_counts() -> None:
     assert len(created) < 2000 < len(updated)
     assert len(deleted) < 2000
     larger = Order(order_id="o-1", note="z" * 1800)
-    with pytest.raises(ChangeTooLarge, match="the larger one counts"):
+    with pytest.raises(ChangeTooLarge, match="the larger of its two states counts"):
         small.encode(change(kind=Kind.UPDATED, original=before, current=larger))
 
 

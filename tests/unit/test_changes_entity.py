@@ -24,8 +24,8 @@ from pydantic import (
 
 from everstate.changes import DomainEvent, EntityType
 from everstate.errors import InvalidChange, InvalidEntityType
-from everstate.sources.commands.group import fact_json
-from everstate.sources.outbox.rows import event_text
+from everstate.sources.commands.facts import fact_json
+from everstate.sources.stores.rows import event_text
 
 
 class Colour(Enum):

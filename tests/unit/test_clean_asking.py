@@ -253,7 +253,7 @@ def test_what_a_capture_gives_again_is_not_put_over_a_row_that_was_read_later() 
     batch = cleaner.take(late)
     assert batch.skipped == {READ_BEFORE: 2}
     cleaner.take(database.log[1:])
-    names = [json.loads(one.step.current or b"{}")["name"] for one in cleaner.changes]
+    names = [json.loads(one.current or b"{}")["name"] for one in cleaner.changes]
     assert names == ["c", "c"]
     assert broken_laws(cleaner.changes, database.history, is_whole=False) == []
 

@@ -7,32 +7,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.cloudpickle import dumps
 
 from clean_cases import ITEM, Database, capture_of
-from everstate.pipeline.clean import ParseTask
-from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.reading import ParsedCodec, RawReader
+from everstate.pipeline.clean import SliceTask
+from everstate.sources.cdc.columns import Rows, Slices
+from everstate.sources.cdc.reading import RawReader
 
 CHILD = """
-import sys, pickle, pyarrow as pa
+import sys, pickle
 task, batch = pickle.loads(open(sys.argv[1], "rb").read())
 assert "clean_cases" not in sys.modules
 (found,) = task([batch])
-open(sys.argv[2], "wb").write(pickle.dumps(found.to_pydict()))
+open(sys.argv[2], "wb").write(pickle.dumps(found))
 """
-
-
-class Declared:
-    """As much of a capture as a task is made of."""
-
-    def __init__(self) -> None:
-        self.reader: Any = RawReader(capture_of("debezium"), {"item": ITEM})
-        self.codec = ParsedCodec()
-        self.topics = {"t.raw.shop.item": "item"}
 
 
 def test_a_task_in_another_process_finds_the_project_and_reads_as_the_driver_does(
@@ -48,31 +38,33 @@ def test_a_task_in_another_process_finds_the_project_and_reads_as_the_driver_doe
         (json.dumps(k).encode(), None if v is None else json.dumps(v).encode())
         for k, v in database.log
     ]
-    headers = [[{"key": "h", "value": b"1"}], None, []]
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "topic": ["t.raw.shop.item"] * 3,
-            "partition": pa.array([0, 0, 0], pa.int32()),
-            "offset": [5, 6, 7],
-            "key": [key for key, _ in log],
-            "value": [value for _, value in log],
-            "at_ms": [1_795_247_000_123] * 3,
-            "headers": pa.array(
-                headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-            ),
-        }
+    slices = Slices(RawReader(capture_of("debezium"), {"item": ITEM}), ["item"], {"public.item": 0})
+    none = pa.nulls(3, pa.binary())
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["t.raw.shop.item"] * 3),
+            pa.array([2, 2, 2], pa.int32()),
+            pa.array([5, 6, 7]),
+            pa.array([1_795_247_000_123] * 3),
+            pa.array([key for key, _ in log], pa.binary()),
+            pa.array([value for _, value in log], pa.binary()),
+            none,
+            none,
+        ],
+        names=["topic", "partition", "offset", "at_ms", "key", "value", "h0", "h1"],
     )
-    declared: Any = Declared()
     given, result = tmp_path / "given", tmp_path / "result"
-    given.write_bytes(dumps((ParseTask.of(declared), batch)))  # type: ignore[no-untyped-call]
+    task = SliceTask.of(slices, [("t.raw.shop.item", 2)])
+    given.write_bytes(dumps((task, batch)))  # type: ignore[no-untyped-call]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(
         [sys.executable, "-c", CHILD, str(given), str(result)], check=True, env=env, cwd=tmp_path
     )
     found = pickle.loads(result.read_bytes())
-    assert found["offset"] == [5, 6]
-    for (key, value), parsed in zip(log, found["parsed"], strict=False):
-        (row,) = declared.codec.decode(parsed)
-        (here,) = declared.reader.read("item", key, value)
-        assert isinstance(row, CleanRow)
-        assert declared.codec.encode([row]) == declared.codec.encode([here])
+    here = slices.begin().columns(
+        (0, offset, key, value, (None, None), 0) for offset, (key, value) in enumerate(log, 5)
+    )
+    assert found == here
+    rows = Rows.of(found)
+    assert (rows.offset, rows.key) == ([5, 6], ["1", "1"])
+    assert (rows.state[0] is None, rows.rest[1] is None) == (False, False)

@@ -35,6 +35,13 @@ def test_the_menu_says_what_the_verb_says(verb: object) -> None:
             assert first == each.help
 
 
+@pytest.mark.parametrize("words", [[], ["views", "list"], ["doctor"], ["commands", "send"]])
+def test_a_flag_does_not_look_as_if_it_took_a_value(words: list[str]) -> None:
+    shown = CliRunner().invoke(cli, [*words, "--help"]).output
+    assert "--help" in shown
+    assert "bool" not in shown.lower()
+
+
 def test_the_menu_lists_every_verb_without_importing_it() -> None:
     program = (
         "import sys\nfrom typer.testing import CliRunner\nfrom everstate.cli import cli\n"
@@ -97,7 +104,7 @@ def test_an_app_that_is_not_there_says_what_to_set(
 
 
 def test_a_folder_without_settings_is_no_project(tmp_path: Path) -> None:
-    with pytest.raises(InvalidProject, match=r"there is no everstate\.toml in"):
+    with pytest.raises(InvalidProject, match=r"has no everstate\.toml"):
         load_app(None, load(tmp_path))
 
 
@@ -108,8 +115,8 @@ def test_a_folder_without_settings_is_no_project(tmp_path: Path) -> None:
         ("\nx = 1 / 0", "app_that_breaks.py:2: ZeroDivisionError: division by zero."),
         ("def f(:", "app_that_breaks.py:1: SyntaxError: invalid syntax."),
         (
-            'from everstate.app import App\n\nApp("x").view("v", sql="SELECT 1 FROM guest")',
-            "app_that_breaks.py:3: view v: unknown entity type 'guest'",
+            'from everstate.app import App\n\nApp("x").derive("Bad name", None)',
+            "app_that_breaks.py:3: derived topic Bad name: ",
         ),
     ],
 )

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from everstate.app import App
 from everstate.cli import cdc_preview, cli
 from everstate.config import load
+from everstate.declarations.captures import Table
 from everstate.sources.cdc.completion import PRIOR_UNKNOWN
-from everstate.sources.cdc.declaration import Table
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 
@@ -54,17 +54,17 @@ def test_only_rows_whose_state_before_is_unknown_are_asked_for_by_clean(
         next(line for line in done.stdout.splitlines() if line.split()[1:2] == [key])
         for key in "123"
     )
-    assert "the clean role asks" in asked
+    assert "requested by clean" in asked
     assert "needed" in needed
-    assert "the clean role asks" not in needed + waits
-    assert "take it with `everstate cdc held shop --snapshot`" in done.stderr
+    assert "requested by clean" not in needed + waits
+    assert "run `everstate cdc held shop --snapshot`" in done.stderr
 
 
 def test_nobody_asks_the_database_of_a_capture_that_somebody_else_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = told(monkeypatch, dsn=None)
-    assert "the clean role asks" not in done.stdout
+    assert "requested by clean" not in done.stdout
     assert "have the capture's own connector read these rows again" in done.stderr
     shown = json.loads(told(monkeypatch, "--json", dsn=None).stdout)
     assert [(one["needsSnapshot"], one["asksForSnapshot"]) for one in shown] == [

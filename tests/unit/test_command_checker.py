@@ -14,7 +14,7 @@ import pytest
 
 import command_cases as bank
 from everstate.log.record import Record
-from everstate.sources.commands.deciding import NOTHING, Decider, Held
+from everstate.sources.commands.deciding import NOTHING, Decider, RememberedEntity
 from everstate.sources.commands.wire import (
     WireCommand,
     decode_answer,
@@ -33,7 +33,7 @@ class World:
         rng = random.Random(11)
         self.log = CommandLog([], [], [], [])
         self.history: list[Sent] = []
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, RememberedEntity] = {}
         self._answers: dict[tuple[str, UUID], bytes] = {}
         self._decider = Decider(bank.GROUP, message_bytes_max=1_048_576)
         newest: dict[str, Record] = {}
@@ -189,7 +189,7 @@ def test_what_a_client_was_told_and_the_log_does_not_say_is_seen(world: World) -
     world.history[3] = replace(world.history[3], version=99)
     world.history.append(replace(world.history[0], command_id="never", sent_ns=1, answered_ns=2))
     found = world.problems()
-    assert any("was told" in each and "at version 99" in each for each in found)
+    assert any("got the answer" in each and "at version 99" in each for each in found)
     assert any("the log has no such command" in each for each in found)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,6 +15,7 @@ import command_cases as bank
 from everstate.api.health import Health
 from everstate.config import load
 from everstate.errors import EverstateError, IdempotencyKeyReused, Unavailable
+from everstate.log.record import Record
 from everstate.sources.commands import client as module
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import CommandClient
@@ -26,30 +27,9 @@ from everstate.sources.commands.wire import (
     decode_command,
     encode,
 )
+from served_cases import WithoutRoutes
 
 DEPOSIT = bank.Deposit(amount=1)
-
-
-class Message(NamedTuple):
-    """A record of the topic of answers."""
-
-    content: bytes
-    client: bytes
-
-    def value(self) -> bytes:
-        return self.content
-
-    def headers(self) -> list[tuple[str, bytes]]:
-        return [(CLIENT, self.client)]
-
-    def topic(self) -> str:
-        return "replies"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return 7
 
 
 class Log:
@@ -81,14 +61,21 @@ class Log:
             self.sent.append(value)
         return not self.is_full
 
-    def poll(self, timeout_s: float = 0.0) -> list[Message]:
+    def stable_ends(self, topics: Any) -> dict[tuple[str, int], int]:
+        """Nothing is in the topics of answers."""
+        return {}
+
+    def poll(self, records_max: int = 0, timeout_s: float = 0.0) -> list[Record]:
         try:
             found = self.answers.get(timeout=timeout_s) if timeout_s else None
         except queue.Empty:
             return []
         if isinstance(found, EverstateError):
             raise found
-        return [] if found is None else [Message(found, self.client)]
+        return [] if found is None else [self._record(found)]
+
+    def _record(self, content: bytes) -> Record:
+        return Record("replies", 0, 7, 0, b"key", content, ((CLIENT, self.client),))
 
     def discard(self) -> None:
         """Nothing is kept."""
@@ -117,7 +104,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    for name in ("Topics", "Tail", "Producer"):
+    for name in ("Topics", "Offsets", "Follower", "Producer"):
         monkeypatch.setattr(module, name, made.opened)
     monkeypatch.setattr(module, "_AGAIN_S", 0.01)
     return made
@@ -194,7 +181,7 @@ def test_when_answers_cannot_be_read_who_waits_is_told_and_the_client_reads_them
         log.answers.put(Unavailable("the log is away"))
         with pytest.raises(Unavailable, match="the log is away"):
             await sent
-        ready = Health(load(), {}, None, needs_log=False, check_commands=client.check)
+        ready = Health(load(), [WithoutRoutes(("no commands.", client.check))])
         with pytest.raises(Unavailable):
             ready.check()
         log.is_away = False

@@ -11,9 +11,9 @@ import pytest
 import command_cases as bank
 from everstate.app import App
 from everstate.changes import ChangeCodec, derived_change_id
+from everstate.declarations.commands import CommandGroup, group_of
 from everstate.errors import InvalidCommand, InvalidEntityType, Rejected, UnknownEntity
-from everstate.sources.commands.deciding import NOTHING, Decided, Decider, Held
-from everstate.sources.commands.group import CommandGroup, group_of
+from everstate.sources.commands.deciding import NOTHING, Decided, Decider, RememberedEntity
 from everstate.sources.commands.wire import (
     Outcome,
     WireCommand,
@@ -43,7 +43,7 @@ def command(
     return WireCommand(**{**made, **other})
 
 
-def decide(held: Held, asked: Any, **other: Any) -> Decided:
+def decide(held: RememberedEntity, asked: Any, **other: Any) -> Decided:
     sent = asked if isinstance(asked, WireCommand) else command(asked, **other)
     return Decider(bank.GROUP, message_bytes_max=1_048_576).decide(held, sent, NOW)
 

@@ -32,24 +32,24 @@ from everstate.errors import EverstateError, InvalidConfig, InvalidProject
             "Correct it there",
         ),
         (
-            "[store]\nrelay = 'pol'",
-            "everstate.toml:2: store.relay is 'pol'; expected 'polling' or 'replication'.",
+            "[views]\non_change = 'reb'",
+            "everstate.toml:2: views.on_change is 'reb'; expected 'rebuild' or 'ask'.",
             "Correct it there",
         ),
         (
             "archive = 3",
-            "everstate.toml:1: archive cannot be what it was set to; expected a table: [archive]",
+            "everstate.toml:1: archive has an invalid value; expected a table: [archive]",
             "Correct it there",
         ),
         (
-            "[api.tokens.desk]\ntoken = 'short'",
-            "everstate.toml:2: api.tokens.desk.token cannot be what it was set to; "
-            "expected at least 16 characters",
+            "[api.tokens.desk]\ntoken = 'a token of some length'",
+            "everstate.toml:1: api.tokens.desk has an invalid value; "
+            "expected token_hash and permissions instead of token",
             "Correct it there",
         ),
         (
             "[commands]\nremember_hours = 99",
-            "everstate.toml:1: commands cannot be what it was set to; "
+            "everstate.toml:1: commands has an invalid value; "
             "expected remember_hours to be at most retention_hours.",
             "Correct it there",
         ),

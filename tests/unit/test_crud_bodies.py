@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, computed_field
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidBody
+from everstate.http.openapi import Schemas
 from everstate.sources.crud.bodies import read_entity
-from everstate.sources.crud.openapi import Schemas
 
 
 class Item(BaseModel):

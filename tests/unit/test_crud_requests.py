@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field
 
+from callers import caller_entry
+from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.changes import EntityType
-from everstate.config import ApiConfig, TokenConfig, load
+from everstate.config import load
 from everstate.errors import (
     InvalidConfig,
     InvalidEntityType,
@@ -25,21 +27,22 @@ from everstate.errors import (
     UnsupportedMediaType,
     WrongSource,
 )
-from everstate.sources.crud.answers import Incoming, check_length, content_type_of
-from everstate.sources.crud.filters import Filters
-from everstate.sources.crud.provenance import (
+from everstate.http.answers import HttpRequest, check_length, content_type_of
+from everstate.http.callers import (
     Caller,
     Callers,
     idempotency_key_of,
     occurred_at_of,
     provenance_of,
 )
+from everstate.http.tokens import hash_of
+from everstate.sources.crud.filters import Filters
 
 SECRET = "correct-horse-battery"
 TOKENS = ApiConfig(
     tokens={
-        "desk": TokenConfig(token=SecretStr(SECRET), service="desk", identifier="clerk-7"),
-        "web": TokenConfig(token=SecretStr("another-long-token"), service="web", identifier="w"),
+        "desk": caller_entry(SECRET),
+        "web": caller_entry("another-long-token", "web", "w"),
     }
 )
 
@@ -70,7 +73,8 @@ FILTERS = Filters(EntityType("room", Room, "number"))
 def test_a_token_names_its_caller_and_no_other_does() -> None:
     callers = Callers(TOKENS)
     assert not callers.local
-    assert callers.caller({"authorization": f"Bearer {SECRET}"}) == Caller("desk", "clerk-7")
+    found = callers.caller({"authorization": f"Bearer {SECRET}"})
+    assert (found.name, found.service, found.identifier) == ("desk", "desk", "clerk-7")
     assert callers.caller({"authorization": "bearer another-long-token"}).service == "web"
     for wrong in ("", f"Basic {SECRET}", SECRET, f"Bearer {SECRET}x", "Bearer ", "Bearer é"):
         with pytest.raises(Unauthenticated):
@@ -98,19 +102,19 @@ def test_a_header_that_is_no_text_is_refused(value: str) -> None:
 
 def test_a_token_is_never_shown(tmp_path: Any) -> None:
     assert SECRET not in repr(TOKENS)
-    entry = f'[api.tokens.desk]\ntoken = "{SECRET}"\n'
+    entry = f'[api.tokens.desk]\ntoken_hash = "{hash_of(SECRET)}"\n'
     (tmp_path / "everstate.toml").write_text(entry)
     with pytest.raises(InvalidConfig) as refusal:
         load(tmp_path)
     assert "service" in str(refusal.value)
-    assert SECRET not in str(refusal.value)
+    assert hash_of(SECRET) not in str(refusal.value)
     assert refusal.value.__cause__ is None
 
 
 def test_an_idempotency_key_belongs_to_its_caller_and_its_request() -> None:
-    def incoming(caller: str = "a", body: bytes = b"1", **headers: str) -> Incoming:
+    def incoming(caller: str = "a", body: bytes = b"1", **headers: str) -> HttpRequest:
         said = {"idempotency-key": "k", **{n.replace("_", "-"): v for n, v in headers.items()}}
-        return Incoming("PUT", "/v1/room/1", said, Caller("desk", caller), body)
+        return HttpRequest("PUT", "/v1/room/1", said, Caller("desk", caller), body)
 
     assert incoming().once_id == incoming(body=b"2").once_id
     assert incoming().once_id != incoming(caller="b").once_id
@@ -136,6 +140,8 @@ def test_the_time_of_a_request_has_an_offset() -> None:
     [
         ("application/json", True),
         ("Application/JSON; charset=UTF-8", True),
+        ('application/json; charset="utf-8"; v=1', True),
+        ('application/json; title="a;charset=latin-1"', True),
         ("application/json;charset=latin-1", False),
         ("text/plain", False),
         ("", False),

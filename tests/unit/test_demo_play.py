@@ -8,7 +8,7 @@ from datetime import date, timedelta
 import pytest
 
 from everstate.demo.flights import Flight, app
-from everstate.demo.play import BLIZZARD, Step, Timetable, play, read_timetable
+from everstate.demo.play import BLIZZARD, FlightStep, Timetable, play, read_timetable
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def timetable() -> Timetable:
 
 
 @pytest.fixture(scope="module")
-def steps(timetable: Timetable) -> list[Step]:
+def steps(timetable: Timetable) -> list[FlightStep]:
     return list(play(timetable))
 
 
@@ -31,14 +31,14 @@ def test_every_flight_of_the_days_is_there_and_no_other(timetable: Timetable) ->
 
 
 def test_changes_come_in_the_order_in_which_they_happened(
-    timetable: Timetable, steps: list[Step]
+    timetable: Timetable, steps: list[FlightStep]
 ) -> None:
     moments = [step.occurred_at for step in steps]
     assert moments == sorted(moments)
     assert len(steps) == timetable.changes
 
 
-def test_a_flight_is_scheduled_and_then_flies_or_is_cancelled(steps: list[Step]) -> None:
+def test_a_flight_is_scheduled_and_then_flies_or_is_cancelled(steps: list[FlightStep]) -> None:
     lives: dict[str, list[str]] = defaultdict(list)
     for step in steps:
         lives[step.flight.flight_id].append(step.flight.status)
@@ -51,14 +51,14 @@ def test_a_flight_is_scheduled_and_then_flies_or_is_cancelled(steps: list[Step])
     assert cancelled == 4 + 472 + 393
 
 
-def test_the_keys_are_unique_and_made_as_documented(steps: list[Step]) -> None:
+def test_the_keys_are_unique_and_made_as_documented(steps: list[FlightStep]) -> None:
     scheduled = [step.flight for step in steps if step.flight.status == "scheduled"]
     assert len({flight.flight_id for flight in scheduled}) == len(scheduled)
     flight = scheduled[0]
     assert flight.flight_id == f"{flight.carrier}-{flight.number}-{flight.origin}-{flight.day}"
 
 
-def test_times_agree_with_the_delays_that_are_told(steps: list[Step]) -> None:
+def test_times_agree_with_the_delays_that_are_told(steps: list[FlightStep]) -> None:
     landed = [step for step in steps if step.flight.status == "arrived"]
     for step in landed:
         flight = step.flight
@@ -84,7 +84,7 @@ def test_a_known_flight_has_its_real_times() -> None:
     assert [flight.status for flight in life] == ["scheduled", "departed", "arrived"]
 
 
-def test_each_system_signs_its_own_changes(steps: list[Step]) -> None:
+def test_each_system_signs_its_own_changes(steps: list[FlightStep]) -> None:
     services = {(step.flight.status, step.provenance.service_name) for step in steps}
     assert services == {
         ("scheduled", "schedule-service"),
@@ -96,7 +96,7 @@ def test_each_system_signs_its_own_changes(steps: list[Step]) -> None:
     assert all(step.provenance.identifier == f"carrier:{step.flight.carrier}" for step in steps)
 
 
-def test_the_board_in_the_blizzard_is_what_history_says(steps: list[Step]) -> None:
+def test_the_board_in_the_blizzard_is_what_history_says(steps: list[FlightStep]) -> None:
     latest: dict[str, Flight] = {}
     for step in steps:
         if step.occurred_at <= BLIZZARD:

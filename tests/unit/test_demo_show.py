@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +16,8 @@ from rich.console import Console, RenderableType
 
 from everstate.demo import show
 from everstate.demo.play import BLIZZARD, NEW_YORK
-from everstate.demo.watch import Course, Display, Memory, Sample
+from everstate.demo.watch import Course, Display, PeakMemory, Sample, Troubles
+from everstate.parts import Journal, Part, states_folder
 from everstate.serving import Entity, Place
 
 NOW = BLIZZARD.astimezone(NEW_YORK)
@@ -125,6 +128,19 @@ def test_a_pipe_gets_plain_lines() -> None:
 
 
 def test_peak_memory_is_that_of_the_whole_family() -> None:
-    memory = Memory()
+    memory = PeakMemory()
     memory.sample([os.getpid(), 2**30])
     assert memory.peak_bytes > 10_000_000
+
+
+def test_why_a_part_does_not_go_on_is_shown_once_with_its_advice(tmp_path: Path) -> None:
+    journal = Journal("run", states_folder(tmp_path))
+    shown = io.StringIO()
+    troubles = Troubles(Console(file=shown, width=100), tmp_path)
+    minute_ago = time.time() - 60
+    journal.note("relay", Part("running", minute_ago))
+    journal.note("clean", Part("waiting", time.time(), "Kafka is starting."))
+    journal.note("pipeline", Part("waiting", minute_ago, "[Java] is not there.", "Install it."))
+    troubles.look()
+    troubles.look()
+    assert shown.getvalue() == "pipeline: [Java] is not there.\n  Install it.\n"

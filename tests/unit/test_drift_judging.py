@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from everstate.changes.drift import Drifted, Stored
-from everstate.pipeline.drift_tasks import (
+from everstate.pipeline.drift.tasks import (
     SIDES,
     decoding,
     fingerprint,

@@ -26,7 +26,10 @@ from pydantic import BaseModel
 from everstate.app import App
 from everstate.changes import Provenance
 from everstate.serving import Reader
-from everstate.sources.outbox import EntityStore, emit, install_outbox
+from everstate.serving.changes import Changes
+from everstate.serving.snapshots import read_snapshot
+from everstate.sources.stores.postgres import EntityStore
+from everstate.sources.outbox import emit, install_outbox
 app = App("shop")
 class Order(BaseModel):
     order_id: str
@@ -59,7 +62,7 @@ def test_a_verb_that_needs_more_names_the_extra_in_one_sentence(tmp_path: Path) 
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "this needs the package deltalake, which is not installed" in done.stderr
-    assert 'pip install "everstate[spark]"' in done.stderr
+    assert 'pip install "everstate[lake]"' in done.stderr
 
 
 def test_each_extra_is_one_of_the_package() -> None:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from everstate.changes import EntityType
 from everstate.cli import cli
 from everstate.errors import ImportFailed
-from everstate.sources.outbox import Checked, check_file
-from everstate.sources.outbox.files import read_rows
+from everstate.sources.stores.postgres import Checked, check_file
+from everstate.sources.stores.postgres.files import read_rows
 
 
 class Guest(BaseModel):

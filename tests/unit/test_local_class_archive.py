@@ -93,3 +93,14 @@ def test_the_cache_does_not_grow(config: Config, jar: Path) -> None:
     assert len(kept) == 3
     assert other.exists()
     assert archive in kept
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(
+    config: Config, jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    assert options_of(config, jar) == ()
+    (tmp_path / "cache").unlink()
+    # Also the administrator, whom no mode of a folder keeps out, meets a read-only file system.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert options_of(config, jar) == ()

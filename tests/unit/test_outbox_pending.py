@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstate.sources.outbox.pending import (
-    Page,
     Pending,
+    PendingPage,
     Transaction,
     first_of,
     prefix,
@@ -65,7 +65,7 @@ def test_C1_any_prefix_of_what_is_sendable_is_whole_and_in_version_order(
     version_of = {at: version for at, (_, _, version) in enumerate(schedule)}
     rows = every[:page_rows]
     beyond = {row.xid for row in every[page_rows:]}
-    page = Page(rows, len(rows) < len(every), frozenset(beyond & {row.xid for row in rows}))
+    page = PendingPage(rows, len(rows) < len(every), frozenset(beyond & {row.xid for row in rows}))
     withheld = data.draw(st.sets(st.sampled_from(sorted({row.xid for row in every}) or ["x"])))
 
     going = sendable(page, withheld)
@@ -98,7 +98,7 @@ def test_C1_parts_of_transactions_larger_than_a_page_come_to_an_end_in_version_o
     sent: dict[str, int] = {}
     while pending:
         rows, beyond = pending[:page_rows], {row.xid for row in pending[page_rows:]}
-        page = Page(rows, bool(beyond), frozenset(beyond & {row.xid for row in rows}))
+        page = PendingPage(rows, bool(beyond), frozenset(beyond & {row.xid for row in rows}))
         going = sendable(page, frozenset()) or [first_of(page).part(part_rows, 100)]
         for row in [row for transaction in going for row in transaction.rows]:
             assert version_of[row.id] == sent.get(row.key, 0) + 1
@@ -136,7 +136,7 @@ def test_a_part_ends_at_its_limits_but_always_has_a_change() -> None:
 
 def test_C1_a_fact_that_came_into_the_outbox_late_does_not_put_its_transaction_behind() -> None:
     rows = [Pending(at, xid, "e", key, 1) for at, (xid, key) in enumerate(_LATE_FACT)]
-    going = sendable(Page(rows, False, frozenset()), frozenset())
+    going = sendable(PendingPage(rows, False, frozenset()), frozenset())
     assert [transaction.xid for transaction in going] == ["first", "second", "other"]
 
 

@@ -12,12 +12,12 @@ from everstate.changes import ChangeCodec, EntityType, Kind, Provenance
 from everstate.errors import CorruptRecord
 from everstate.log.record import Record
 from everstate.sources.outbox.router_records import RouterReader
-from everstate.testing.store_contract import ORDER, Order
+from everstate.testing.store_contract import ORDER, StoredOrder
 
 ROW_ID = "4d47e190-0402-4048-bc2c-89dd54343cdc"
 SAID = {"apiVersion": "v1", "serviceName": "shop", "identifier": "web-3", "actor": "eva"}
 SHOP = Provenance(api_version="v0", service_name="shop", identifier="maria/shop.outbox")
-FACTS = EntityType("payment", Order, "order_id")
+FACTS = EntityType("payment", StoredOrder, "order_id")
 
 UPDATE: dict[str, Any] = {
     "version": 2,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
@@ -13,35 +12,42 @@ import pytest
 from pydantic import BaseModel
 from pyspark.cloudpickle import dumps, loads
 
-from clean_cases import unaccounted
+from clean_cases import CONFIG, MemoryCopy
 from everstate.app import App
 from everstate.changes import ChangeCodec, EntityType, Provenance
+from everstate.changes.keys import EntityKey
 from everstate.config import load
+from everstate.declarations.captures import Aggregate, Capture, DatabaseKind, Outbox, Table
 from everstate.errors import HeldOverflow, InvalidCapture
-from everstate.sources.cdc.balance import held_rows
+from everstate.log.record import OutRecord, RawRecord
+from everstate.log.topics import TopicNames
+from everstate.sources.cdc.balance import counted, held_rows
+from everstate.sources.cdc.columns import Rows, Slices
+from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.connectors import Address, OwnTables, connector_settings
-from everstate.sources.cdc.declaration import Aggregate, Capture, Kind, Outbox, Table
 from everstate.sources.cdc.holding import HeldEntity
-from everstate.sources.cdc.local_state import LocalState
+from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.names import names_of, table_topics
+from everstate.sources.cdc.names import names_of
+from everstate.sources.cdc.numbering import NumberedBatch
 from everstate.sources.cdc.outbox_reading import RoutedReader, routed
-from everstate.sources.cdc.outbox_versioning import OutboxVersioner
-from everstate.sources.cdc.reading import ParsedCodec, RefusedRow
+from everstate.sources.cdc.reading import RefusedRow
 from everstate.sources.cdc.restoring import known_of
-from everstate.sources.cdc.versioning import Batch, RawPlace
-from everstate.testing.store_contract import ORDER, Order
+from everstate.sources.cdc.states import States
+from everstate.testing.store_contract import ORDER, StoredOrder
 
 SPACE = UUID("4d47e190-0402-4048-bc2c-89dd54343cdc")
 SAID = {"apiVersion": "v1", "serviceName": "shop", "identifier": "web-3"}
 TILL = Provenance(api_version="v1", service_name="till", identifier="till-2")
-PAYMENT = EntityType("payment", Order, "order_id")
+PAYMENT = EntityType("payment", StoredOrder, "order_id")
 ENTITIES = {ORDER.name: ORDER, "payment": PAYMENT}
 AT_MS = 1_795_247_000_123
+RAW = "everstate.raw.shop"
+CHANGES = {TopicNames(CONFIG.log.prefix).changes(name) for name in ENTITIES}
 State = dict[str, Any] | None
 
 
-def capture_of(kind: Kind = "mariadb", **options: Any) -> Capture:
+def capture_of(kind: DatabaseKind = "mariadb", **options: Any) -> Capture:
     aggregates = {
         "Order": Aggregate(entity=ORDER.name),
         "Payment": Aggregate(entity="payment", facts=True, provenance=TILL),
@@ -64,60 +70,79 @@ def state(note: str, key: str = "1") -> dict[str, Any]:
     return {"order_id": key, "note": note}
 
 
-@dataclass
 class Rig:
     """Routed records in, batches out, as the clean role has them; nothing is connected."""
 
-    state: LocalState
-    capture: Capture = field(default_factory=capture_of)
-    held: dict[tuple[str, str], HeldEntity] = field(default_factory=dict)
-    held_max: int = 100
-    offset: int = 0
-    log: list[tuple[str, int, str]] = field(default_factory=list)
-    """Key, version and note of each change that was published."""
+    def __init__(self, entities: Mapping[str, EntityType] = ENTITIES, **options: Any) -> None:
+        self.capture = capture_of(**options)
+        self.entities, self.copy = entities, MemoryCopy()
+        self.held: dict[EntityKey, HeldEntity] = {}
+        self.kept: dict[EntityKey, bytes] = {}
+        """What is held, as the log has it."""
+        self.offset = 0
+        self.log: list[tuple[str, int, str]] = []
+        """Key, version and note of each change that was published."""
+        self.published: list[OutRecord] = []
+        """Of the last batch."""
+        self.begin_again()
 
     @property
     def reader(self) -> RoutedReader:
-        return RoutedReader(self.capture, ENTITIES)
+        assert isinstance(self.kind.reader, RoutedReader)
+        return self.kind.reader
 
     def row(
         self, value: Any, *, row_id: str | None = None, key: str = "1", name: str = "Order"
-    ) -> tuple[RawPlace, CleanRow | RefusedRow]:
+    ) -> RawRecord:
         body = json.dumps(value)
         found_id = str(uuid5(SPACE, body)) if row_id is None else row_id
-        headers = (("id", found_id.encode()), ("eventType", b"OrderWritten"))
-        encoded = json.dumps(body).encode()
-        (row,) = self.reader.read(name, key.encode(), encoded, headers, AT_MS)
-        assert isinstance(row, CleanRow | RefusedRow)
+        headers = headers_of(found_id, name)
         self.offset += 1
-        return RawPlace(f"p.raw.shop.{name}", 0, self.offset), row
+        return 0, self.offset, key.encode(), json.dumps(body).encode(), headers, AT_MS
 
-    def run(self, *rows: tuple[RawPlace, CleanRow | RefusedRow]) -> Batch:
-        versioner = OutboxVersioner(
-            self.capture, ENTITIES, self.state, self.held, held_max=self.held_max
-        )
-        waiting = held_rows(self.held.values())
-        batch = versioner.run(rows, 1_000.0)
-        assert unaccounted(rows, batch, waiting, self.held) == {}
-        held = {entity: self.held.get(entity) for entity in batch.held_changed}
-        values = {entity: None if one is None else one.encode() for entity, one in held.items()}
-        self.state.commit(batch.touched, values, {})
-        for one in batch.changes:
-            current = routed(one.row).current
-            note = "" if current is None else json.loads(current)["note"]
-            self.log.append((one.key, one.version, note))
+    def read(self, row: RawRecord) -> Any:
+        """What one record says."""
+        (one,) = self.reader.read("", *row[2:])
+        return one
+
+    def run(self, *records: RawRecord) -> NumberedBatch:
+        tables = {name: number for number, name in enumerate(self.capture.tables)}
+        rows = Rows.of(Slices(self.reader, [""], tables).begin().columns(records))
+        waiting, states = held_rows(self.held.values()), States(self.copy)  # type: ignore[arg-type]
+        batch = self.kind.number(rows, [(RAW, 0)], states, 1_000.0, has_read_all=True)
+        held = held_rows(self.held.values())
+        counts = counted({}, batch.read + waiting, batch.outcomes, held)
+        assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}
+        for entity in batch.held_changed:
+            self.kept.pop(entity, None)
+            if entity in self.held:
+                self.kept[entity] = self.held[entity].encode()
+        self.copy.settle(states.rows())
+        self.published = self.kind.records()
+        for record in self.published:
+            if record.topic in CHANGES:
+                value = json.loads(record.value or b"")
+                note = (value["currentEntityState"] or {"note": ""})["note"]
+                self.log.append((value["key"], value["version"], note))
         return batch
 
-    def begin_again(self) -> None:
+    def begin_again(self, held_max: int = 100) -> None:
         """As a new process does: what is held comes from the log."""
-        self.held = {(e, k): HeldEntity.decode(value) for e, k, value in self.state.held()}
+        pipeline = CONFIG.pipeline.model_copy(update={"held_max": held_max})
+        config = CONFIG.model_copy(update={"pipeline": pipeline})
+        self.kind = kind_of(config, self.capture, self.entities)
+        self.held = {entity: HeldEntity.decode(value) for entity, value in self.kept.items()}
+        self.kind.begin(self.held, 1, is_trusted=True)
+
+
+def headers_of(row_id: str, name: str = "Order") -> tuple[bytes | None, ...]:
+    """Headers of a routed record, as a reader wants them."""
+    return None, f'"{name}"'.encode(), row_id.encode(), b"OrderWritten"
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    found = Rig(LocalState(tmp_path / "state.sqlite"))
-    yield found
-    found.state.close()
+def rig() -> Rig:
+    return Rig()
 
 
 FIRST = payload(1, None, state("new"))
@@ -133,9 +158,10 @@ def test_rows_in_order_are_published_as_they_are(rig: Rig) -> None:
     assert rig.log == LOG
     assert not batch.refused
     assert not batch.held_changed
-    codec = ChangeCodec(ORDER)
-    assert batch.changes[1].row.state is not None
-    change = codec.decode(batch.changes[1].row.state)
+    written = [one for one in rig.published if one.topic in CHANGES]
+    newest = [one for one in rig.published if one.topic not in CHANGES]
+    assert [one.value for one in newest] == [written[-1].value]
+    change = ChangeCodec(ORDER).decode(written[1].value or b"")
     assert (change.version, change.kind.value, change.provenance.identifier) == (
         *(2, "updated", "web-3"),
     )
@@ -145,7 +171,7 @@ def test_rows_in_order_are_published_as_they_are(rig: Rig) -> None:
 
 
 def test_the_newest_state_and_its_rows_id_come_back_from_the_log(rig: Rig) -> None:
-    (_, row) = rig.row(SECOND, row_id="4711")
+    row = rig.read(rig.row(SECOND, row_id="4711"))
     assert isinstance(row, CleanRow)
     assert row.state is not None
     key, known = known_of(row.state)
@@ -165,7 +191,7 @@ def test_c14_rows_behind_a_hole_wait_and_go_on_in_order(
             rig.begin_again()
     assert rig.log == LOG
     assert rig.held == {}
-    assert list(rig.state.held()) == []
+    assert rig.kept == {}
 
 
 def test_what_was_read_before_is_passed_over(rig: Rig) -> None:
@@ -192,7 +218,7 @@ def test_a_row_that_does_not_continue_its_entity_is_refused_and_its_version_awai
 ) -> None:
     wrong = payload(2, state("never was"), state("paid"))
     batch = rig.run(rig.row(FIRST), rig.row(wrong), rig.row(THIRD), rig.row(FIRST, key="1"))
-    assert [(one.entity, one.place.offset) for one in batch.refused] == [(ORDER.name, 2)]
+    assert [(one.entity, one.place) for one in batch.refused] == [(ORDER.name, RawPlace(RAW, 0, 2))]
     assert "originalEntityState of version 2" in batch.refused[0].reason
     batch = rig.run(rig.row(payload(1, state("x", "2"), state("y", "2")), key="2"))
     assert "there was none" in batch.refused[0].reason
@@ -201,7 +227,7 @@ def test_a_row_that_does_not_continue_its_entity_is_refused_and_its_version_awai
 
 
 def test_a_hole_stops_its_own_key_only_and_never_all_memory(rig: Rig) -> None:
-    rig.held_max = 2
+    rig.begin_again(held_max=2)
     other = payload(1, None, state("other", "2"))
     rig.run(rig.row(SECOND), rig.row(THIRD), rig.row(other, key="2"))
     assert rig.log == [("2", 1, "other")]
@@ -209,23 +235,20 @@ def test_a_hole_stops_its_own_key_only_and_never_all_memory(rig: Rig) -> None:
         rig.run(rig.row(FOURTH))
 
 
-def test_an_older_state_may_lack_what_the_model_has_now(tmp_path: Path) -> None:
+def test_an_older_state_may_lack_what_the_model_has_now() -> None:
     class Wider(BaseModel):
         order_id: str
         note: str
         colour: str = "red"
 
     wider = {ORDER.name: EntityType(ORDER.name, Wider, "order_id"), "payment": PAYMENT}
-    known = LocalState(tmp_path / "s.sqlite")
-    rig = Rig(known)
+    rig = Rig()
     rig.run(rig.row(FIRST))
-    reader = RoutedReader(rig.capture, wider)
+    rig.entities = wider
+    rig.begin_again()
     after = payload(2, {**state("new"), "colour": "red"}, {**state("paid"), "colour": "blue"})
-    (row,) = reader.read("Order", b"1", json.dumps(after).encode(), [("id", b"7")], AT_MS)
-    assert isinstance(row, CleanRow)
-    batch = OutboxVersioner(rig.capture, wider, known, {}).run([(RawPlace("t", 0, 9), row)], 1.0)
-    known.close()
-    assert [one.version for one in batch.changes] == [2]
+    rig.run(rig.row(after))
+    assert rig.log == LOG[:2]
 
 
 def test_facts_are_published_once_under_their_rows_id(rig: Rig) -> None:
@@ -248,35 +271,46 @@ def test_facts_are_published_once_under_their_rows_id(rig: Rig) -> None:
     ],
 )
 def test_what_is_no_change_is_refused_with_its_reason(rig: Rig, value: Any, reason: str) -> None:
-    place, row = rig.row(value)
-    assert isinstance(row, RefusedRow)
-    assert reason in row.reason
-    batch = rig.run((place, row))
-    assert [(one.entity, one.place) for one in batch.refused] == [(ORDER.name, place)]
+    row = rig.row(value)
+    refused = rig.read(row)
+    assert isinstance(refused, RefusedRow)
+    assert reason in refused.reason
+    batch = rig.run(row)
+    place = RawPlace(RAW, 0, rig.offset)
+    assert [(one.entity, one.place, one.raw) for one in batch.refused] == [
+        (ORDER.name, place, (b"1", row[3]))
+    ]
 
 
 def test_a_tombstone_says_nothing(rig: Rig) -> None:
-    assert rig.reader.read("Order", b"1", None) == []
+    assert rig.reader.read("", b"1", None, headers_of("1")) == []
+
+
+def test_records_of_a_topic_per_aggregate_type_are_read_by_its_name() -> None:
+    rig = Rig(form="debezium")
+    assert not rig.capture.is_ours
+    body = json.dumps(FIRST).encode()
+    (row,) = rig.reader.read("Order", b"1", body, (None, None, b"1", b"W"), AT_MS)
+    assert isinstance(row, CleanRow)
+    assert row.table == "Order"
 
 
 def test_the_reader_goes_to_other_processes_with_its_limit(rig: Rig) -> None:
-    small = RoutedReader(rig.capture, ENTITIES, message_bytes_max=600)
+    small = RoutedReader(rig.capture, ENTITIES, message_bytes_max=800)
     there = loads(dumps(small))  # type: ignore[no-untyped-call]
-    body = json.dumps(payload(1, None, state("x" * 700))).encode()
-    (row,) = there.read("Order", b"1", body, [("id", b"1")], AT_MS)
+    body = json.dumps(payload(1, None, state("x" * 900))).encode()
+    (row,) = there.read("", b"1", body, headers_of("1"), AT_MS)
     assert isinstance(row, RefusedRow)
-    (good,) = there.read("Order", b"1", json.dumps(FIRST).encode(), [("id", b"1")], AT_MS)
-    codec = ParsedCodec()
-    assert codec.encode(codec.decode(codec.encode([good]))) == codec.encode([good])
+    (good,) = there.read("", b"1", json.dumps(FIRST).encode(), headers_of("1"), AT_MS)
+    assert good == rig.reader.read("", b"1", json.dumps(FIRST).encode(), headers_of("1"), AT_MS)[0]
 
 
-def test_an_outbox_is_one_table_and_a_raw_topic_for_each_aggregate_type() -> None:
+def test_an_outbox_is_one_table_and_its_aggregate_types_are_those_of_entities() -> None:
     capture = capture_of()
     assert capture.captured_tables == ("shop.outbox",)
     assert capture.entities == (ORDER.name, "payment")
     assert not capture.transactions
-    topics = table_topics(names_of("p", capture), capture)
-    assert topics == {"Order": "p.raw.shop.Order", "Payment": "p.raw.shop.Payment"}
+    assert list(capture.tables) == ["Order", "Payment"]
 
 
 def test_its_connector_routes_the_outboxs_rows_and_nothing_else(tmp_path: Path) -> None:
@@ -292,13 +326,14 @@ def test_its_connector_routes_the_outboxs_rows_and_nothing_else(tmp_path: Path) 
     )
     assert made["table.include.list"] == r"shop\.outbox"
     assert made["database.include.list"] == "shop"
-    assert made["transforms"] == "own,route"
+    assert made["transforms"] == "own,transaction,message,heartbeat,schema,route,one"
     assert made["transforms.route.type"] == "io.debezium.transforms.outbox.EventRouter"
-    assert made["transforms.route.route.topic.replacement"] == "p.raw.shop.${routedByValue}"
+    assert made["transforms.route.route.topic.replacement"] == "p.raw.shop"
+    placed = made["transforms.route.table.fields.additional.placement"].split(",")
+    assert "aggregatetype:header:aggregateType" in placed
     assert made["predicates.outbox.pattern"] == r"p\.raw\.shop\.shop\.outbox"
     assert made["transforms.route.table.field.event.key"] == "order_no"
     assert made["provide.transaction.metadata"] == "false"
-    assert not [name for name in made if name.startswith("transforms.short")]
 
 
 @pytest.mark.parametrize(
@@ -333,9 +368,9 @@ def test_an_outbox_is_the_source_of_truth_of_its_entity_types() -> None:
     outbox = Outbox(table="shop.outbox", aggregates={"Order": Aggregate(entity="order")})
     with pytest.raises(InvalidCapture, match="is not registered"):
         app.capture("shop", kind="mariadb", outbox=outbox)
-    app.entity("order", key="order_id")(Order)
+    app.entity("order", key="order_id")(StoredOrder)
     with pytest.raises(InvalidCapture, match="source of truth of order is 'store'"):
         app.capture("shop", kind="mariadb", outbox=outbox)
     other = App("other")
-    other.entity("order", key="order_id", source="capture")(Order)
+    other.entity("order", key="order_id", source="capture")(StoredOrder)
     assert other.capture("shop", kind="mariadb", outbox=outbox).outbox == outbox

@@ -17,7 +17,7 @@ from everstate.errors import DataLoss, Fenced, SparkLost, Unavailable
 from everstate.parts import (
     Journal,
     Part,
-    Run,
+    PartRun,
     note,
     read_states,
     run_parts,
@@ -55,7 +55,7 @@ def test_a_part_that_fails_is_started_again_while_the_others_go_on(tmp_path: Pat
         steady[0] += 1
         stop.wait()
 
-    parts: dict[str, Run] = {"failing": failing, "steady": works}
+    parts: dict[str, PartRun] = {"failing": failing, "steady": works}
     running = threading.Thread(
         target=run_parts, args=(journal_in(tmp_path), parts, stop), kwargs={"retry_s": QUICK}
     )

@@ -63,10 +63,10 @@ def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
 def test_the_doctor_sees_a_data_folder_that_others_may_read(tmp_path: Path) -> None:
     config = load(tmp_path)
     config.project.data_dir.mkdir(mode=0o750)
-    (found,) = [each for each in machine_checks(config) if "others" in each.found]
-    assert (found.outcome, found.mend) == ("warn", f"chmod 700 {config.project.data_dir}")
+    (found,) = [each for each in machine_checks(config) if "other users" in each.found]
+    assert (found.outcome, found.advice) == ("warn", f"chmod 700 {config.project.data_dir}")
     config.project.data_dir.chmod(0o700)
-    assert not [each for each in machine_checks(config) if "others" in each.found]
+    assert not [each for each in machine_checks(config) if "other users" in each.found]
 
 
 def test_a_private_file_is_replaced_whole(tmp_path: Path) -> None:

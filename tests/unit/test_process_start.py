@@ -8,14 +8,15 @@ import pytest
 
 import command_cases as bank
 from everstate.config import load
+from everstate.declarations.processes import ProcessManager, ProcessStart
 from everstate.errors import DataLoss, LogIdentityChanged
 from everstate.log.positions import Range
-from everstate.sources.commands.process import ProcessManager, ProcessWork, Start
+from everstate.sources.commands.process import ProcessWork
 
 PLACE = ("everstate.account.changes.g1", 0)
 
 
-def start_at(folder: Path, start: Start, position: int | None, there: Range) -> int:
+def start_at(folder: Path, start: ProcessStart, position: int | None, there: Range) -> int:
     process = ProcessManager("greet", [bank.ENTITY], lambda _: None, start)
     return ProcessWork(load(folder), bank.app, process, folder).start_at(PLACE, position, there)
 

@@ -25,6 +25,14 @@ def test_busy(request):
     seen, _ = marker.exists(), marker.touch()
     assert seen, "the server was not there yet"
 """
+LOOK = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import second_look
+outcome = second_look.run(sys.argv[1:])
+outcome.tell()
+sys.exit(outcome.code)
+"""
 FAILS_ALWAYS = "def test_wrong():\n    assert 1 == 2\n"
 
 
@@ -46,7 +54,7 @@ def suite(folder: Path, *arguments: str, **files: str) -> Told:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test-results").mkdir(exist_ok=True)
     ended = subprocess.run(
-        [sys.executable, str(TESTS / "second_look.py"), *arguments],
+        [sys.executable, "-c", LOOK, *arguments],
         cwd=folder,
         # Plugins that these small suites do not need take most of the time.
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstate.serving.differences import ABSENT, Difference, differences
+from everstate.serving.answers import Place, Version
+from everstate.serving.differences import ABSENT, Difference, differences, leaves
+from everstate.serving.writers import who_wrote
 
 _values = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from(["", "a", "b"]))
 _states = st.dictionaries(
@@ -51,3 +55,43 @@ def test_applying_the_differences_to_before_gives_after(
         else:
             target[name] = difference.after
     assert made == after
+
+
+def test_the_leaves_of_a_state_are_its_fields_by_their_paths() -> None:
+    state = {"a": 1, "p": {"x": {"y": 2}, "z": {}}, "l": [{"q": 1}]}
+    assert leaves(state) == {"a": 1, "p.x.y": 2, "p.z": {}, "l": [{"q": 1}]}
+    assert leaves(None) == {}
+
+
+def test_a_nested_field_has_a_writer_of_its_own() -> None:
+    states: list[dict[str, Any]] = [
+        {"p": {"x": 1, "y": 1, "e": {"f": 1}}, "a": 1},
+        {"p": {"x": 2, "y": 1, "e": {}}, "a": 1},
+        {"p": {"x": 2, "y": 1, "e": {}}, "a": 2},
+    ]
+    versions = [
+        made(number, state, before)
+        for number, (before, state) in enumerate(zip([None, *states], states, strict=False), 1)
+    ]
+    found = {path: each.version for path, each in who_wrote(reversed(versions)).fields.items()}
+    assert found == {"a": 3, "p.e": 2, "p.x": 2, "p.y": 1}
+
+
+def made(number: int, state: dict[str, Any], before: dict[str, Any] | None) -> Version:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return Version(
+        entity="guest",
+        key="g",
+        version=number,
+        kind="updated",
+        state=state,
+        as_of=now,
+        occurred_at=now,
+        recorded_at=now,
+        change_id=UUID(int=number),
+        provenance={"serviceName": "desk"},
+        event=None,
+        transaction=None,
+        place=Place(1, 0, number),
+        differences=differences(before, state),
+    )

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from everstate.testing.view_contract import START, Logged, history, planned, state_of
+from everstate.testing.view_orders import START, Logged, history, planned, state_of
 from everstate.views.batch import Batch
 from everstate.views.control.verdicts import packed, unpacked
 from everstate.views.gate import CONFLICT, GateRow, HeldRow, Keys, judge
 from everstate.views.sums import sum_deltas
-from everstate.views.tables import SumTable
+from everstate.views.tables import SumTable, planned_column
 
 STORY = history("a", [state_of("a", quantity=n) for n in range(6)])
 
@@ -95,12 +95,22 @@ def test_c16_sums_that_do_not_fit_64_bits_are_exact() -> None:
     table = SumTable("v", 1, "", (), (("n", "count"), ("a0", "sum")))
     images = pa.array([{"a0": 2**62}] * 6)
     nothing = pa.nulls(6, images.type)
-    deltas = sum_deltas(table, pa.table({"v__v1__original": nothing, "v__v1__current": images}))
+    deltas = sum_deltas(
+        table,
+        pa.table(
+            {planned_column(table, "original"): nothing, planned_column(table, "current"): images}
+        ),
+    )
     assert deltas.to_pylist() == [{"n": 6, "a0": 6 * 2**62}]
 
 
 def test_changes_that_cancel_out_write_nothing() -> None:
     table = SumTable("v", 1, "", ("g0",), (("n", "count"), ("a0", "sum")))
     images = pa.array([{"g0": None, "a0": 5}, None, {"g0": "x", "a0": 1}])
-    deltas = sum_deltas(table, pa.table({"v__v1__original": images, "v__v1__current": images}))
+    deltas = sum_deltas(
+        table,
+        pa.table(
+            {planned_column(table, "original"): images, planned_column(table, "current"): images}
+        ),
+    )
     assert deltas.num_rows == 0

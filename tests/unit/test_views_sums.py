@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from everstate.pipeline.as_read import read_differently
+from everstate.pipeline.proof.as_read import read_differently
 from everstate.views.stores.postgres.types import copied
 from everstate.views.sums import sum_deltas
 from everstate.views.tables import SumTable, planned_column

@@ -1,4 +1,4 @@
-"""HTTP: the routers of the ways in and out, put together into one application."""
+"""HTTP: combines the routers of sources and readers into one application."""
 
 from everstate.api.application import create_api
 

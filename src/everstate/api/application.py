@@ -2,120 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 import everstate
-from everstate.api.commands import COMMAND_SCHEMAS, CommandDesk
-from everstate.api.guards import HeadAsGet, OnlyLocalNames
+from everstate.api.access import check_access
+from everstate.api.audit import noted_in
+from everstate.api.feed_router import feed_router
+from everstate.api.feeding import Feeding
+from everstate.api.gate import Gate
+from everstate.api.guards import HeadAsGet, OnlyLocalNames, OnlyOwnPages
+from everstate.api.headers import SecureHeaders
 from everstate.api.health import Health, health_router
-from everstate.api.latest import Latest
-from everstate.api.problems import handle_errors, places
-from everstate.api.stores import close_stores, open_stores
+from everstate.api.listing import Listing
+from everstate.api.listing_router import listing_router
+from everstate.api.problems import PREFIXES, VIEWS, handle_errors, places
+from everstate.api.reading import Reading
+from everstate.api.reading_router import past_of, reading_router
+from everstate.api.subscribing import Subscriptions
+from everstate.api.subscription_router import subscription_router
+from everstate.api.view_reading import PLACE
+from everstate.api.view_routes import ViewRoutes
+from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.config import Config
-from everstate.sources.crud.answers import Answer
-from everstate.sources.crud.asgi import Desk, respond
-from everstate.sources.crud.event_router import event_router
-from everstate.sources.crud.events import EventLog
-from everstate.sources.crud.openapi import Schemas
-from everstate.sources.crud.provenance import Callers
-from everstate.sources.crud.resource import Resource
-from everstate.sources.crud.router import entity_router
-from everstate.sources.crud.store import Store
+from everstate.console import WebConsole, wants_page
+from everstate.http.answers import HttpAnswer
+from everstate.http.asgi import Desk, respond
+from everstate.http.callers import Callers
+from everstate.http.limits import Limits
+from everstate.http.openapi import Schemas
+from everstate.sources.crud.openapi import patch_schemas
+from everstate.sources.way_in import Serving
+from everstate.sources.ways import serve_ways, ways_in
 
 
-def create_api(config: Config, app: App, stores: Mapping[str, Store] | None = None) -> FastAPI:
-    """The ASGI application; it opens its stores and the log, and closes them when it ends.
+def create_api(config: Config, app: App) -> FastAPI:
+    """The ASGI application; it opens its stores and the log, and closes them at shutdown.
 
-    ``stores`` are the caller's own, by entity type, and stay open. Raises Unavailable when a
-    server does not answer.
+    Raises Unavailable when a server does not answer.
     """
-    opened = open_stores(config, app) if stores is None else {}
-    used = opened if stores is None else stores
-    events = app.entities_from("log")
-    log, latest = EventLog(config, events), Latest(config, app)
+    check_access(config.api, app)
+    reading = Reading(config, app)
     desk = Desk(
         Callers(config.api),
         body_bytes_max=config.log.message_bytes_max,
         threads=config.api.threads,
+        limits=Limits(config.api.requests_per_s, config.api.requests_burst),
     )
-    commands = CommandDesk(config, app, desk.callers)
-    needs_log = bool(events or app.command_groups)
-    health = Health(
-        config,
-        used,
-        log if events else None,
-        needs_log=needs_log,
-        check_commands=commands.check,
-    )
-    schemas = Schemas([*(store.entity_type for store in used.values()), *events])
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        try:
-            if events:
-                await desk.work(log.open)
-            await desk.work(commands.open)
-            yield
-        finally:
-            await desk.work(commands.close)
-            await desk.work(log.close)
-            health.close()
-            latest.close()
-            close_stores(opened)
+    schemas = Schemas(list(app.entities.values()), patch_schemas())
+    past, subscriptions = past_of(reading, desk), Subscriptions(config, app)
+    served = serve_ways(ways_in(config, app), Serving(desk, schemas, past, reading.find))
+    written = {name for each in served for name in each.reads}
+    health = Health(config, served)
+    views = ViewRoutes(config, app, reading.readers, desk)
+    feeds = {name: Feeding(config, name, is_open=desk.callers.local) for name in app.entities}
 
     api = FastAPI(
         title=app.name,
         version=everstate.__version__,
-        lifespan=lifespan,
+        lifespan=_lifespan(
+            desk,
+            [each.open for each in served],
+            [
+                *(each.close for each in reversed(served)),
+                *(health.close, subscriptions.close, reading.close),
+                *(views.close, *(each.close for each in feeds.values())),
+            ],
+        ),
         redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,
     )
-    handle_errors(api)
-    if desk.callers.local:
-        api.add_middleware(OnlyLocalNames)
-    api.add_middleware(HeadAsGet)
+    _guard(api, config.api, is_local=desk.callers.local)
     api.include_router(health_router(health, desk))
-    api.include_router(commands.routes())
-    for store in used.values():
-        resource = Resource(
-            store,
-            page_max=config.api.page_max,
-            message_bytes_max=config.log.message_bytes_max,
-        )
-        api.include_router(entity_router(resource, desk, schemas))
-    for entity_type in events:
-        api.include_router(event_router(entity_type, log, desk, schemas, latest.find))
-    _list_what_there_is(api)
-    _describe(api, schemas, secured=not desk.callers.local)
+    api.include_router(views.routes())
+    for name, entity_type in app.entities.items():
+        read_only = name not in written
+        router = reading_router(entity_type, reading, desk, schemas, is_read_only=read_only)
+        api.include_router(router)
+        api.include_router(listing_router(entity_type, Listing(config, app, reading), desk))
+        api.include_router(subscription_router(entity_type, subscriptions, desk))
+        api.include_router(feed_router(entity_type, feeds[name], desk))
+    for each in served:
+        for router in each.routers():
+            api.include_router(router)
+    api.state.end_streams = _both(subscriptions.close, views.end_streams)
+    _add_console(api, WebConsole(config, app, reading.readers, desk))
+    _describe(api, schemas, desk)
     return api
 
 
-def _list_what_there_is(api: FastAPI) -> None:
-    """Add `GET /`: where to look next."""
+def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        one()
+        other()
 
-    async def listed() -> Response:
+    return call
+
+
+def _guard(api: FastAPI, settings: ApiConfig, *, is_local: bool) -> None:
+    """What stands before the routes: guards, the innermost first, and answers for errors."""
+    handle_errors(api)
+    api.add_middleware(Gate, note=noted_in(settings.audit_reads))
+    if is_local:
+        api.add_middleware(OnlyLocalNames)
+    api.add_middleware(OnlyOwnPages)
+    api.add_middleware(HeadAsGet)
+    api.add_middleware(SecureHeaders, is_local=is_local)
+
+
+def _lifespan(
+    desk: Desk, opening: Sequence[Callable[[], object]], closing: Sequence[Callable[[], object]]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What an application does when it starts and when it ends, each in its order."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            for call in opening:
+                await desk.work(call)
+            yield
+        finally:
+            for call in closing:
+                await desk.work(call)
+
+    return lifespan
+
+
+def _add_console(api: FastAPI, console: WebConsole) -> None:
+    """Add its pages, and `GET /`: the console for a browser; a list of the routes for programs."""
+    api.include_router(console.router())
+    overview = console.guarded(console.overview)
+
+    async def root(request: Request) -> Response:
+        if wants_page(request):
+            return await overview(request)
+        console.desk.admit_everyone(request)
         body = {
             "name": api.title,
             "entities": places(api.openapi()),
-            "openapi": "/openapi.json",
+            "views": PLACE,
+            "openapi": _OPENAPI,
             "health": "/health",
             "ready": "/ready",
         }
-        return respond(Answer(200, {}, msgspec.json.encode(body).decode()))
+        headers = {"Vary": "Accept"}
+        return respond(HttpAnswer(200, headers, msgspec.json.encode(body).decode()))
 
-    api.add_api_route("/", listed, methods=["GET"], include_in_schema=False)
+    api.add_api_route("/", root, methods=["GET"], include_in_schema=False)
 
 
-def _describe(api: FastAPI, schemas: Schemas, *, secured: bool) -> None:
-    """Make `/openapi.json` out of the routes and our own schemas."""
+def _describe(api: FastAPI, schemas: Schemas, desk: Desk) -> None:
+    """Make and serve `/openapi.json` from the routes and everstate's schemas."""
     described: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -127,23 +170,31 @@ def _describe(api: FastAPI, schemas: Schemas, *, secured: bool) -> None:
             answers = {
                 name: each
                 for name, each in components.get("schemas", {}).items()
-                if name in COMMAND_SCHEMAS
+                if name not in _UNUSED
             }
             components["schemas"] = dict(sorted({**answers, **schemas.components}.items()))
-            if secured:
+            if not desk.callers.local:
                 components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
                 _secure(made["paths"])
             described.update(made)
         return described
 
+    async def described_to_everyone(request: Request) -> Response:
+        desk.admit_everyone(request)
+        return respond(HttpAnswer(200, {}, msgspec.json.encode(api.openapi()).decode()))
+
     api.openapi = openapi  # type: ignore[method-assign]
+    api.add_api_route(_OPENAPI, described_to_everyone, include_in_schema=False)
 
 
 def _secure(paths: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
     for path, operations in paths.items():
-        if path.startswith("/v1/"):
+        if path.startswith(("/v1/", VIEWS, *(f"{prefix}/" for prefix in PREFIXES))):
             for operation in operations.values():
                 operation["security"] = [{"token": []}]
 
 
-_WHAT = "Every write is one change in the log: who made it, the whole entity after and before."
+_OPENAPI = "/openapi.json"
+_WHAT = "Every write becomes one change in the log, with its writer and both states of the entity."
+_UNUSED: Final = ("HTTPValidationError", "ValidationError")
+"""Schemas of the web framework's own errors, which no route answers."""

@@ -1,14 +1,16 @@
-"""What stands before the routes: how long a request may take to come, and whom it is meant for."""
+"""Guards before the routes: a time limit for receiving requests, HEAD, and a Host check."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import logging
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 import h11
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -17,21 +19,25 @@ from everstate.telemetry import Sparingly
 
 LOGGER = logging.getLogger("everstate.api")
 
+IS_HEAD: Final = "everstate.is_head"
+"""In a request's scope: it is a HEAD request, which must not wait for a body that never ends."""
 _ARRIVED: Final = frozenset({h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
+_PORTS: Final = {"http": 80, "https": 443}
 _slow: Final = Sparingly(LOGGER, logging.INFO)
 
 
 def timed_protocol(receive_s: float) -> type[H11Protocol]:
-    """HTTP/1.1 whose connections are closed when a request takes longer than that to come.
+    """HTTP/1.1 that closes a connection when receiving a request takes longer than this.
 
-    The server's own time-out begins with the end of an answer, and every byte ends it: half a
-    header, or a body that comes byte by byte, would keep a connection for ever.
+    The server's own time-out starts at the end of a response, and any byte ends it: half a header,
+    or a body that arrives byte by byte, would keep a connection for ever.
     """
 
     class TimedProtocol(H11Protocol):
         """Measures from the connection's start, then from the first byte of each request."""
 
         _deadline: asyncio.TimerHandle | None = None
+        _is_websocket = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -45,8 +51,13 @@ def timed_protocol(receive_s: float) -> type[H11Protocol]:
             self._forget()
             super().connection_lost(exc)
 
+        def handle_websocket_upgrade(self, event: h11.Request) -> None:
+            # From here on the connection is another protocol's, which has time-outs of its own.
+            self._is_websocket = True
+            super().handle_websocket_upgrade(event)
+
         def _watch(self) -> None:
-            if self.conn.their_state in _ARRIVED:
+            if self._is_websocket or self.conn.their_state in _ARRIVED:
                 self._forget()
             elif self._deadline is None:
                 self._deadline = self.loop.call_later(receive_s, self._give_up)
@@ -81,15 +92,15 @@ class HeadAsGet:
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app({**scope, "method": "GET"}, receive, without_body)
+        await self._app({**scope, "method": "GET", IS_HEAD: True}, receive, without_body)
 
 
 class OnlyLocalNames:
-    """Refuses requests that were meant for another host. ASGI middleware for the local mode.
+    """Refuses requests for another host name. ASGI middleware for the local mode.
 
-    Without tokens a browser on this machine is trusted as any program is. A page of somebody else
-    can have its own name lead to 127.0.0.1 (DNS rebinding) and then ask as if it were ours; only
-    the Host header tells.
+    Without tokens a browser on this machine is trusted like any program. A foreign web page can
+    make its own host name resolve to 127.0.0.1 (DNS rebinding) and then send requests to this API;
+    only the Host header reveals that.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -97,14 +108,63 @@ class OnlyLocalNames:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 421."""
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             given = [value for name, value in scope["headers"] if name == b"host"]
             if not all(is_loopback(_host_name(value.decode("latin-1"))) for value in given):
                 detail = "without tokens this server answers to localhost and 127.0.0.1 only."
                 refusal = problem(421, "Misdirected Request", detail)
-                await refusal(scope, receive, send)
+                await refuse(refusal, scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class OnlyOwnPages:
+    """Refuses WebSockets that a web page of another origin opens. ASGI middleware.
+
+    A browser lets any page open a WebSocket to any server, with the cookies and from the network
+    place of its user, and lets it read what comes (cross-site WebSocket hijacking); the rule that
+    keeps pages from reading answers of other origins holds for HTTP only. Browsers name the page's
+    origin, and no page can change that. Other programs send no Origin, and are not meant.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a connection on, or answer 403."""
+        if scope["type"] == "websocket":
+            headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+            origins = [value for name, value in headers if name == b"origin"]
+            hosts = [value for name, value in headers if name == b"host"]
+            if not all(is_own_origin(origin, hosts) for origin in origins):
+                detail = "a page of another origin cannot open a WebSocket of this server."
+                await refuse(problem(403, "Forbidden", detail), scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def refuse(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or the request for a WebSocket, which is not opened."""
+    await refusal(scope, receive, send)
+    if scope["type"] == "websocket":
+        # uvicorn logs an error for a WebSocket that is neither open nor closed when its call ends,
+        # and closes a refused one a moment after the answer.
+        await asyncio.sleep(0)
+
+
+def is_own_origin(origin: str, hosts: Sequence[str]) -> bool:
+    """Whether a page's origin (`https://shop.example`) is the host that a request is for.
+
+    The scheme is not compared: behind a proxy with TLS, the server itself is asked by HTTP.
+    """
+    try:
+        page = urlsplit(origin)
+        usual = _PORTS[page.scheme]
+        asked = [urlsplit(f"//{host}") for host in hosts]
+        named = {(each.hostname, each.port or usual) for each in asked}
+        return bool(page.hostname) and named == {(page.hostname, page.port or usual)}
+    except (KeyError, ValueError):
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -118,7 +178,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _host_name(value: str) -> str:
-    """The Host header without its port; what cannot be read is nobody's name."""
+    """The Host header without its port; a malformed header gives a name that never matches."""
     try:
         return urlsplit(f"//{value}").hostname or ""
     except ValueError:

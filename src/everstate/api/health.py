@@ -1,23 +1,22 @@
-"""Whether the process lives, and whether it can do its work."""
+"""Health routes: whether the process is alive, and whether it is ready to serve requests."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
+from everstate.http.answers import HttpAnswer
+from everstate.http.asgi import Desk, respond
+from everstate.http.openapi import answers
 from everstate.log.topics import Topics
-from everstate.sources.crud.answers import Answer
-from everstate.sources.crud.asgi import Desk, respond
-from everstate.sources.crud.events import EventLog
-from everstate.sources.crud.openapi import answers
-from everstate.sources.crud.store import Store
+from everstate.sources.way_in import ReadinessCheck, Served
 
 _LOG_S: Final = 3.0
 _ANSWER_S: Final = 1.0
@@ -29,39 +28,28 @@ _STATUS = {
 
 
 class Health:
-    """Asks each store; and a broker, where requests wait for the log: events and commands.
+    """Asks each way in, and a broker if requests need the log.
 
-    ``check_commands`` raises when commands cannot be answered.
-
-    What was found holds for a second: who asks often costs the servers no more than that.
+    A result is cached for a second, which limits the load of frequent checks on the servers.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        stores: Mapping[str, Store],
-        log: EventLog | None,
-        *,
-        needs_log: bool,
-        check_commands: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._config, self._stores, self._log = config, stores, log
-        self._needs_log, self._check_commands = needs_log, check_commands
+    def __init__(self, config: Config, ways: Sequence[Served]) -> None:
+        self._config, self._ways = config, ways
         self._topics: Topics | None = None
         self._asked_at = -_ANSWER_S
         self._found: EverstateError | None = None
 
-    def check(self) -> Answer:
-        """Ready, or Unavailable saying what is not; one caller at a time.
+    def check(self) -> HttpAnswer:
+        """Answer that all are ready, or raise Unavailable naming what is not; one caller at a time.
 
-        Cost: one row of each store and one question to a broker; at most 3 s for the broker.
+        Cost: one row of each store and one request to a broker; at most 3 s for the broker.
         """
         if time.monotonic() - self._asked_at >= _ANSWER_S:
             self._found = self._ask()
             self._asked_at = time.monotonic()
         if self._found is not None:
             raise self._found.with_traceback(None)
-        return Answer(200, {}, '{"status":"ready"}')
+        return HttpAnswer(200, {}, '{"status":"ready"}')
 
     def close(self) -> None:
         """Give up the connection to the brokers."""
@@ -71,26 +59,29 @@ class Health:
 
     def _ask(self) -> EverstateError | None:
         try:
-            for name, store in self._stores.items():
-                with _named(f"the store of {name} does not answer."):
-                    store.page(limit=1)
-            if self._log is not None and not self._log.sending:
-                said = "events are not being sent."
-                raise Unavailable(said, public=said)
-            if self._needs_log:
-                with _named("the log does not answer."):
-                    self._topics = self._topics or Topics(self._config)
-                    self._topics.reach(_LOG_S)
-            with _named("commands cannot be answered."):
-                self._check_commands()
+            for what, check in self._checks():
+                with _named(what):
+                    check()
         except EverstateError as error:
             return error
         return None
 
+    def _checks(self) -> Iterator[ReadinessCheck]:
+        asked = False
+        for served in self._ways:
+            if served.needs_log and not asked:
+                asked = True
+                yield "the log does not answer.", self._reach
+            yield from served.checks()
+
+    def _reach(self) -> None:
+        self._topics = self._topics or Topics(self._config)
+        self._topics.reach(_LOG_S)
+
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Say in the answer what is away, and in the log what it said."""
+    """Name the unavailable server in the answer; its own message goes only to the log."""
     try:
         yield
     except EverstateError as error:
@@ -100,13 +91,15 @@ def _named(what: str) -> Iterator[None]:
 def health_router(health: Health, desk: Desk) -> APIRouter:
     """`GET /health` and `GET /ready`; both without a token."""
     router = APIRouter(tags=["health"])
-    # While a server is away, those who ask wait here and hold no thread of the requests.
+    # While a server is down, callers wait here and do not occupy request threads.
     one_asks = asyncio.Lock()
 
-    async def alive() -> Response:
-        return respond(Answer(200, {}, '{"status":"alive"}'))
+    async def alive(request: Request) -> Response:
+        desk.admit_everyone(request)
+        return respond(HttpAnswer(200, {}, '{"status":"alive"}'))
 
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
+        desk.admit_everyone(request)
         async with one_asks:
             return respond(await desk.work(health.check))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,25 +11,34 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.routing import Match
 
+from everstate.api.headers import secure_headers
 from everstate.errors import (
     AlreadyExists,
     EverstateError,
     InvalidBody,
     InvalidChange,
+    NotPermitted,
     PreconditionFailed,
+    TooManyRequests,
     Unauthenticated,
     UnknownEntity,
     VersionConflict,
 )
-from everstate.sources.crud.openapi import PROBLEM
+from everstate.http.openapi import PROBLEM
 from everstate.telemetry import Sparingly
 
 LOGGER = logging.getLogger("everstate.api")
 
+PREFIXES: Final = ("/stream", "/query", "/feed")
+"""What stands before `/v1/{entity}` in the path of a route that has no single entity."""
+VIEWS: Final = "/views/"
+"""What stands before `v1` in the path of a route of views."""
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+ONLY: Final = "everstate.only"
+"""In a request's scope: the methods of a route that took it although it has no such method."""
 _RETRY_AFTER_S: Final = "1"
 _refused: Final = Sparingly(LOGGER, logging.WARNING)
 
@@ -50,7 +60,7 @@ def problem(
     more: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A response that is a problem; ``more`` are members of its own."""
+    """A problem response; ``more`` are its extension members."""
     body = {"type": kind, "title": title, "status": status, "detail": detail, **(more or {})}
     encoded = msgspec.json.encode(body)
     return Response(encoded, status, headers=dict(headers or {}), media_type=PROBLEM)
@@ -58,15 +68,24 @@ def problem(
 
 async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, EverstateError)
+    return answer_of(error, request, request.method)
+
+
+def answer_of(error: EverstateError, connection: HTTPConnection, method: str) -> Response:
+    """The problem response of an error, which is logged where somebody must know of it."""
     status, name = error.http_status, type(error).__name__
     if status >= 500:
-        LOGGER.warning("%s %s: %s", request.method, request.url.path, error.message)
+        LOGGER.warning("%s %s: %s", method, connection.url.path, error.message)
     if isinstance(error, Unauthenticated):
-        client = request.client.host if request.client else "?"
-        _refused.log("login refused: %s %s from %s", request.method, request.url.path, client)
+        client = connection.client.host if connection.client else "?"
+        _refused.log("login refused: %s %s from %s", method, connection.url.path, client)
+    if isinstance(error, NotPermitted):
+        _refused.log("not permitted: %s %s: %s", method, connection.url.path, error.message)
     headers = {}
     if status == 503:
         headers["Retry-After"] = _RETRY_AFTER_S
+    if isinstance(error, TooManyRequests):
+        headers["Retry-After"] = str(math.ceil(error.wait_s))
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     more = _members(error)
@@ -84,7 +103,7 @@ async def _ours(request: Request, error: Exception) -> Response:
 
 
 def _members(error: EverstateError) -> dict[str, Any]:
-    """What an error carries that a program wants to read."""
+    """Extension members of an error's problem, for programs."""
     if isinstance(error, VersionConflict):
         return {"version": error.actual}
     if isinstance(error, PreconditionFailed | AlreadyExists):
@@ -101,10 +120,10 @@ async def _frameworks(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        known, parts = places(request.app.openapi()), request.url.path.split("/")
-        if len(parts) > 2 and parts[2] not in known:
-            return await _ours(request, UnknownEntity(parts[2], tuple(known)))
-        listed = known[parts[2]] if len(parts) > 2 else ["GET /"]
+        known, entity = places(request.app.openapi()), _entity_in(request.url.path)
+        if entity is not None and entity not in known:
+            return await _ours(request, UnknownEntity(entity, tuple(known)))
+        listed = ["GET /"] if entity is None else known[entity]
         detail = f"there is nothing at {request.url.path}; there is {', '.join(listed)}."
         return problem(404, "Not Found", detail)
     detail = f"{request.method} {request.url.path}: {error.detail}."
@@ -116,7 +135,10 @@ async def _frameworks(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods of the path over all its routes; the framework knows only those of one."""
+    """Methods of the path over all its routes; the framework lists only those of one route."""
+    only = request.scope.get(ONLY)
+    if only is not None:
+        return list(only)
     asked = [{**request.scope, "method": method} for method in _METHODS]
     allowed = [
         str(scope["method"])
@@ -127,20 +149,33 @@ def _allowed(request: Request) -> list[str]:
 
 
 def places(described: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What an OpenAPI document has of each entity type: methods and path of its routes."""
+    """Methods and paths of the routes of each entity type, from an OpenAPI document."""
     found: dict[str, list[str]] = {}
     for path, operations in described["paths"].items():
-        if path.startswith("/v1/"):
+        entity = _entity_in(path)
+        if entity is not None:
             methods = " ".join(method.upper() for method in operations)
-            found.setdefault(path.split("/")[2], []).append(f"{methods} {path}")
+            found.setdefault(entity, []).append(f"{methods} {path}")
     return found
 
 
+def _entity_in(path: str) -> str | None:
+    """The name of the entity type in `/v1/guest/eva`, `/stream/v1/guest` and their like."""
+    if path.startswith(VIEWS):
+        return None
+    for prefix in PREFIXES:
+        path = path.removeprefix(prefix)
+    parts = path.split("/")
+    return parts[2] if len(parts) > 2 else None
+
+
 async def _gone(_request: Request, _error: Exception) -> Response:
-    """Nobody reads it; the request ended before its body did."""
-    return problem(400, "Bad Request", "the body ended before it was whole.")
+    """Response that no client reads: the client disconnected before the body was complete."""
+    return problem(400, "Bad Request", "the body is incomplete.")
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(500, "Internal Server Error", EverstateError.unsaid)
+    # The framework answers such an error outside of the guards.
+    headers = secure_headers(request.url.scheme)
+    return problem(500, "Internal Server Error", EverstateError.unsaid, headers=headers)

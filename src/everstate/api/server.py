@@ -12,8 +12,9 @@ import uvicorn
 
 from everstate.api.application import create_api
 from everstate.api.guards import is_loopback, timed_protocol
+from everstate.api_config import ApiConfig
 from everstate.app import App
-from everstate.config import ApiConfig, Config
+from everstate.config import Config
 from everstate.errors import InvalidConfig, Unavailable
 
 LOGGER = logging.getLogger("everstate.api")
@@ -21,6 +22,8 @@ LOGGER = logging.getLogger("everstate.api")
 _GRACE_S = 20
 _BACKLOG = 512
 _POLL_S = 0.05
+_SOCKET_BYTES_MAX = 4_096
+"""A WebSocket's client has nothing to say; what it sends anyway is small."""
 
 
 def serve(
@@ -29,32 +32,35 @@ def serve(
     stop: threading.Event,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until ``stop`` is set, then finish the requests in hand.
+    """Serve until ``stop`` is set, then finish the requests in progress.
 
-    ``on_ready`` gets the address when requests are answered. Raises InvalidConfig for an address
-    that others can reach while nobody needs a token, or that is taken, and Unavailable.
+    ``on_ready`` gets the address when the server accepts requests. Raises InvalidConfig for an
+    address that other machines can reach when no tokens are configured, or that is in use, and
+    Unavailable.
     """
     host, port = config.api.host, config.api.port
     check_reach(config)
     certificate = certificate_of(config.api)
     if not certificate and not is_loopback(host):
-        LOGGER.warning("tokens come unencrypted: set api.ssl_certfile, or put TLS in front")
+        LOGGER.warning("tokens are sent unencrypted: set api.ssl_certfile, or use a TLS proxy")
     listener = _listen(host, port)
     with listener:
+        api = create_api(config, app)
         server = uvicorn.Server(
             uvicorn.Config(
-                create_api(config, app),
+                api,
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_GRACE_S,
                 timeout_keep_alive=60,
                 lifespan="on",
+                ws_max_size=_SOCKET_BYTES_MAX,
                 http=timed_protocol(config.api.receive_timeout_s),
                 **certificate,  # type: ignore[arg-type]
             )
         )
-        # In a thread of its own uvicorn leaves the signals to us.
+        # In a thread of its own uvicorn does not install signal handlers.
         runner = threading.Thread(target=server.run, args=([listener],), name="http")
         runner.start()
         try:
@@ -65,14 +71,16 @@ def serve(
                     if on_ready is not None:
                         on_ready(address_of(listener, secure=bool(certificate)))
         finally:
+            # The server waits for responses in progress, and a stream's never ends by itself.
+            api.state.end_streams()
             server.should_exit = True
             runner.join()
     if not stop.is_set():
-        raise Unavailable("the HTTP server ended; its log says why.")
+        raise Unavailable("the HTTP server ended; its log has the reason.")
 
 
 def check_reach(config: Config) -> None:
-    """Raise InvalidConfig when others than this machine could write without a token."""
+    """Raise InvalidConfig when other machines could write without a token."""
     if not config.api.tokens and not is_loopback(config.api.host):
         raise InvalidConfig(
             "api.host",
@@ -84,7 +92,7 @@ def check_reach(config: Config) -> None:
 def certificate_of(api: ApiConfig) -> dict[str, str]:
     """The server's options for TLS; none without a certificate.
 
-    Raises InvalidConfig for files that are none, before anything listens.
+    Raises InvalidConfig for files that are not valid, before the server listens.
     """
     if api.ssl_certfile is None:
         if api.ssl_keyfile is not None:
@@ -119,8 +127,12 @@ def address_of(listener: socket.socket, *, secure: bool = False) -> str:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as cause:
         raise InvalidConfig(
             "api.port", port, f"a free port of {host} ({cause.strerror})"
         ) from cause
+    # Inherited by each connection. asyncio sets it only where a socket names its protocol, and this
+    # one does not; without it the body of an answer waits 40 ms for the client to note its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

@@ -1,4 +1,4 @@
-"""The long memory: a lake table for each entity type, its commits, its ledger; read without Spark.
+"""The archive: a lake table for each entity type, its commits, its ledger; read without Spark.
 
 Layer: imports config, telemetry and errors only.
 """
@@ -11,9 +11,12 @@ from everstate.archive.commits import (
     CommittedRange,
     Position,
 )
+from everstate.archive.files import ArchiveFile
 from everstate.archive.layout import app_id, ledger_path, table_path
 from everstate.archive.ledger import Ledger, LedgerRow, last_commit
-from everstate.archive.reader import ArchiveFile, ArchiveReader, Counts, Location
+from everstate.archive.lookup import KeyRecords
+from everstate.archive.ordered import Where
+from everstate.archive.reader import ArchiveReader, Counts, Location
 
 __all__ = [
     "AddedFile",
@@ -24,10 +27,12 @@ __all__ = [
     "CommitNote",
     "CommittedRange",
     "Counts",
+    "KeyRecords",
     "Ledger",
     "LedgerRow",
     "Location",
     "Position",
+    "Where",
     "app_id",
     "last_commit",
     "ledger_path",

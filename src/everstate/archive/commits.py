@@ -1,6 +1,6 @@
-"""What the table's own log says: which offsets each commit holds, and so where the archive is.
+"""The offsets of each commit, read from the table's own log; they give the archive's position.
 
-The position is never kept anywhere else; there is no checkpoint to lose (C25).
+The position is stored nowhere else, so there is no checkpoint to lose (C25).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Position: TypeAlias = dict[int, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CommittedRange:
-    """Offsets ``[start, end)`` of one partition that one commit holds."""
+    """Offsets ``[start, end)`` of one partition that one commit added."""
 
     generation: int
     partition: int
@@ -36,17 +36,17 @@ class CommittedRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitNote:
-    """What we write into a commit's user metadata."""
+    """The user metadata that everstate writes into a commit."""
 
     entity: str
     epoch: int
-    """Number of the append; dense from 0, the table's transaction version too."""
+    """Number of the append; dense from 0, and also the table's transaction version."""
     writer: str
-    """Which process wrote it, so that a second one sees that it lost."""
+    """The process that wrote it, so that a concurrent one detects that it came second."""
     ranges: tuple[CommittedRange, ...]
     positions: Position
     topics: Mapping[int, tuple[str, str]] = field(default_factory=dict)
-    """generation → cluster id and topic id that the positions belong to (C8)."""
+    """generation → cluster id and topic id to which the positions belong (C8)."""
 
     def to_json(self) -> str:
         """The user metadata of the commit."""
@@ -74,7 +74,7 @@ class CommitNote:
 
     @classmethod
     def from_json(cls, text: str | None) -> CommitNote | None:
-        """Read user metadata; ``None`` when the commit moves no position (or is not ours)."""
+        """Parse user metadata; ``None`` when the commit moves no position or is not everstate's."""
         try:
             note = json.loads(text or "{}").get(_NOTE)
         except (ValueError, AttributeError):
@@ -103,7 +103,7 @@ class AddedFile:
     rows: int
     unreadable: int
     partition: int | None
-    """Source partition of the first row; an append writes one file a partition."""
+    """Source partition of the first row; an append writes one file for each partition."""
     offset_min: int | None
     offset_max: int | None
 
@@ -121,12 +121,12 @@ class Commit:
 
     @property
     def note(self) -> CommitNote | None:
-        """What it says about positions; ``None`` for compaction and foreign commits."""
+        """The note on positions; ``None`` for compaction and commits of other programs."""
         return CommitNote.from_json(self.user_metadata)
 
 
 class PositionForgotten(ArchiveError):
-    """The table's log was cleaned of the commit that said where the archive is."""
+    """The table's log no longer has the commit with the archive's position."""
 
 
 class ArchiveLog:
@@ -153,9 +153,10 @@ class ArchiveLog:
     def last(self) -> Commit | None:
         """The newest commit that moved the position; ``None`` before the first.
 
-        Commits in between (compaction, other programs) are passed over. Raises ArchiveError when
-        the table has data, and the log no longer has the commit that says where it is: see
-        :func:`everstate.archive.ledger.last_commit`. Cost: a listing and a small file or two.
+        Later commits without a position (compaction, other programs) are skipped. Raises
+        PositionForgotten when the table has data, but its log no longer has the commit with the
+        position: see :func:`everstate.archive.ledger.last_commit`. Cost: a listing and a small
+        file or two.
         """
         if not self.exists():
             return None
@@ -170,14 +171,14 @@ class ArchiveLog:
             if note is not None:
                 if note.epoch != epoch:
                     raise ArchiveError(
-                        f"archive of {self.entity}: commit {version} says epoch {note.epoch}, the "
-                        f"table's transaction says {epoch}.",
+                        f"archive of {self.entity}: commit {version} has epoch {note.epoch}, but "
+                        f"the table's transaction has epoch {epoch}.",
                         advice="Restore the table to a version written by everstate.",
                     )
                 return commit
         raise PositionForgotten(
-            f"archive of {self.entity}: no commit of the table's log says where it is, and the "
-            "ledger beside it does not know its newest append.",
+            f"archive of {self.entity}: no commit in the table's log has its position, and the "
+            "ledger beside it lacks its newest append.",
             advice="Restore the table, or the ledger beside it, from a copy.",
         )
 
@@ -194,7 +195,7 @@ class ArchiveLog:
             found.append(version)
         for version in reversed(found):
             commit = self._read(files, version)
-            assert commit is not None, "it was there a moment ago"
+            assert commit is not None, "it existed a moment ago"
             yield commit
 
     def _table(self) -> DeltaTable:

@@ -1,4 +1,4 @@
-"""Where an archive is, and the promises of its table that other programs may rely on."""
+"""Paths of an archive, and properties of its table on which other programs may rely."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from everstate.config import Config
 from everstate.errors import ArchiveError, ArchiveFull
 
 INDEXED_COLUMNS: Final = ("partition", "offset", "key", "recorded_at")
-"""First columns of the table; only these have statistics. ``recorded_at`` is null just where a
-record is unreadable, so a file's null count tells how many are, without reading it."""
+"""First columns of the table; only these have statistics. ``recorded_at`` is null only in
+unreadable records, so a file's null count is the number of these, without reading the file."""
 
 TABLE_PROPERTIES: Final = {
     "delta.dataSkippingNumIndexedCols": str(len(INDEXED_COLUMNS)),
-    # Positions live in the commits; the ledger takes them over long before this.
+    # Positions are in the commits; the ledger copies them long before these are deleted.
     "delta.logRetentionDuration": "interval 30 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
@@ -41,7 +41,7 @@ def app_id(entity: str) -> str:
 
 @contextmanager
 def archive_errors(doing: str) -> Iterator[None]:
-    """Turn an error of the lake's reader in the block into one of ours."""
+    """Translate errors of the lake's reader in the block into ArchiveError."""
     try:
         yield
     except TableNotFoundError as cause:
@@ -51,7 +51,7 @@ def archive_errors(doing: str) -> Iterator[None]:
     except (DeltaError, OSError) as cause:
         reason = _one_line(str(cause))
         if "No space left on device" in reason:
-            raise ArchiveFull(f"{doing}: there is no room on the disk ({reason}).") from cause
+            raise ArchiveFull(f"{doing}: the disk is full ({reason}).") from cause
         raise ArchiveError(f"{doing}: {reason}") from cause
 
 

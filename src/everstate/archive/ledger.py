@@ -1,4 +1,4 @@
-"""The ledger: which offsets each commit brought, kept longer than the table's own log (C26)."""
+"""The ledger: the offsets that each commit added, kept longer than the table's own log (C26)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LedgerRow:
     start: int
     end: int
     rows: int
-    """Records that were served in the range; fewer than its length where markers lie."""
+    """Records in the range; fewer than its length when it contains transaction markers."""
     unreadable: int
     file: str | None
     """File that the commit wrote; compaction moves its rows elsewhere."""
@@ -62,9 +62,9 @@ class LedgerRow:
 class Ledger:
     """The ledger of one entity type's archive: a small lake table beside it.
 
-    Filled by :meth:`sync` from the commits' own metadata and statistics, so that a lost ledger is
-    filled again as long as the table's log has them. Two processes may fill it at once: rows are
-    the same, and :meth:`rows` gives each once.
+    :meth:`sync` fills it from the metadata and statistics of commits, so a lost ledger can be
+    filled again as long as the table's log has these commits. Two processes may fill it at once:
+    they add equal rows, and :meth:`rows` returns each once.
     """
 
     def __init__(self, config: Config, entity: str) -> None:
@@ -72,7 +72,7 @@ class Ledger:
         self.path = ledger_path(config, entity)
 
     def sync(self, log: ArchiveLog) -> int:
-        """Append the ranges of commits that are not in it yet; returns how many came."""
+        """Append the ranges of commits that it does not have yet; returns how many."""
         rows = [row for commit in log.commits(after=self.newest()) for row in ledger_rows(commit)]
         if rows:
             with archive_errors(f"writing the ledger of {self.entity}"):
@@ -86,13 +86,13 @@ class Ledger:
         return len(rows)
 
     def newest(self) -> int:
-        """Newest commit that it knows, -1: none. Cost: one narrow column."""
+        """Newest commit in the ledger, -1: none. Cost: one narrow column."""
         found = self._read(columns=["commit_version"])
         newest = pc.max(found["commit_version"]).as_py() if found is not None else None
         return -1 if newest is None else int(newest)
 
     def brought(self, generation: int, partition: int, offset: int) -> LedgerRow | None:
-        """The range that brought one offset. Cost: the files that may hold it."""
+        """The range that contains one offset. Cost: the ledger's files that may hold it."""
         place = (ds.field("generation") == generation) & (ds.field("partition") == partition)
         holds = (ds.field("start") <= offset) & (ds.field("end") > offset)
         found = self._read(filter=place & holds)
@@ -104,9 +104,9 @@ class Ledger:
         return [once[place] for place in sorted(once)]
 
     def last(self, epoch: int | None) -> Commit | None:
-        """The append with this number as a commit that says where the archive is.
+        """The append with this number as a commit that has the archive's position.
 
-        ``None``: it is not the newest that the ledger knows.
+        ``None``: it is not the newest append in the ledger.
         """
         rows = self.rows()
         if not rows or epoch is None or max(row.epoch for row in rows) != epoch:
@@ -124,15 +124,15 @@ class Ledger:
             positions=positions,
             topics={row.generation: (row.cluster_id or "", row.topic_id or "") for row in rows},
         )
-        said = note.to_json()
-        return Commit(newest.commit_version, newest.committed_at, "WRITE", said, (), 0)
+        note_json = note.to_json()
+        return Commit(newest.commit_version, newest.committed_at, "WRITE", note_json, (), 0)
 
     def _stored(self) -> list[LedgerRow]:
         found = self._read()
         return [LedgerRow(**row) for row in found.to_pylist()] if found is not None else []
 
     def _read(self, **what: Any) -> pa.Table | None:
-        """Part of the table; ``None`` while there is none."""
+        """Part of the ledger's table; ``None`` while it does not exist."""
         with archive_errors(f"reading the ledger of {self.entity}"):
             if not DeltaTable.is_deltatable(self.path):
                 return None
@@ -142,9 +142,9 @@ class Ledger:
 def last_commit(log: ArchiveLog, ledger: Ledger) -> Commit | None:
     """The newest commit that moved the position; ``None`` before the first.
 
-    Delta cleans its log of commits that are older than a month. The ledger was told of each of them
-    before, so that it knows the position of a table that nothing was appended to since. Raises
-    ArchiveError when it knows another append as the newest: a position is never guessed.
+    Delta deletes commits older than a month from its log. The ledger has copied each of them
+    before, so it has the position of a table without appends since then. Raises ArchiveError when
+    the ledger's newest append is not the table's: a position is never guessed.
     """
     try:
         return log.last()
@@ -156,7 +156,7 @@ def last_commit(log: ArchiveLog, ledger: Ledger) -> Commit | None:
 
 
 def ledger_rows(commit: Commit) -> list[LedgerRow]:
-    """A commit's ranges with the records that came in each, from the statistics of its files."""
+    """A commit's ranges with the number of records in each, from the statistics of its files."""
     note = commit.note
     if note is None:
         return []

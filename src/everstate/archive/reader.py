@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from everstate.archive.commits import ArchiveLog, Position
+from everstate.archive.files import ArchiveFile, files_of, filesystem_of
 from everstate.archive.layout import archive_errors, table_path
 from everstate.archive.ledger import Ledger, LedgerRow, last_commit, ledger_rows
+from everstate.archive.lookup import KeyRecords, records_of_key
+from everstate.archive.ordered import RECORD_COLUMNS, OrderedRecords, Where
 from everstate.config import Config
 
-
-@dataclass(frozen=True, slots=True)
-class ArchiveFile:
-    """One data file of the table's newest version, by its statistics."""
-
-    path: str
-    bytes: int
-    rows: int
-    unreadable: int
-    partition_min: int | None
-    partition_max: int | None
-    offset_min: int | None
-    offset_max: int | None
-    key_min: str | None
-    """Text statistics are cut; use them to leave files out, never to find a key."""
-    key_max: str | None
+_NO_END: Final = 2**63 - 1
+_PLACE: Final = ("generation", "partition", "offset")
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Records of the table's newest version, from statistics alone."""
+    """Records of the table's newest version, read from statistics only."""
 
     files: int
     bytes: int
@@ -48,18 +39,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one record of the log lies in the archive."""
+    """Where the archive has one record of the log."""
 
     file: str
-    """File that holds it now; compaction may have moved it."""
+    """File that holds the record now; compaction may have moved it."""
     commit_version: int
-    """Commit that brought it."""
+    """Commit that added the record."""
     committed_at: datetime
     epoch: int
 
 
 class ArchiveReader:
-    """The archive of one entity type, read by the lake format alone; opens the newest version.
+    """The archive of one entity type, read directly from the lake files; uses the newest version.
 
     Every method raises ArchiveError when there is no archive yet, or it cannot be read.
     """
@@ -79,14 +70,28 @@ class ArchiveReader:
         assert note is not None, "last() gives commits that have one"
         return note.positions
 
+    def begins(self, generation: int) -> dict[int, int]:
+        """First offset of each partition in the archive; it has all records from there on.
+
+        Cost: the ledger, and the commits that it does not have yet.
+        """
+        rows = self._ledger.rows()
+        known = max((row.commit_version for row in rows), default=-1)
+        for commit in self._log.commits(known):
+            rows += ledger_rows(commit)
+        begins: dict[int, int] = {}
+        for row in rows:
+            if row.generation == generation:
+                begins[row.partition] = min(row.start, begins.get(row.partition, row.start))
+        return begins
+
     def files(self) -> list[ArchiveFile]:
         """The data files, by path."""
         with archive_errors(f"reading the archive of {self.entity}"):
-            actions = pa.table(self._table().get_add_actions(flatten=True)).to_pylist()
-        return sorted((_file(action) for action in actions), key=lambda file: file.path)
+            return files_of(self._table())
 
     def counts(self) -> Counts:
-        """How much there is, from statistics alone."""
+        """Number of records, read from statistics only."""
         files = self.files()
         return Counts(
             files=len(files),
@@ -95,20 +100,71 @@ class ArchiveReader:
             unreadable=sum(file.unreadable for file in files),
         )
 
-    def changes_of(self, key: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Readable changes of one key in log order; columns as in the table.
+    def changes_of(
+        self, key: str, columns: Sequence[str] = (*_PLACE, *RECORD_COLUMNS)
+    ) -> KeyRecords:
+        """Readable records of one key in log order, including duplicates and conflicts.
 
-        Cost: reads the files whose statistics may hold the key; few after a clustering
-        compaction, all of those written since.
+        Cost: opens the files whose statistics may hold the key: few of the files from a clustering
+        compaction, and all of those written since.
         """
-        place = ("generation", "offset")
-        wanted = None if columns is None else list(dict.fromkeys((*columns, *place)))
+        began = time.monotonic()
         with archive_errors(f"reading the archive of {self.entity}"):
-            table = self._table().to_pyarrow_dataset().to_table(
-                columns=wanted, filter=ds.field("key") == key
-            )  # fmt: skip
-        table = table.sort_by([(name, "ascending") for name in place])
-        return table if columns is None else table.select(list(columns))
+            files = self.files()
+            may = [file for file in files if file.may_hold_key(key)]
+            wanted = list(dict.fromkeys((*columns, *_PLACE)))
+            parts = records_of_key(filesystem_of(self.path), may, key, wanted)
+            empty = self._schema(wanted).empty_table()
+            found = pa.concat_tables([*parts, empty], promote_options="permissive")
+        place = [("generation", "ascending"), ("offset", "ascending")]
+        ordered = found.sort_by(place).select(list(dict.fromkeys(columns)))
+        return KeyRecords(ordered, len(may), len(files), time.monotonic() - began)
+
+    def records(
+        self,
+        generation: int,
+        spans: Mapping[int, tuple[int, int]],
+        columns: Sequence[str] = RECORD_COLUMNS,
+        where: Where | None = None,
+    ) -> Iterator[pa.Table]:
+        """Records of offset ranges, in order, partition by partition, at most 10,000 at a time.
+
+        ``spans``: partition → first and next offset; ``columns`` must include `partition` and
+        `offset`. Memory is bounded; offsets that compaction has mixed are sorted on local disk.
+        Close the iterator when it is not read to its end.
+        """
+        with archive_errors(f"reading the archive of {self.entity}"):
+            filesystem, files = filesystem_of(self.path), self.files()
+            ordered = OrderedRecords(filesystem, files, generation, spans, columns, where)
+            with closing(ordered):
+                yield from ordered.read()
+
+    def has_since(
+        self, positions: Mapping[tuple[int, int], int], column: str, moment: datetime
+    ) -> bool:
+        """Whether a change after these positions may have a time up to a moment.
+
+        ``positions``: (generation, partition) → next offset; ``column``: `occurred_at` or
+        `recorded_at`. Unreadable records count too. Cost: three columns of the files with offsets
+        after the positions.
+        """
+        with archive_errors(f"reading the archive of {self.entity}"):
+            files = self.files()
+            for (generation, partition), start in positions.items():
+                mine = [file.path for file in files if file.may_hold(partition, start, _NO_END)]
+                if not mine:
+                    continue
+                schema = self._schema([*_PLACE, column])
+                rows = ds.dataset(
+                    mine, schema=schema, filesystem=filesystem_of(self.path), format="parquet"
+                )
+                known = ds.field(column)
+                behind = ds.field("offset") >= start
+                here = (ds.field("generation") == generation) & (ds.field("partition") == partition)
+                early = (known <= pa.scalar(moment)) | known.is_null()
+                if rows.head(1, columns=["offset"], filter=here & behind & early).num_rows:
+                    return True
+            return False
 
     def values(self) -> Iterator[bytes]:
         """Value bytes of every readable change, in no order; streamed, 10,000 at a time."""
@@ -121,7 +177,7 @@ class ArchiveReader:
                 yield from (value for value in batch.column(0).to_pylist() if value is not None)
 
     def record(self, generation: int, partition: int, offset: int) -> dict[str, Any] | None:
-        """The record at one offset with all its columns; ``None`` when it is not there."""
+        """The record at one offset with all its columns; ``None`` when the archive has none."""
         with archive_errors(f"reading the archive of {self.entity}"):
             rows = self._table().to_pyarrow_dataset().to_table(
                 filter=_at(generation, partition, offset)
@@ -130,7 +186,7 @@ class ArchiveReader:
         return found[0] if found else None
 
     def locate(self, generation: int, partition: int, offset: int) -> Location | None:
-        """File and commit that hold one offset; ``None``: not archived (yet), or never served."""
+        """File and commit of one offset; ``None``: not archived (yet), or not a record."""
         condition = _at(generation, partition, offset)
         with archive_errors(f"reading the archive of {self.entity}"):
             dataset = self._table().to_pyarrow_dataset()
@@ -161,22 +217,11 @@ class ArchiveReader:
     def _table(self) -> DeltaTable:
         return DeltaTable(self.path)
 
+    def _schema(self, names: Sequence[str]) -> pa.Schema:
+        whole = pa.schema(self._table().schema().to_arrow())
+        return pa.schema([whole.field(name) for name in names])
+
 
 def _at(generation: int, partition: int, offset: int) -> ds.Expression:
     place = {"partition": partition, "offset": offset, "generation": generation}
     return reduce(and_, (ds.field(name) == value for name, value in place.items()))
-
-
-def _file(action: dict[str, Any]) -> ArchiveFile:
-    return ArchiveFile(
-        path=action["path"],
-        bytes=action["size_bytes"],
-        rows=action["num_records"] or 0,
-        unreadable=action.get("null_count.recorded_at") or 0,
-        partition_min=action.get("min.partition"),
-        partition_max=action.get("max.partition"),
-        offset_min=action.get("min.offset"),
-        offset_max=action.get("max.offset"),
-        key_min=action.get("min.key"),
-        key_max=action.get("max.key"),
-    )

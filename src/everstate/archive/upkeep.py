@@ -1,4 +1,4 @@
-"""Deleting files that no version of the last days needs."""
+"""Deletes files that no version of the last days needs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from everstate.archive.layout import archive_errors, table_path
 from everstate.config import Config
 
 KEPT_HOURS: Final = 168
-"""Longer than the longest rebuild (C26); the table's own properties say the same."""
+"""Longer than the longest rebuild (C26); the table's properties have the same value."""
 
 
 def delete_unneeded(config: Config, entity: str) -> int:
     """Delete files that compaction replaced, or a failed append left, more than seven days ago.
 
-    Returns how many. Cost: a listing of the table's folder; no commit when there is nothing to do.
+    Returns how many. Cost: a listing of the table's folder; no commit if nothing is deleted.
     """
     with archive_errors(f"cleaning the archive of {entity}"):
         table = DeltaTable(table_path(config, entity))
@@ -26,7 +26,7 @@ def delete_unneeded(config: Config, entity: str) -> int:
             KEPT_HOURS,
             dry_run=False,
             full=True,
-            # Checkpoints and the cleaning of the log are Spark's, after the ledger is filled.
+            # Spark writes checkpoints and cleans the log, after the ledger is filled.
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
             ),

@@ -1,4 +1,4 @@
-"""What flows: changes, provenance, entity types, codecs and schemas. No I/O."""
+"""What flows through the log: changes, provenance, entity types, codecs and schemas. No I/O."""
 
 from everstate.changes.change import Change, DomainEvent, Kind, Provenance, SourceTransaction
 from everstate.changes.codec import ChangeCodec

@@ -1,8 +1,8 @@
 """The Arrow schema of an entity type, derived from its pydantic model.
 
-Spark's schema and the archive's typed columns come from this one schema. A model is judged when it
-is declared, and the schema made when it is first asked for: Arrow takes half a second to import,
-which a process that only writes or sends would pay for nothing.
+Spark's schema and the archive's typed columns come from this one schema. A model is checked when it
+is declared, but the Arrow schema is built at its first use: importing Arrow takes half a second,
+which a process that only writes or sends changes does not need to spend.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """An Arrow type: the name of pyarrow's function that makes it, and what that is given."""
+    """An Arrow type: the name of the pyarrow function that makes it, and its arguments."""
 
     function: str
     arguments: tuple[Any, ...] = ()
@@ -48,7 +48,7 @@ class _Column:
 _TEXT = _Kind("string")
 _UTC = _Kind("timestamp", ("us", "UTC"))
 _FREE = (Any, object, dict, list, tuple, set, frozenset, Mapping, Sequence)
-"""What does not say which type its values have, and so gives no type for a column."""
+"""Annotations that do not name the type of their values, so that no column type follows."""
 _SCALARS: dict[Any, _Kind] = {
     bool: _Kind("bool_"),
     int: _Kind("int64"),
@@ -63,7 +63,7 @@ _SCALARS: dict[Any, _Kind] = {
 
 
 class Columns:
-    """The columns of a model's JSON form, one a field, in the model's order.
+    """The columns of a model's JSON form, one for each field, in the model's order.
 
     A field that may be missing or None is nullable. Raises InvalidEntityType naming model, field
     and the nearest supported type.
@@ -83,7 +83,7 @@ class Columns:
         return tuple(column.name for column in self._found if not column.nullable)
 
     def shape(self) -> dict[str, Any]:
-        """What each column's JSON is, for a judge that has neither Python nor Arrow."""
+        """The JSON type of each column, for a validator that has neither Python nor Arrow."""
         return {"type": "struct", "fields": {each.name: _shape(each) for each in self._found}}
 
     def schema(self) -> pa.Schema:
@@ -108,7 +108,7 @@ _SHAPES = {
 
 
 def _shape(column: _Column) -> dict[str, Any]:
-    """Type of a column's JSON, and of its parts."""
+    """JSON type of a column, and of its parts."""
     kind, arguments = _SHAPES[column.kind.function], column.kind.arguments
     shape: dict[str, Any] = {"type": kind, "required": not column.nullable}
     if kind == "decimal":
@@ -125,7 +125,7 @@ def _shape(column: _Column) -> dict[str, Any]:
 
 
 def _made(what: Any, pyarrow: ModuleType) -> Any:
-    """Make what a kind, a column or some columns describe; anything else is as it is."""
+    """Make the pyarrow object that ``what`` describes; any other value is returned unchanged."""
     if isinstance(what, _Kind):
         return getattr(pyarrow, what.function)(*(_made(each, pyarrow) for each in what.arguments))
     if isinstance(what, _Column):

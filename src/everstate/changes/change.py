@@ -1,4 +1,4 @@
-"""What flows: one immutable message about one step of one entity."""
+"""A change: one immutable message about one step of one entity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kind(StrEnum):
     DELETED = "deleted"
     EVENT = "event"
 
-    # Enum's own hash is Python code, and differs from that of the equal text.
+    # Enum's own hash is slower Python code, and differs from the hash of the equal string.
     __hash__ = str.__hash__
 
 
@@ -40,7 +40,7 @@ class Provenance:
 
 
 class SourceTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """The source's transaction block: its id, this change's 1-based index, how many it has."""
+    """A transaction of the source: its id, this change's 1-based index, and its change count."""
 
     id: str
     index: int

@@ -1,14 +1,14 @@
 """The JSON form of a change (see docs/reference/envelope.md), and its CloudEvents headers.
 
-States travel as JSON text inside the envelope: they are cut out and put back without being
-parsed, so encoding costs little more than the model's own serialisation, and numbers keep their
-text.
+States are JSON text inside the envelope. They are cut out and put back without being parsed, so
+encoding costs little more than the model's own serialisation, and numbers keep their text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -67,7 +67,7 @@ class WireChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=F
 
 
 class _WireHead(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """The envelope's first fields, in wire order: the codec finds id and recordedAt by it."""
+    """The envelope's first fields, in wire order; their encoding shows where id and times are."""
 
     id: UUID
     entity: str
@@ -79,8 +79,11 @@ class _WireHead(msgspec.Struct, frozen=True, rename="camel", gc=False):
     recorded_at: datetime
 
 
-class _Source(NamedTuple):
-    """What a writer's changes mostly share, encoded once; ``json`` ends before transaction."""
+class ReadySource(NamedTuple):
+    """The provenance that a writer's changes share, encoded once.
+
+    ``json`` ends before the field ``transaction``.
+    """
 
     provenance: Provenance
     json: bytes
@@ -97,7 +100,7 @@ _STATES = {
 _ID_START = len(b'{"id":"')
 _ID_END = _ID_START + 36
 _NAMES_BYTES_MAX = 16_384
-"""Of what is in the headers, too: a producer takes little besides a message's value."""
+"""Limit for texts that headers repeat: a producer has little room besides the message's value."""
 _SPEC_VERSION = ("ce_specversion", b"1.0")
 _CONTENT_TYPE = ("content-type", b"application/json")
 
@@ -120,16 +123,16 @@ def encode_wire(wire: WireChange, extra: Mapping[str, Any] | None = None) -> byt
 def decode_wire(value: bytes) -> WireChange:
     """Read an envelope without parsing its states.
 
-    Raises msgspec.DecodeError (or its ValidationError) with the reason; callers who know the
-    record's place in the log translate it.
+    Raises msgspec.DecodeError (or its ValidationError) with the reason; callers that know the
+    record's partition and offset translate it.
     """
     return _decode(value)
 
 
 def check_provenance(entity: str, key: str | None, provenance: Provenance | None) -> Provenance:
-    """Return the provenance when its required fields say something.
+    """Return the provenance when its required fields are not empty.
 
-    Raises MissingProvenance naming the field.
+    Raises MissingProvenance naming the field otherwise.
     """
     if provenance is None:
         raise MissingProvenance(entity, key, "provenance")
@@ -167,8 +170,8 @@ def headers_of(
 class ChangeCodec:
     """Encodes and decodes the changes of one entity type.
 
-    States may be models of the entity type, mappings, or JSON bytes taken as they are. Decoding
-    gives mappings, so that fields which a newer writer added are kept.
+    States may be models of the entity type, mappings, or JSON bytes, which are not changed.
+    Decoding gives mappings, so that fields which a newer writer added are kept.
     """
 
     def __init__(self, entity_type: EntityType, *, message_bytes_max: int = 1_048_576) -> None:
@@ -177,7 +180,7 @@ class ChangeCodec:
         self._types = {
             kind: ("ce_type", f"{entity_type.name}.{kind.value}".encode()) for kind in Kind
         }
-        self._source: _Source | None = None
+        self._source: ReadySource | None = None
 
     def encode(self, change: Change[Any]) -> tuple[bytes, bytes, Headers]:
         """Key, value and headers of a change, as they go to Kafka.
@@ -193,7 +196,7 @@ class ChangeCodec:
                 raise InvalidChange(change.entity, change.key, field, fault)
         source = self._source
         if source is None or source.provenance is not change.provenance:
-            source = self._source = _source(change)
+            source = self._source = ready_source(change.entity, change.key, change.provenance)
         entity, key = change.entity, change.key
         head = _encode(
             _WireHead(
@@ -208,22 +211,78 @@ class ChangeCodec:
             )
         )
         block = change.transaction
-        current = b"null" if change.current is None else self._json(change.current)
-        original = b"null" if change.original is None else self._json(change.original)
-        parts = (
+        return self.finish(
             head[:-1],
-            b',"event":null,' if event is None else b',"event":%b,' % _raw_event(event),
-            source.json,
-            b"null"
-            if block is None
-            else _encode(WireTransaction(block.id, block.index, block.count)),
-            b'},"currentEntityState":',
-            current,
-            b',"originalEntityState":',
-            original,
-            b"}" if not change.extra else b",%b" % _encode(_plain(change.extra))[1:],
+            key,
+            change.kind,
+            # The id and the time are cut out of the encoded text: cheaper than formatting again.
+            head[_ID_START:_ID_END],
+            head[head.rindex(b'"', 0, -2) + 1 : -2],
+            source,
+            None if block is None else (block.id, block.index, block.count),
+            None if change.current is None else self._json(change.current),
+            None if change.original is None else self._json(change.original),
+            b"" if not change.extra else _encode(_plain(change.extra))[1:-1],
+            event,
         )
-        value = b"".join(parts)
+
+    def head(
+        self, change_id: str, key: str, version: int, kind: str, occurred_at: str, recorded_at: str
+    ) -> bytes:
+        """The first fields of an envelope, made of encoded texts, for :meth:`finish`.
+
+        Times are texts of :func:`ready_time`.
+        """
+        if not key.isalnum() or not key.isascii():
+            key = _encode(key)[1:-1].decode()
+        return (
+            f'{{"id":"{change_id}",{self._named}"key":"{key}","version":{version},'
+            f'"kind":"{kind}","occurredAt":"{occurred_at}","recordedAt":"{recorded_at}"'
+        ).encode()
+
+    @cached_property
+    def _named(self) -> str:
+        one = self.entity_type
+        return f'"entity":{_encode(one.name).decode()},"schemaVersion":{one.schema_version},'
+
+    def finish(
+        self,
+        head: bytes,
+        key: str,
+        kind: Kind,
+        change_id: bytes,
+        recorded_at: bytes,
+        source: ReadySource,
+        block: tuple[str, int, int] | None,
+        current: bytes | None,
+        original: bytes | None,
+        extra: bytes,
+        event: DomainEvent | None = None,
+    ) -> tuple[bytes, bytes, Headers]:
+        """Key, value and headers of a change whose parts are encoded already.
+
+        ``head`` ends before the event, ``extra`` are further fields without their braces. Raises
+        ChangeTooLarge and InvalidChange; the contents of the parts are not checked. Cost: about
+        1.5 µs.
+        """
+        entity = self.entity_type.name
+        if current is None:
+            current = b"null"
+        if original is None:
+            original = b"null"
+        value = b"".join(
+            (
+                head,
+                b',"event":null,' if event is None else b',"event":%b,' % _raw_event(event),
+                source.json,
+                b"null" if block is None else _encode(WireTransaction(*block)),
+                b'},"currentEntityState":',
+                current,
+                b',"originalEntityState":',
+                original,
+                b",%b}" % extra if extra else b"}",
+            )
+        )
         if len(value) > self.message_bytes_max:
             size = len(value) - min(len(current), len(original))
             if size > self.message_bytes_max:
@@ -235,13 +294,12 @@ class ChangeCodec:
                 f"key, service and event type have {names:,} bytes, at most {_NAMES_BYTES_MAX:,}"
             )
             raise InvalidChange(entity, key[:40], "headers", reason)
-        # The id and the time are cut out of the encoded text: cheaper than to format them again.
         headers = [
             _SPEC_VERSION,
-            ("ce_id", head[_ID_START:_ID_END]),
+            ("ce_id", change_id),
             source.header,
-            self._types[change.kind] if event is None else ("ce_type", event.type.encode()),
-            ("ce_time", head[head.rindex(b'"', 0, -2) + 1 : -2]),
+            self._types[kind] if event is None else ("ce_type", event.type.encode()),
+            ("ce_time", recorded_at),
             ("ce_subject", key_bytes),
             _CONTENT_TYPE,
         ]
@@ -308,9 +366,9 @@ def check_shape(change: Change[Any]) -> None:
         raise InvalidChange(change.entity, None, "key", "the key is empty")
 
 
-def _source(change: Change[Any]) -> _Source:
-    source = change.provenance
-    check_provenance(change.entity, change.key, source)
+def ready_source(entity: str, key: str | None, source: Provenance) -> ReadySource:
+    """A provenance, encoded for the changes that share it; raises MissingProvenance."""
+    check_provenance(entity, key, source)
     wire = WireProvenance(
         source.api_version,
         source.service_name,
@@ -321,7 +379,14 @@ def _source(change: Change[Any]) -> _Source:
         source.causation_id,
     )
     json = b'"provenance":' + _encode(wire).removesuffix(b"null}")
-    return _Source(source, json, ("ce_source", source.service_name.encode()))
+    return ReadySource(source, json, ("ce_source", source.service_name.encode()))
+
+
+def ready_time(moment: datetime) -> str:
+    """A time in the envelope's text form; raises ValueError for one that no column can hold."""
+    if fault := moment_fault(moment):
+        raise ValueError(fault)
+    return _encode(moment)[1:-1].decode()
 
 
 def _raw_event(event: DomainEvent) -> bytes:

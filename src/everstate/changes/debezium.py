@@ -1,4 +1,4 @@
-"""The second wire form: a change as Debezium writes it, for those who read Debezium topics."""
+"""The second wire form: a change in Debezium's format, for readers of Debezium topics."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def debezium_records(
 ) -> list[tuple[bytes, bytes | None]]:
     """Key and value of a change in Debezium's form; a delete is followed by a tombstone.
 
-    ``key_field`` names the key's column, ``database`` is what ``source.db`` says. Raises
-    InvalidChange. Of the states only the key is parsed.
+    ``key_field`` names the key's column, ``database`` is the value of ``source.db``. Raises
+    InvalidChange. Only the key is parsed out of the states.
     """
     try:
         wire = decode_wire(value)
@@ -70,7 +70,7 @@ def debezium_records(
 
 
 def _key(wire: WireChange, field: str) -> Any:
-    """Value of the key as the state has it; its text, where it is no field of the state."""
+    """The key's value in the state; the key's text when the state has no such field."""
     absent = wire.kind is Kind.DELETED
     state = wire.original_entity_state if absent else wire.current_entity_state
     return getattr(_key_decoder(field).decode(state), "key", None) or wire.key

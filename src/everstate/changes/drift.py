@@ -1,6 +1,6 @@
-"""What a source of truth says of its entities, and how it is told that the log disagrees.
+"""How the drift job reads a source of truth, and how it reports differences from the log to it.
 
-The pipeline compares and must not know the sources, so both meet here.
+The pipeline compares them and must not depend on the sources, so the shared interface is here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class What(StrEnum):
     """How an entity's newest change in the log differs from the source of truth."""
 
     MISSING = "missing"
-    """The log has nothing of it."""
+    """The log has no change of it."""
     STALE = "stale"
     """The log ends at an older version."""
     DIFFERENT = "different"
@@ -26,16 +26,16 @@ class What(StrEnum):
     PENDING = "pending"
     """The source has yet to publish it: lag, not drift."""
     SAME = "same"
-    """It agrees; sent again when the whole type is."""
+    """Source and log agree; sent again only when the whole entity type is."""
 
 
 RESENT: Final = frozenset({What.MISSING, What.STALE, What.SAME})
-"""Mended by sending what there is; the others by a new version."""
+"""Repaired by sending the stored changes again; the others need a new version."""
 
 DRIFT_PROVENANCE: Final = Provenance(
     api_version="v1", service_name="everstate", identifier="drift", reason="drift"
 )
-"""Who writes a version that only mends drift."""
+"""Provenance of a version that only repairs drift."""
 
 
 class Stored(NamedTuple):
@@ -48,18 +48,18 @@ class Stored(NamedTuple):
 
 
 class Drifted(NamedTuple):
-    """An entity on which source of truth and log disagree; a version is 0 where there is none."""
+    """An entity on which source of truth and log disagree; version 0: that side has none."""
 
     key: str
     what: What
     stored: int
     logged: int
     logged_id: str | None = None
-    """Id of the change that the log ends with."""
+    """Id of the entity's newest change in the log."""
     logged_state: str | None = None
-    """JSON text of the state that the log ends with; ``None``: deleted, or not there."""
+    """JSON text of the entity's newest state in the log; ``None``: deleted, or not in the log."""
     refused: str | None = None
-    """Why readers of the log would refuse a change with the source's state."""
+    """Why readers of the log would reject a change with the source's state."""
 
 
 class Truth(Protocol):
@@ -67,22 +67,22 @@ class Truth(Protocol):
 
     It is pickled into Spark tasks, and opens its connections there. ``read`` of all slices gives
     every entity, deleted ones included, at least as new as it was when the call began. ``repair``
-    may be called again for the same entities; it leaves alone those that have moved on.
+    may be called again for the same entities; it skips those that have a newer version meanwhile.
     """
 
     def slices(self, count: int) -> Sequence[str]:
-        """About so many pieces that together are all entities."""
+        """About ``count`` pieces that together hold all entities."""
 
     def read(self, piece: str) -> Iterator[Stored]:
         """The entities of one piece."""
 
     def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
-        """The entities of these keys as they are now, and whether a change is on its way."""
+        """The present entities of these keys, and whether a change of each is still unpublished."""
 
     def repair(self, drifted: Sequence[Drifted]) -> int:
-        """Bring them into the log in the source's own way; says how many it could.
+        """Publish these entities through the source's own path; returns how many were repaired.
 
-        What is missing or stale is sent as it is, versions in order. What is different or extra
-        becomes a new version, above both, in source and log, with the source's state. No change
-        is made of a state that is refused: its entity is left out.
+        Missing and stale entities are sent as they are, versions in order. Different and extra
+        entities get a new version, above both, in source and log, with the source's state. An
+        entity whose state is ``refused`` is left out.
         """

@@ -75,7 +75,7 @@ class EntityType:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """What a state's JSON is, for a judge that has neither Python nor Arrow."""
+        """The JSON type of a state, for a validator that has neither Python nor Arrow."""
         return self._columns.shape()
 
     @property
@@ -93,7 +93,7 @@ class EntityType:
 
     @cached_property
     def _is_quickly_checked(self) -> bool:
-        """Whether the numbers are few and plain: then looking at them is cheaper than at text."""
+        """Whether numbers are in few plain fields: checking these is cheaper than the text."""
         plain = {int, float, Decimal, type(None)}
         numbers = [self.model.model_fields[name].annotation for name in self._number_fields]
         return len(numbers) <= _NUMBERS_MAX and all(
@@ -106,7 +106,7 @@ class EntityType:
 
     @cached_property
     def _validator(self) -> Callable[[Any], BaseModel]:
-        # What model_validate calls, after looking at options that are not used here.
+        # model_validate calls this, after checking options that are not used here.
         validate: Callable[[Any], BaseModel] = self.model.__pydantic_validator__.validate_python
         return validate
 
@@ -156,7 +156,7 @@ class EntityType:
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently), for
         integers beyond 64 bits, which no column holds, for times outside the years 1 to 9999 in
         UTC, and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust;
-        numbers and times are looked at where the text may hold such a one.
+        numbers and times are checked only where the text may hold a bad one.
         """
         try:
             encoded = self._to_json(entity)

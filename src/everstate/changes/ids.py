@@ -15,7 +15,12 @@ def new_change_id() -> UUID:
     return compat.uuid7()
 
 
+def derived_id_text(source: str, position: str, index: int) -> str:
+    """The text of :func:`derived_change_id`."""
+    return str(uuid_utils.uuid5(_DERIVED, f"{source}\n{position}\n{index}"))
+
+
 def derived_change_id(source: str, position: str, index: int) -> UUID:
     """UUIDv5 of a source row's place, so that reading it again gives the same id."""
-    # Half the cost of compat.uuid5, which makes the namespace anew each time.
+    # Half the cost of compat.uuid5, which makes the namespace again in each call.
     return UUID(int=uuid_utils.uuid5(_DERIVED, f"{source}\n{position}\n{index}").int)

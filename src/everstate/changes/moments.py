@@ -1,7 +1,7 @@
-"""Which times can be kept: those that have an offset and are of the years 1 to 9999 in UTC.
+"""Which times can be stored: those with an offset and in the years 1 to 9999 in UTC.
 
-Spark, PostgreSQL and Python agree on these. An offset can take the first and the last hours out:
-`0001-01-01T00:00:00+12:00` is of the year 0 in UTC, which Python cannot hold.
+Spark, PostgreSQL and Python all support these. An offset can move a time out of this range:
+`0001-01-01T00:00:00+12:00` is in the year 0 in UTC, which Python cannot hold.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from everstate.errors import InvalidChange
 
 FIRST: Final = "0001-01-01 00:00:00"
 LAST: Final = "9999-12-31 23:59:59.999999"
-"""The first and the last time that can be kept, in UTC."""
+"""The first and the last time that can be stored, in UTC."""
 OUT_OF_RANGE: Final = "the time is not of the years 1 to 9999 in UTC"
 
 
 def moment_fault(moment: datetime) -> str | None:
-    """Why a time of the world cannot be kept; ``None``: it can."""
+    """Why a time cannot be stored; ``None``: it can."""
     if moment.tzinfo is None:
         return "the time has no UTC offset"
     return None if is_kept(moment) else OUT_OF_RANGE
@@ -30,8 +30,8 @@ def moment_fault(moment: datetime) -> str | None:
 def check_moment(entity: str, key: str, moment: datetime, ahead_hours: float | None = None) -> None:
     """Raise InvalidChange when a change cannot have happened then.
 
-    ``ahead_hours`` is how far ahead of now it may be (`log.occurred_ahead_hours`); ``None``: as far
-    as it says.
+    ``ahead_hours`` is how far ahead of now it may be (`log.occurred_ahead_hours`); ``None``: no
+    limit.
     """
     fault = moment_fault(moment)
     if fault is None and ahead_hours is not None:
@@ -42,7 +42,7 @@ def check_moment(entity: str, key: str, moment: datetime, ahead_hours: float | N
 
 
 def is_kept(moment: datetime) -> bool:
-    """Whether a time is of the years 1 to 9999 in UTC; one without an offset always is."""
+    """Whether a time is in the years 1 to 9999 in UTC; true for every time without an offset."""
     if 1 < moment.year < 9999 or moment.tzinfo is None:
         return True
     try:

@@ -1,7 +1,7 @@
-"""Fields that a model does not have, in what a person, a client or a file wrote: one rule for all.
+"""Unknown fields in input from people, clients and files: one rule for all of them.
 
-A name that no field has is a slip, and dropping its value is a loss that nobody sees. It is
-refused, unless one of the entity type's models says itself what becomes of such fields.
+A name that is no field of the model is usually a typing error, and dropping its value would lose
+data silently. It is refused, unless one of the entity type's models sets pydantic's `extra` itself.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ EXTRA: Final = "extra_forbidden"
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What becomes of fields that an entity type's models do not have."""
+    """How an entity type treats fields that its models do not have."""
 
     rule: Literal["forbid"] | None
     computed: frozenset[str]
-    """Names that the models compute, and readers therefore see."""
+    """Names of computed fields, which readers see and may send back."""
 
     def is_computed(self, error: ErrorDetails) -> bool:
-        """Whether an error only says that a computed field came back."""
+        """Whether an error only reports that the input has a computed field."""
         return error["type"] == EXTRA and error["loc"][-1] in self.computed
 
 
 @lru_cache(maxsize=1024)
 def takes_unknown(model: type[BaseModel]) -> Unknown:
-    """Whether unknown fields are refused: unless one of the models says something of its own.
+    """Whether unknown fields are refused: they are, unless one of the models sets `extra` itself.
 
     `model_config = ConfigDict(extra="ignore")` drops them, as pydantic does by itself.
     """
@@ -60,7 +60,7 @@ def _models_of(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseMode
 
 
 def reason_of(entity_type: EntityType, error: ErrorDetails) -> str:
-    """Why a field is refused, with the name that may be meant."""
+    """Why a field is refused, with the most similar field name as a hint."""
     if error["type"] != EXTRA:
         return error["msg"]
     meant = difflib.get_close_matches(str(error["loc"][-1]), entity_type.field_names, 1)

@@ -1,4 +1,4 @@
-"""What the values of a state may be, and how the unordered ones are put in order. Pure."""
+"""Which values a state may hold, and how the elements of sets are sorted. Pure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def holds_numbers(annotation: Any, seen: set[type]) -> bool:
 def may_hold_unstorable(encoded: bytes) -> bool:
     """Whether JSON text may come from a number that :func:`storable` refuses.
 
-    A float that is not finite is ``null`` by default; a decimal, or a float of a model that is
-    configured so, is a word. A tenth of the cost of walking through the values.
+    A float that is not finite becomes ``null`` by default; a decimal, or a float of a model that is
+    configured so, becomes a word such as ``NaN``. This check costs a tenth of a walk through the
+    values.
     """
     return (
         b"null" in encoded
@@ -75,7 +76,7 @@ UNSTORABLE: Final = "NaN, infinity and integers beyond 64 bits are refused"
 
 
 def model_json(value: BaseModel) -> bytes:
-    """JSON of a command or of a fact; an equal one has the same in every process.
+    """JSON of a command or of a fact; equal ones have the same JSON in every process.
 
     Raises ValueError for numbers that JSON would lose.
     """

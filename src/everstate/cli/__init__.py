@@ -1,4 +1,4 @@
-"""The command line: one file a verb, put together by the list of `verbs.py`."""
+"""The command line: one file for each verb, combined by the list in `verbs.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 import everstate
 from everstate.cli.console import Session, out
-from everstate.cli.verbs import VerbGroup
+from everstate.cli.verbs import HELP, VerbGroup
 
 cli = typer.Typer(
     name="everstate",
@@ -20,7 +20,7 @@ cli = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP},
 )
 
 

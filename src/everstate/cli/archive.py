@@ -1,4 +1,4 @@
-"""`everstate archive`: prove the lake, compact it, look at it, and make a topic again from it."""
+"""`everstate archive`: prove the lake, compact it, and look at it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from everstate.errors import InvalidConfig, VerificationFailed
 from everstate.local import connect
 
 if TYPE_CHECKING:
-    from everstate.pipeline.audit import AuditReport
+    from everstate.pipeline.archiving.audit import AuditReport
 
-archive = typer.Typer(no_args_is_help=True, help="The lake: its proof, its files, and replay.")
+archive = typer.Typer(no_args_is_help=True, help="Prove, compact and list the archive in the lake.")
 
-EntityArgument = Annotated[
-    str | None, typer.Argument(help="Entity type; default: every one of the app.")
+EntitiesArgument = Annotated[
+    str | None, typer.Argument(help="Entity type. Default: all of the app.")
 ]
 
 
@@ -39,19 +39,20 @@ def register(cli: typer.Typer) -> None:
 @archive.command("verify")
 def verify(
     context: typer.Context,
-    entity: EntityArgument = None,
+    entity: EntitiesArgument = None,
     against_log: Annotated[
         bool,
         typer.Option(
-            "--against-log/--no-against-log", help="Compare each record that the log still has."
+            "--against-log/--no-against-log",
+            help="Also compare with the records that the log still has.",
         ),
     ] = True,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Prove that no offset is missing or doubled, versions are dense, and the chain holds."""
-    from everstate.pipeline.audit import audit
-    from everstate.pipeline.session import own_spark
+    """Prove that the archive has each offset once, and each version with its predecessor."""
+    from everstate.pipeline.archiving.audit import audit
+    from everstate.pipeline.spark.session import own_spark
 
     config = config_of(context)
     names = _entities(entity, app, config)
@@ -68,25 +69,26 @@ def verify(
             _tell(report)
     failed = [report.entity for report in reports if not report.holds]
     if failed:
-        raise VerificationFailed(f"the archive does not hold: {', '.join(failed)}.")
+        raise VerificationFailed(f"the proof of the archive failed: {', '.join(failed)}.")
 
 
 @archive.command("compact")
 def compact(
     context: typer.Context,
-    entity: EntityArgument = None,
+    entity: EntitiesArgument = None,
     cluster: Annotated[
         bool | None,
         typer.Option(
-            "--cluster/--no-cluster", help="Order all files by key; default: when it has doubled."
+            "--cluster/--no-cluster",
+            help="Sort all files by key. Default: when the archive doubled since the last time.",
         ),
     ] = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write small files together; readers and appends go on meanwhile."""
-    from everstate.pipeline.compact import compact as compact_one
-    from everstate.pipeline.session import own_spark
+    """Compact small files into larger ones; reading and appending continue meanwhile."""
+    from everstate.pipeline.archiving.compact import compact as compact_one
+    from everstate.pipeline.spark.session import own_spark
 
     config = config_of(context)
     names = _entities(entity, app, config)
@@ -114,7 +116,7 @@ def files(
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     json: JsonOption = False,
 ) -> None:
-    """List the data files of an archive, and where it is; needs no server and no Spark."""
+    """List the path and the data files of an archive; needs no server and no Spark."""
     reader = ArchiveReader(config_of(context), entity)
     found = reader.files()
     if json:
@@ -138,33 +140,8 @@ def files(
     )
 
 
-@archive.command("replay")
-def replay(
-    context: typer.Context,
-    entity: Annotated[str, typer.Argument(help="Entity type.")],
-    to: Annotated[str, typer.Option("--to", help="Topic to write; made when missing, else empty.")],
-    generation: Annotated[int, typer.Option("--generation", min=1, help="Of the changelog.")] = 1,
-    json: JsonOption = False,
-) -> None:
-    """Make the changelog again from the archive, byte for byte, in another topic."""
-    from everstate.pipeline.replay import replay as replay_one
-    from everstate.pipeline.session import own_spark
-
-    config = connect(config_of(context))
-    with working("starting Spark") as tell, own_spark(config) as spark:
-        tell(f"writing {to}")
-        done = replay_one(spark, config, entity, to, generation=generation)
-    if json:
-        print_json(done)
-        return
-    table(
-        ("entity", "topic", "records", "partitions", "seconds"),
-        [(done.entity, done.topic, done.records, done.partitions, round(done.seconds, 1))],
-    )
-
-
 def _entities(entity: str | None, app: str | None, config: Config) -> Sequence[str]:
-    """The one asked for, or all of the app; a name that the app does not know is refused."""
+    """The requested entity type, or all of the app; an unknown name is refused."""
     if entity is None:
         return list(load_app(app, config).entities)
     if app or config.project.app:

@@ -1,4 +1,4 @@
-"""`everstate cdc`: capture the changes of other systems' databases, and look after the captures."""
+"""`everstate cdc`: capture changes from other systems' databases, and manage the captures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from everstate.cli.cdc_balance import balance_of, has_vanished, tell_balances
+from everstate.cli.cdc_balance import (
+    balance_of,
+    has_vanished,
+    tell_balances,
+    whole_balance,
+    why_not_cleaned,
+)
 from everstate.cli.cdc_captures import capturing_of, connected, declared_capture, status_of
 from everstate.cli.cdc_preview import held, preview
 from everstate.cli.console import (
@@ -25,16 +31,19 @@ from everstate.cli.console import (
 from everstate.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from everstate.sources.cdc.capturing import CaptureStatus, Capturing
-    from everstate.sources.cdc.database import Step
+    from everstate.sources.cdc.capturing import Capturing
+    from everstate.sources.cdc.database import SetupStep
     from everstate.sources.cdc.notifications import Notification
+    from everstate.sources.cdc.status import CaptureStatus
 
 _NOT_WELL = 6
-"""Exit code when a capture does not read, as of a server that is not there."""
+"""Exit code when a capture does not read; the same as for a server that does not answer."""
 
-cdc = typer.Typer(no_args_is_help=True, help="Captures of other systems' databases, by Debezium.")
+cdc = typer.Typer(
+    no_args_is_help=True, help="Capture changes of other systems' databases with Debezium."
+)
 
-NameArgument = Annotated[str, typer.Argument(help="Capture, as the app declares it.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of a capture that the app declares.")]
 
 
 def register(cli: typer.Typer) -> None:
@@ -47,57 +56,65 @@ def add(
     context: typer.Context,
     name: NameArgument,
     snapshot: Annotated[
-        bool, typer.Option("--snapshot/--no-snapshot", help="Read the rows that are there, first.")
+        bool, typer.Option("--snapshot/--no-snapshot", help="Read the existing rows first.")
     ] = True,
-    wait: Annotated[float, typer.Option("--wait", help="Seconds until it must read.")] = 60.0,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait until it reads.")] = 60.0,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make publication, tables, topics and connector of a capture; the same again is no change."""
-    # Asked before a worker is started, which a capture that is refused does not need.
+    """Create publication, tables, topics and connector of a capture, as far as they are missing."""
+    # Checked before a worker is started, which is not needed if the capture is refused.
     declared_capture(context, name, app, config_of(context)).refuse_unfit()
     done = capturing_of(context, name, app, start=True).add(snapshot=snapshot, wait_s=wait)
     if json:
         print_json({**_plain(done), "changed": done.changed})
         return
     _tell_steps(done.steps)
-    table(("table", "raw topic"), list(done.topics.items()))
+    out.print(f"its raw log is the topic {done.topic}", highlight=False)
     for warning in done.warnings:
         err.print(Text.assemble(SIGNS["warn"], f" {warning.name}: {warning.found}"))
     if done.warnings:
-        err.print(f"`everstate cdc doctor {name}` says what to do about it", highlight=False)
+        err.print(f"`everstate cdc doctor {name}` shows the corrections", highlight=False)
 
 
 @cdc.command("status")
 def status(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Capture; default: all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a capture. Default: all.")] = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how captures stand and what became of their rows.
+    """Show the state of captures, and the outcome of their rows.
 
-    Exit code 6 if a capture reads nothing, a table of it is broken, or a row vanished.
+    Exit code 6 if a capture does not read, is not cleaned, has a table with a problem, or lost a
+    row.
     """
     project = load_app(app, config_of(context))
     asked = project.captures if name is None else {name: project.capture_of(name)}
     own = [each.name for each in asked.values() if each.dsn is not None]
     found = {each: status_of(context, each, app) for each in own}
-    rows = {each.name: balance_of(connected(context), each) for each in asked.values()}
+    config = connected(context)
+    rows = {each.name: balance_of(config, each) for each in asked.values()}
+    stops = {each: why for each in asked if (why := why_not_cleaned(config, each)) is not None}
     if json:
-        print_json([{"capture": each, **_whole(found.get(each)), **rows[each]} for each in asked])
+        told = [(each, _whole(found.get(each)), whole_balance(rows[each])) for each in asked]
+        print_json(
+            [{"capture": n, **one, **rest, "notCleaned": stops.get(n)} for n, one, rest in told]
+        )
     elif not asked:
         out.print("the app declares no capture", highlight=False)
     else:
         if found:
             _tell_status(list(found.values()))
         tell_balances(rows)
-    if not all(each.well for each in found.values()) or has_vanished(rows):
+        for each, why in stops.items():
+            err.print(f"{each} is not cleaned: {why}", highlight=False)
+    if stops or not all(each.well for each in found.values()) or has_vanished(rows):
         raise typer.Exit(_NOT_WELL)
 
 
 def _whole(found: CaptureStatus | None) -> dict[str, object]:
-    """A status for a program; empty for a capture that somebody else runs."""
+    """A status for JSON; empty for a capture that another system runs."""
     return {} if found is None else {**_plain(found), "well": found.well}
 
 
@@ -105,7 +122,7 @@ def _whole(found: CaptureStatus | None) -> dict[str, object]:
 def pause(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Stop reading; the database holds its log until the capture is resumed."""
+    """Pause a capture; the database retains its log until the capture is resumed."""
     capturing = capturing_of(context, name, app)
     capturing.pause()
     _tell_state(capturing, json=json)
@@ -115,7 +132,7 @@ def pause(
 def resume(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Go on reading where it was paused; a failed task is started again."""
+    """Resume a paused capture at its position; a failed task is restarted."""
     capturing = capturing_of(context, name, app)
     capturing.resume()
     _tell_state(capturing, json=json)
@@ -126,24 +143,41 @@ def snapshot(
     context: typer.Context,
     name: NameArgument,
     table_name: Annotated[
-        str | None, typer.Option("--table", help="One table; default: all.")
+        str | None, typer.Option("--table", help="Table to read. Default: all.")
     ] = None,
     where: Annotated[
-        str | None, typer.Option("--where", help="SQL condition: a range of the table.")
+        str | None, typer.Option("--where", help="SQL condition for the rows of the table.")
     ] = None,
     key: Annotated[
         list[str] | None,
         typer.Option("--key", help="Value of the primary key, or COLUMN=VALUE for each part."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until the last row.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the last row.")] = True,
+    new_epoch: Annotated[
+        bool,
+        typer.Option(
+            "--new-epoch",
+            help="For a restored or replaced database: discard its log position and read all rows.",
+        ),
+    ] = False,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Read rows again while streaming goes on: all tables, one, a range of it, or one row."""
+    """Read rows again while streaming continues: all tables, one, a range of it, or one row."""
     from everstate.sources.cdc.snapshots import snapshot as take
 
     config = connected(context)
     capturing = capturing_of(context, name, app)
+    if new_epoch:
+        if table_name or where or key:
+            raise InvalidConfig("--new-epoch", True, "no table: it reads all of them")
+        begun = capturing.begin_epoch()
+        if json:
+            print_json(_plain(begun))
+            return
+        _tell_steps(begun.steps)
+        out.print(f"all rows are read again; `everstate cdc status {name}` shows the progress")
+        return
     done = take(
         config,
         capturing,
@@ -157,8 +191,8 @@ def snapshot(
         print_json(done)
         return
     out.print(
-        f"snapshot {done.id}: {done.state.lower()}, {done.rows:,} rows are in the raw topics after "
-        f"{done.seconds:.1f} s; `everstate cdc status {name}` tells what became of them",
+        f"snapshot {done.id}: {done.state.lower()}, {done.rows:,} rows are in the raw log after "
+        f"{done.seconds:.1f} s; `everstate cdc status {name}` shows their outcome",
         highlight=False,
     )
 
@@ -168,27 +202,29 @@ def remove(
     context: typer.Context,
     name: NameArgument,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Slot, publication, our tables and position too.")
+        bool, typer.Option("--drop", help="Also drop slot, publication, own tables and position.")
     ] = False,
-    topics: Annotated[bool, typer.Option("--topics", help="Delete the raw topics too.")] = False,
+    topics: Annotated[bool, typer.Option("--topics", help="Also delete the raw topics.")] = False,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete a capture's connector; without --drop a later add goes on where it ended."""
+    """Delete a capture's connector; without --drop, a later add continues at its position."""
     steps = capturing_of(context, name, app).remove(drop=drop, topics=topics)
     if json:
         print_json(steps)
         return
     _tell_steps(steps)
     if any(step.done == "kept" for step in steps):
-        err.print("what is kept holds the database's log: add it again, or remove it with --drop")
+        err.print(
+            "the database retains its log for what was kept: add the capture again, or use --drop"
+        )
 
 
 @cdc.command("doctor")
 def doctor(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Check the database of a capture and print the SQL that mends it; exit code 1 at a failure."""
+    """Check the database of a capture and print correcting SQL; exit code 1 at a failure."""
     findings = declared_capture(context, name, app, config_of(context)).check()
     if json:
         print_json(findings)
@@ -201,7 +237,7 @@ def doctor(
             if finding.advice and finding.outcome != "ok":
                 out.print(f"    {finding.advice}", highlight=False)
     if any(finding.outcome == "fail" for finding in findings):
-        err.print("something is missing: see the lines with ✗")
+        err.print("some checks failed: see the lines with ✗")
         raise typer.Exit(1)
 
 
@@ -222,7 +258,7 @@ def _plain(value: object) -> dict[str, object]:
     return dataclasses.asdict(value)
 
 
-def _tell_steps(steps: Sequence[Step]) -> None:
+def _tell_steps(steps: Sequence[SetupStep]) -> None:
     for step in steps:
         out.print(f"{step.done:<8}{step.what}", highlight=False)
         if step.note:
@@ -260,7 +296,7 @@ def _tell_status(found: Sequence[CaptureStatus]) -> None:
         for problem in each.problems:
             out.print(f"{each.capture}: {problem}", highlight=False)
         if each.problems:
-            advice = f"`everstate cdc doctor {each.capture}` says what to do about it"
+            advice = f"`everstate cdc doctor {each.capture}` shows the corrections"
             out.print(f"{each.capture}: {advice}", highlight=False)
 
 

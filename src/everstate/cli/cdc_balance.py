@@ -1,50 +1,72 @@
-"""What `everstate cdc status` tells of the rows of captures: read, and what became of them."""
+"""The part of `everstate cdc status` on rows of captures: how many were read, and their outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from everstate.cli.console import err, table
+from everstate.cli.console import err, out, table
+from everstate.cli.roles import CLEAN_PART
 from everstate.errors import Unavailable
+from everstate.parts import read_states
 
 if TYPE_CHECKING:
     from everstate.config import Config
-    from everstate.sources.cdc.balance import TableBalance
-    from everstate.sources.cdc.declaration import Capture
+    from everstate.declarations.captures import Capture
+    from everstate.sources.cdc.balance import Balance
 
-_COLUMNS = ("read", "published", "skipped", "dead", "held", "vanished", "unread")
+_COLUMNS = ("read", "published", "skipped", "dead", "held", "vanished")
 
 
-def balance_of(config: Config, capture: Capture) -> dict[str, Any]:
-    """``rows``: what became of a capture's rows, by table; without it when the log is away."""
+def balance_of(config: Config, capture: Capture) -> Balance | None:
+    """Outcome of a capture's rows, by table; ``None`` when the log is not reachable."""
     from everstate.sources.cdc.balance import read_balance
 
     try:
-        return {"rows": read_balance(config, capture)}
+        return read_balance(config, capture)
     except Unavailable as error:
-        err.print(f"what became of the rows of {capture.name} is not known: {error}")
-        return {}
+        err.print(f"the outcome of the rows of {capture.name} is not known: {error}")
+        return None
 
 
-def tell_balances(found: Mapping[str, Mapping[str, Sequence[TableBalance]]]) -> None:
-    """Print what became of the rows of captures that were cleaned."""
+def whole_balance(found: Balance | None) -> dict[str, Any]:
+    """``rows`` and ``unread`` of a balance, for JSON; empty when the log is not reachable."""
+    return {} if found is None else {"rows": list(found.tables), "unread": found.unread}
+
+
+def why_not_cleaned(config: Config, capture: str) -> str | None:
+    """Why the running role does not clean a capture now; ``None``: it does, or none is running."""
+    for state in read_states(config.project.data_dir):
+        part = state.parts.get(f"{CLEAN_PART}{capture}")
+        if part is not None and part.state != "running" and state.health != "ended":
+            return f"{part.reason} {part.advice or ''}".strip()
+    return None
+
+
+def tell_balances(found: Mapping[str, Balance | None]) -> None:
+    """Print the outcome of the rows of captures that were cleaned."""
     listed = [
         (capture, one.table, *(getattr(one, column) for column in _COLUMNS))
         for capture, told in found.items()
-        for one in told.get("rows", ())
+        if told is not None
+        for one in told.tables
     ]
     if listed:
         table(("capture", "table", *_COLUMNS), listed)
+    if any(one.dead for told in found.values() if told is not None for one in told.tables):
+        out.print("`everstate dead list` has the reasons of dead letters")
+    for capture, told in found.items():
+        if told is not None and told.unread:
+            out.print(f"{capture}: {told.unread:,} raw records are not cleaned yet")
 
 
-def has_vanished(found: Mapping[str, Mapping[str, Sequence[TableBalance]]]) -> bool:
-    """Whether rows vanished, which never may be; says of which capture."""
-    lost = {each: sum(one.vanished for one in told.get("rows", ())) for each, told in found.items()}
+def has_vanished(found: Mapping[str, Balance | None]) -> bool:
+    """Whether rows vanished, which must never happen; prints of which capture."""
+    lost = {each: told.vanished for each, told in found.items() if told is not None}
     for capture, rows in lost.items():
         if rows:
             err.print(
-                f"{capture}: {rows:,} rows were read and became nothing. Please report it; "
+                f"{capture}: {rows:,} rows were read and have no outcome. Please report it; "
                 f"`everstate cdc snapshot {capture}` reads every row again."
             )
     return any(lost.values())

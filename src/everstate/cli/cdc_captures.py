@@ -1,4 +1,4 @@
-"""A capture as a verb takes it: declared in the app, with the address of the Connect that runs."""
+"""Captures for verbs: declared in the app, with the address of the running Connect."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from everstate.errors import CaptureFailed, EverstateError, LocalStackError
 from everstate.local import ConsoleProgress, Stack
 
 if TYPE_CHECKING:
-    from everstate.sources.cdc.capturing import CaptureStatus, Capturing
+    from everstate.sources.cdc.capturing import Capturing
+    from everstate.sources.cdc.status import CaptureStatus
 
 
 def capturing_of(
     context: typer.Context, name: str, app: str | None, *, start: bool = False
 ) -> Capturing:
-    """The capture, with Connect's address; ``start``: a local worker is started when needed."""
+    """The capture, with Connect's address; ``start``: starts a local worker if needed."""
     given = config_of(context)
     found = declared_capture(context, name, app, given)
     if found.has_connect:
@@ -35,7 +36,7 @@ def capturing_of(
 def declared_capture(
     context: typer.Context, name: str, app: str | None, config: Config
 ) -> Capturing:
-    """The capture as it is declared; it knows Connect's address as far as ``config`` does."""
+    """The capture as declared; it has Connect's address only if ``config`` has it."""
     from everstate.sources.cdc.capturing import Capturing
 
     given = config_of(context)
@@ -46,7 +47,7 @@ def declared_capture(
 
 
 def status_of(context: typer.Context, name: str, app: str | None) -> CaptureStatus:
-    """How a capture is; without a Connect that runs, the reason says why there is none."""
+    """Status of a capture; without a running Connect, its reason is why none runs."""
     found = declared_capture(context, name, app, connected(context))
     if found.has_connect:
         return found.status()
@@ -60,13 +61,13 @@ def _no_connect(given: Config, name: str) -> EverstateError:
     crashed = Stack(given).has_crashed("connect")
     if crashed is None:
         return CaptureFailed(
-            f"capture {name} was not added.", advice=f"`everstate cdc add {name}` does that."
+            f"capture {name} was not added.", advice=f"`everstate cdc add {name}` adds it."
         )
     if crashed:
         return LocalStackError(
-            f"the local connect is gone, so that capture {name} reads nothing.",
-            advice="`everstate run` starts it again by itself, `everstate up` now; why it ended "
-            f"is in {given.project.data_dir / 'logs' / 'connect.log'}.",
+            f"the local connect crashed, so that capture {name} reads nothing.",
+            advice="`everstate run` restarts it, `everstate up` starts it now; the reason is "
+            f"in {given.project.data_dir / 'logs' / 'connect.log'}.",
         )
     return LocalStackError(
         f"the local connect was stopped, so that capture {name} reads nothing.",
@@ -75,5 +76,5 @@ def _no_connect(given: Config, name: str) -> EverstateError:
 
 
 def connected(context: typer.Context) -> Config:
-    """The settings, with the addresses of the servers that run."""
+    """The settings, with the addresses of running servers."""
     return Stack(config_of(context)).connect()

@@ -1,4 +1,4 @@
-"""`everstate cdc preview` and `held`: what clean makes of raw rows, and which rows wait."""
+"""`everstate cdc preview` and `held`: results of cleaning raw rows, and rows that are held."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _RAW_SHOWN = 160
 
 def preview(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Capture, as the app declares it.")],
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Newest rows of each table.")] = 3,
+    name: Annotated[str, typer.Argument(help="Name of a capture that the app declares.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Number of rows of each table.")] = 3,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show newest raw rows of a capture and what clean makes of each; writes nothing."""
+    """Show the newest raw rows of a capture and their cleaned form; writes nothing."""
     config, project = project_of(context, app)
     found = preview_rows(config, project.capture_of(name), project.entities, rows)
     if json:
@@ -53,14 +53,14 @@ def preview(
 
 def held(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Capture, as the app declares it.")],
+    name: Annotated[str, typer.Argument(help="Name of a capture that the app declares.")],
     snapshot: Annotated[
         bool, typer.Option("--snapshot", help="Take a snapshot of each key that needs one.")
     ] = False,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List entities whose rows wait or were refused, and who has to do what about each."""
+    """List entities whose rows are held or were refused, and what releases them."""
     from everstate.sources.cdc.asking import can_ask
 
     config, project = project_of(context, app)
@@ -102,22 +102,24 @@ def held(
     ]
     table(("table", "key", "rows", "reason", "waits for", "snapshot", "since"), rows)
     if any(one.needs_snapshot and not (asks and one.waits_for_state) for one in found):
-        by_hand = f"take it with `everstate cdc held {name} --snapshot`"
+        by_hand = f"run `everstate cdc held {name} --snapshot`"
         theirs = "have the capture's own connector read these rows again"
-        err.print(f"nobody asks for a snapshot that is needed: {by_hand if asks else theirs}")
+        err.print(
+            f"some rows need a snapshot that must be requested: {by_hand if asks else theirs}"
+        )
 
 
 def _snapshot_of(one: HeldEntity, *, asks: bool) -> str:
-    """Whether a snapshot of its key is needed, and whether the clean role asks for it."""
+    """Whether a snapshot of its key is needed, and whether the clean role requests it."""
     if not one.needs_snapshot:
         return ""
-    return "the clean role asks" if asks and one.waits_for_state else "needed"
+    return "requested by clean" if asks and one.waits_for_state else "needed"
 
 
 def _take_snapshots(
     context: typer.Context, name: str, app: str | None, found: Sequence[HeldEntity]
 ) -> None:
-    """Have each key that needs it read again, one after the other."""
+    """Request a snapshot of each key that needs one, one after the other."""
     from everstate.sources.cdc.snapshots import snapshot
 
     config, capturing = connected(context), capturing_of(context, name, app)

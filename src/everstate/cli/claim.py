@@ -1,4 +1,4 @@
-"""One `everstate run` a project: a second one is refused when it starts, not at its first write."""
+"""Allows one `everstate run` per project: a second one is refused at its start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from everstate.private import private_folder
 
 @contextmanager
 def claimed(config: Config) -> Iterator[None]:
-    """Be the project's one supervisor while the block runs; raises Fenced when there is one.
+    """Hold the project's supervisor lock during the block; raises Fenced when it is taken.
 
-    The system gives the claim up when the process ends, however it ends.
+    The operating system releases the lock when the process ends, however it ends.
     """
     folder = states_folder(config.project.data_dir)
     private_folder(folder)

@@ -1,4 +1,4 @@
-"""`everstate commands`: send one, and look after those that could not be decided."""
+"""`everstate commands`: send a command, and manage parked ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from everstate.sources.commands import Answer, Parked
 
 commands = typer.Typer(
-    no_args_is_help=True, help="Send commands; see, replay and give up those that are parked."
+    no_args_is_help=True, help="Send commands; list, replay and discard parked ones."
 )
 
 EntityArgument = Annotated[str, typer.Argument(help="Entity type.")]
 IdsArgument = Annotated[
-    list[str] | None, typer.Argument(help="Ids as `parked` shows them; or --all.")
+    list[str] | None, typer.Argument(help="Ids that `commands parked` lists, or use --all.")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All parked commands of the entity type.")]
 
@@ -49,18 +49,18 @@ def send(
     name: Annotated[str, typer.Argument(help="Name of the command.")],
     data: Annotated[str, typer.Argument(help="The command's data as JSON.")] = "{}",
     expected_version: Annotated[
-        int | None, typer.Option("--expected-version", min=0, help="Refuse at another version.")
+        int | None, typer.Option("--expected-version", min=0, help="Reject at another version.")
     ] = None,
     command_id: Annotated[
-        str | None, typer.Option("--id", help="Id of the command: the same id is decided once.")
+        str | None, typer.Option("--id", help="Id of the command; each id is decided once.")
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 10.0,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Send a command and show its answer; exit code 5 when it is refused."""
+    """Send a command and show its answer; exit code 5 when it is rejected."""
+    from everstate.declarations.commands import group_of
     from everstate.sources.commands.client import CommandClient
-    from everstate.sources.commands.group import group_of
 
     config, project = project_of(context, app)
     group = group_of(project, entity)
@@ -88,7 +88,7 @@ def send(
         print_json(answer_record(answer))
     answer.or_raise()
     if not json:
-        facts = ", ".join(each.type for each in answer.changes) or "nothing to do"
+        facts = ", ".join(each.type for each in answer.changes) or "no change"
         out.print(f"accepted: {facts}; {entity} {key} is at version {answer.version}")
 
 
@@ -112,7 +112,7 @@ def parked(
         (each.parked_id, each.key, each.command, each.reason, _moment(each.parked_at_ms))
         for each in found
     ]
-    table(("id", "key", "command", "why", "since"), rows)
+    table(("id", "key", "command", "reason", "since"), rows)
 
 
 @commands.command("replay")
@@ -123,7 +123,7 @@ def replay(
     all_: AllOption = False,
     app: AppOption = None,
 ) -> None:
-    """Send parked commands again; each is decided against its entity as it is now."""
+    """Send parked commands again; each is decided with the current state of its entity."""
     _send_again(context, entity, ids, all_, app, give_up=False)
 
 
@@ -135,7 +135,7 @@ def discard(
     all_: AllOption = False,
     app: AppOption = None,
 ) -> None:
-    """Give parked commands up; their senders are told that they are rejected."""
+    """Discard parked commands; their senders get a rejection."""
     _send_again(context, entity, ids, all_, app, give_up=True)
 
 
@@ -151,11 +151,11 @@ def _send_again(
     from everstate.sources.commands import replay as send_again
 
     if bool(ids) == all_:
-        raise typer.BadParameter("give ids, or --all")
+        raise typer.BadParameter("give either ids or --all")
     config, project = project_of(context, app)
     project.entity_type(entity)
     sent = send_again(config, entity, None if all_ else ids, give_up=give_up)
-    err.print(f"{len(sent)} commands {'given up' if give_up else 'sent again'}")
+    err.print(f"{len(sent)} commands {'discarded' if give_up else 'sent again'}")
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the verbs share: consoles, settings, the app, tables, JSON, and how errors are told."""
+"""Shared by the verbs: consoles, settings, the app, tables, JSON, and printing of errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-import everstate
 from everstate.config import CONFIG_FILE, Config, load
 from everstate.errors import EverstateError, InvalidConfig, InvalidProject
 from everstate.telemetry import safe_text
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
     from everstate.app import App
 
 _PIPED_WIDTH = 240
-_PACKAGE = Path(everstate.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 class SafeConsole(Console):
-    """A console that shows text as it is, whoever wrote it.
+    """A console that is safe for text from any writer.
 
-    Text is no markup here, unless it is asked for: style with ``style=`` or a rich ``Text``. What
-    a terminal would obey is shown as :func:`~everstate.telemetry.safe_text` writes it.
+    Text is not parsed as markup unless requested: style with ``style=`` or a rich ``Text``. Control
+    characters are escaped by :func:`~everstate.telemetry.safe_text`.
     """
 
     def __init__(self, *, markup: bool = False, **options: Any) -> None:
@@ -47,7 +46,7 @@ class SafeConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Segments of what is printed; every text goes through here."""
+        """Segments to print; every text goes through here."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else safe_text(text), style, control)
 
@@ -58,14 +57,18 @@ out = SafeConsole(soft_wrap=True)
 err = SafeConsole(stderr=True, soft_wrap=True)
 """Progress and errors."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON value on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 AppOption = Annotated[
-    str | None, typer.Option("--app", help="module:attribute; default: project.app.")
+    str | None, typer.Option("--app", help="The App as module:attribute. Default: project.app.")
+]
+WaitOption = Annotated[
+    str | None,
+    typer.Option("--wait-for", help="Wait until the view has reached this token."),
 ]
 
 
 READING: Final = ("postgres",)
-"""The servers of the local stack that a question about store or views needs."""
+"""The servers of the local stack that are needed to read store or views."""
 
 SIGNS: Final[Mapping[str, tuple[str, str]]] = {
     "ok": ("✓", "green"),
@@ -77,7 +80,7 @@ SIGNS: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass
 class Session:
-    """The options that stand before the verb."""
+    """The options before the verb."""
 
     project: Path
     debug: bool
@@ -98,32 +101,43 @@ def tell_error(error: EverstateError) -> None:
 _SIGN_OF_LIFE_S: Final = 10.0
 
 
-@contextmanager
-def working(text: str) -> Iterator[Callable[[str], None]]:
-    """Say what goes on while the block runs; gives what tells the next step.
+class Telling:
+    """Reports progress: call it with the next step, and :meth:`now` with the progress of it."""
 
-    On a terminal it turns a wheel; else it writes a line a step, and one every ten seconds, so that
-    a log shows that it lives.
+    def __init__(self, step: Callable[[str], None], now: Callable[[str], None]) -> None:
+        self._step, self.now = step, now
+
+    def __call__(self, step: str) -> None:
+        """Report the next step."""
+        self._step(step)
+
+
+@contextmanager
+def working(text: str) -> Iterator[Telling]:
+    """Report progress while the block runs.
+
+    On a terminal it shows a spinner; otherwise it writes a line for each step, and one every ten
+    seconds, so that a log shows that it is alive, and its progress.
     """
     if err.is_terminal:
         with err.status(text) as status:
-            yield status.update
+            yield Telling(status.update, status.update)
         return
-    begun, now, ended = time.monotonic(), [text], threading.Event()
+    begun, shown, ended = time.monotonic(), [text], threading.Event()
 
-    def tell(step: str) -> None:
-        now[0] = step
+    def say(step: str) -> None:
+        shown[0] = step
         err.print(step, highlight=False)
 
     def live() -> None:
         while not ended.wait(_SIGN_OF_LIFE_S):
-            err.print(f"{now[0]} ({time.monotonic() - begun:.0f} s)", highlight=False)
+            err.print(f"{shown[0]} ({time.monotonic() - begun:.0f} s)", highlight=False)
 
-    tell(text)
+    say(text)
     thread = threading.Thread(target=live, name="sign of life", daemon=True)
     thread.start()
     try:
-        yield tell
+        yield Telling(say, lambda now: shown.__setitem__(0, now))
     finally:
         ended.set()
         thread.join()
@@ -138,7 +152,7 @@ def config_of(context: typer.Context) -> Config:
 def print_json(value: Any) -> None:
     """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    # In JSON the characters that are not safe stand in texts only, where \\u009b means the same.
+    # In JSON unsafe characters occur only in strings, where an escape such as \\u009b is equal.
     sys.stdout.write(safe_text(orjson.dumps(value, default=str, option=options).decode()) + "\n")
     sys.stdout.flush()
 
@@ -146,7 +160,7 @@ def print_json(value: Any) -> None:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
 ) -> None:
-    """Print rows as a table; ``None`` is an empty cell, numbers stand to the right."""
+    """Print rows as a table; ``None`` is an empty cell, numbers are right-aligned."""
     shown = [list(row) for row in rows]
     shown_title = None if title is None else safe_text(title)
     grid = Table(title=shown_title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -156,7 +170,7 @@ def table(
         grid.add_column(safe_text(column), justify=side, overflow="fold")
     for row in shown:
         grid.add_row(*("" if cell is None else safe_text(_cell(cell)) for cell in row))
-    # A pipe has no width: rows stay whole there, so that grep finds them.
+    # A pipe has no width: rows are not wrapped there, so that grep finds them.
     wide = out if out.is_terminal else SafeConsole(width=_PIPED_WIDTH)
     wide.print(grid, soft_wrap=False)
 
@@ -170,30 +184,35 @@ def project_of(
 ) -> tuple[Config, App]:
     """Settings with the running servers' addresses, and the app.
 
-    The project is checked before the servers: what is wrong in a file is told first. ``needs``
-    as for :func:`everstate.local.connect`, ``views`` as for :func:`load_app`.
+    The project is checked before the servers, so that errors in files are reported first.
+    ``needs`` as for :func:`everstate.local.connect`, ``views`` as for :func:`load_app`.
     """
-    from everstate.local import connect
-
     config = config_of(context)
     app = load_app(spec, config, views=views)
+    if needs == READING and config.log.bootstrap_servers and config.store.dsn:
+        return config, app
+    # Imported here: with servers of your own a look-up needs no local stack, which takes 40 ms.
+    from everstate.local import connect
+
     return connect(config, needs=needs), app
 
 
 def load_app(spec: str | None, config: Config, *, views: bool = True) -> App:
     """The App that ``spec`` or `project.app` names as ``module:attribute``.
 
-    ``views``: whether the verb needs its views; else they are not compiled now. The project's
-    folder and the working folder can be imported from. Raises InvalidConfig that says what to
-    set, and InvalidProject that names the line of an error in the module itself.
+    ``views``: whether the verb needs its views; otherwise they are not compiled now. A view that
+    is refused does not affect others (`App.refused_views`). Modules can be imported from the
+    project's folder and the working folder. Raises InvalidConfig with the setting to change, and
+    InvalidProject naming the line of an error in the module itself.
     """
-    from everstate.app import App, views_compiled_later
+    from everstate.app import App
+    from everstate.views.declaring import refused_views_recorded, views_compiled_later
 
     field = "--app" if spec else "project.app"
     if not spec and not config.project.app and not (config.folder / CONFIG_FILE).is_file():
         raise InvalidProject(
-            f"there is no {CONFIG_FILE} in {config.folder}, and no --app.",
-            advice="Go to the project's folder, or give it with -C before the verb.",
+            f"{config.folder} has no {CONFIG_FILE}, and --app is not given.",
+            advice="Change to the project's folder, or name it with -C before the verb.",
         )
     spec = spec or config.project.app
     expected = f"module:attribute of an App (--app, or app under [project] in {CONFIG_FILE})"
@@ -206,7 +225,7 @@ def load_app(spec: str | None, config: Config, *, views: bool = True) -> App:
         if folder not in sys.path:
             sys.path.insert(0, folder)
     try:
-        with nullcontext() if views else views_compiled_later():
+        with refused_views_recorded(), nullcontext() if views else views_compiled_later():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as cause:
         missing = cause.name or ""
@@ -238,9 +257,9 @@ def _refused_app(module: str, config: Config, cause: Exception) -> InvalidProjec
 
 
 def _line_of(module: str, config: Config, error: Exception) -> str:
-    """File and line of the project's own code that raised; the module's name where there is none.
+    """File and line of the project's own code that raised; without one, the module's name.
 
-    The last call from the project's folder: an error in a library is due to the line that calls.
+    It is the last call from the project's folder: for an error in a library, the calling line.
     """
     places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename is not None:

@@ -22,26 +22,27 @@ def register(cli: typer.Typer) -> None:
 def demo(
     context: typer.Context,
     year: Annotated[
-        bool, typer.Option("--year", help="All 336,776 flights; default: February's 24,951.")
+        bool, typer.Option("--year", help="Use all 336,776 flights. Default: 24,951 of February.")
     ] = False,
     begin: Annotated[
         datetime | None,
-        typer.Option("--from", formats=["%Y-%m-%d"], help="First day, in 2013; for --days."),
+        typer.Option("--from", formats=["%Y-%m-%d"], help="First day, in 2013; needs --days."),
     ] = None,
     days: Annotated[
-        int | None, typer.Option("--days", min=1, max=365, help="As many days; needs --from.")
+        int | None, typer.Option("--days", min=1, max=365, help="Number of days; needs --from.")
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Go on with the data of the last demonstration.")
+        bool, typer.Option("--keep", help="Continue with the data of the last demonstration.")
     ] = False,
     stay: Annotated[
         bool, typer.Option("--stay", help="Keep everything running until Ctrl-C.")
     ] = False,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Its project; default: .everstate/demo.")
+        Path | None,
+        typer.Option("--folder", help="Folder of the project. Default: .everstate/demo."),
     ] = None,
 ) -> None:
-    """Play real flights through a real log, a real lake and views, and prove the result."""
+    """Send real flights through a real log, a real lake and views, and prove the result."""
     # Imported here: Spark and pyarrow take a second that no other verb should pay.
     from everstate.demo.run import DemoOptions, run_demo
 

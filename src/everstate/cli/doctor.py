@@ -1,14 +1,19 @@
-"""`everstate doctor`: look for what may be missing on this machine, and say what mends it."""
+"""`everstate doctor`: check this machine and the project, and print how to correct problems."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from everstate.app import App
+from everstate.attention.checks import server_checks
 from everstate.cli.console import SIGNS, JsonOption, config_of, err, load_app, out, print_json
 from everstate.config import Config
 from everstate.errors import EverstateError
-from everstate.local import Check, machine_checks, stack_checks
+from everstate.local import Check, connect, machine_checks, stack_checks
 
 
 def register(cli: typer.Typer) -> None:
@@ -16,33 +21,57 @@ def register(cli: typer.Typer) -> None:
     cli.command("doctor")(doctor)
 
 
-def doctor(context: typer.Context, json: JsonOption = False) -> None:
-    """Check Python, Java, disk, ports, cache, settings and servers; exit code 1 at a failure."""
+def doctor(
+    context: typer.Context,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Also write a record to a new topic, and delete the topic again."
+        ),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check machine, settings and servers, and show how to correct problems.
+
+    Checked are Python, Java, disk, ports and cache; versions, rights, settings and clocks of Kafka
+    and PostgreSQL; and the settings of topics. Exit code 1 at a failure.
+    """
     try:
         config = config_of(context)
     except EverstateError as error:
         checks = [Check("settings", "fail", error.message, error.advice)]
     else:
-        checks = [*machine_checks(config), _settings(config), *stack_checks(config)]
+        settings, app = _settings(config)
+        checks = [*machine_checks(config), settings, *stack_checks(config)]
+        checks += server_checks(_connected(config), app, probe=probe)
     if json:
         print_json(checks)
     else:
         for check in checks:
             out.print(Text.assemble(SIGNS[check.outcome], f" {check.name:<13}{check.found}"))
-            if check.mend:
-                out.print(f"  {'':<13}{check.mend}", style="cyan", highlight=False)
+            if check.advice:
+                out.print(f"  {'':<13}{check.advice}", style="cyan", highlight=False)
     if any(check.outcome == "fail" for check in checks):
-        err.print("something is missing: see the lines with ✗")
+        err.print("some checks failed: see the lines with ✗")
         raise typer.Exit(1)
 
 
-def _settings(config: Config) -> Check:
-    """Whether the settings name an app that loads."""
+def _connected(config: Config) -> Config:
+    """The settings with the addresses of the servers that run; of the others they stay empty."""
+    with suppress(EverstateError):
+        return connect(config, needs=())
+    return config
+
+
+def _settings(config: Config) -> tuple[Check, App | None]:
+    """Whether the settings name an app that loads, and the app."""
     if config.project.app is None:
-        mend = 'set app = "module:attribute" under [project] in everstate.toml'
-        return Check("settings", "warn", "no app is set", mend)
+        advice = 'set app = "module:attribute" under [project] in everstate.toml'
+        return Check("settings", "warn", "no app is set", advice), None
     try:
         app = load_app(None, config)
     except (EverstateError, ImportError) as error:
-        return Check("settings", "fail", str(error), "correct project.app in everstate.toml")
-    return Check("settings", "ok", f"app {app.name} with {len(app.entities)} entity types")
+        advice = "correct project.app in everstate.toml"
+        return Check("settings", "fail", str(error), advice), None
+    found = f"app {app.name} with {len(app.entities)} entity types"
+    return Check("settings", "ok", found), app

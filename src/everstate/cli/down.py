@@ -14,11 +14,11 @@ def register(cli: typer.Typer) -> None:
 
 
 def down(context: typer.Context, json: JsonOption = False) -> None:
-    """Stop the servers of this project; their data stays."""
+    """Stop the servers of this project; their data is kept."""
     stopped = Stack(config_of(context)).stop()
     if json:
         print_json({"stopped": stopped})
     elif stopped:
         out.print(f"stopped {' and '.join(stopped)}")
     else:
-        out.print("nothing ran")
+        out.print("no server was running")

@@ -1,4 +1,4 @@
-"""`everstate drift`: does the log have what the source of truth has, and if not: mend it."""
+"""`everstate drift`: compare the source of truth with the log, and repair differences."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from everstate.cli.console import (
 from everstate.errors import InvalidQuery, VerificationFailed
 
 if TYPE_CHECKING:
-    from everstate.changes.drift import Truth
-    from everstate.pipeline.drift import DriftReport
+    from everstate.pipeline.drift.check import DriftReport
 
 drift = typer.Typer(
     no_args_is_help=True,
-    help="Compare the sources of truth with their logs, and mend what differs.",
+    help="Compare the sources of truth with their logs, and repair differences.",
 )
 
-_WHY_NOT = "They have moved on since, or neither side has a state to write; check again."
+_WHY_NOT = "They changed meanwhile, or neither side has a state to write. Check again."
 _REFUSED = (
-    "{:,} of them have a state in the source that readers of the log would refuse; the report"
-    " names the field. Correct the state in the source, and repair again."
+    "Readers of the log would refuse the state of {:,} of them in the source; the report names"
+    " the field. Correct the states in the source, and repair again."
 )
 
-EntityArgument = Annotated[str, typer.Argument(help="Name of the entity type.")]
+EntityNameArgument = Annotated[str, typer.Argument(help="Name of the entity type.")]
 
 
 def register(cli: typer.Typer) -> None:
@@ -43,7 +42,7 @@ def register(cli: typer.Typer) -> None:
 @drift.command("check")
 def check(
     context: typer.Context,
-    entity: EntityArgument,
+    entity: EntityNameArgument,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -52,22 +51,22 @@ def check(
     if not report.holds:
         raise VerificationFailed(
             f"{report.drifted:,} of {report.stored:,} entities of {entity} have drifted.",
-            advice=f"`everstate drift repair {entity}` mends them.",
+            advice=f"`everstate drift repair {entity}` repairs them.",
         )
 
 
 @drift.command("repair")
 def repair(
     context: typer.Context,
-    entity: EntityArgument,
+    entity: EntityNameArgument,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare, and publish again what differs; all of the type when much does."""
+    """Compare, and publish entities that differ again; if many differ, all of the type."""
     report = _run(context, entity, app, json, repair=True)
     if not report.holds:
         raise VerificationFailed(
-            f"{report.drifted - report.mended:,} entities of {entity} could not be mended.",
+            f"{report.drifted - report.repaired:,} entities of {entity} could not be repaired.",
             advice=_WHY_NOT if not report.refused else _REFUSED.format(report.refused),
         )
 
@@ -76,16 +75,17 @@ def _run(
     context: typer.Context, entity: str, app: str | None, json: bool, *, repair: bool
 ) -> DriftReport:
     # Imported here: Spark takes a second that no other verb should pay.
-    from everstate.pipeline.drift import check_drift
-    from everstate.pipeline.session import own_spark
+    from everstate.pipeline.drift.check import check_drift
+    from everstate.pipeline.spark.session import own_spark
+    from everstate.sources.ways import truths_of
 
     config, project = project_of(context, app)
     entity_type = project.entity_type(entity)
-    truths: dict[str, Truth] = project.truths(config)
+    truths = truths_of(config, project)
     if entity not in truths:
         raise InvalidQuery(
             f"{entity} cannot drift: its source of truth is {project.source_of(entity)!r}.",
-            advice="Drift is between a store (PostgreSQL, Cassandra) and the log.",
+            advice="Only a store (PostgreSQL, Cassandra) is compared with the log.",
         )
     with (
         working("starting Spark") as tell,
@@ -101,7 +101,7 @@ def _run(
 
 
 def print_report(report: DriftReport) -> None:
-    """Print what was found, which keys, why, and what was done."""
+    """Print the differences found, their keys and reasons, and what was done."""
     table(
         ("entities", "in the log", "missing", "stale", "different", "extra", "pending", "seconds"),
         [
@@ -120,7 +120,7 @@ def print_report(report: DriftReport) -> None:
     )
     if report.keys:
         table(
-            ("key", "what", "why", "source", "log"),
+            ("key", "what", "reason", "source", "log"),
             [
                 (each.key, each.what, each.why, each.stored_version, each.logged_version)
                 for each in report.keys
@@ -132,5 +132,5 @@ def print_report(report: DriftReport) -> None:
     elif report.action == "none":
         out.print(f"{report.drifted:,} entities have drifted ({report.share:.2%})")
     else:
-        again = f", {report.sent_again:,} that agreed sent again" if report.sent_again else ""
-        out.print(f"{report.action}: {report.mended:,} of {report.drifted:,} mended{again}")
+        again = f"; {report.sent_again:,} equal ones sent again" if report.sent_again else ""
+        out.print(f"{report.action}: {report.repaired:,} of {report.drifted:,} repaired{again}")

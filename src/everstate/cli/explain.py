@@ -1,4 +1,4 @@
-"""`everstate explain`: where one value comes from, and where it went."""
+"""`everstate explain`: the origin of one value, and where it is now."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
-from everstate.cli.history import version_record
+from everstate.cli.standing import say_cold
 from everstate.serving import Reader
-from everstate.serving.words import explanation_lines
+from everstate.serving.words import explanation_lines, version_record
 
 
 def register(cli: typer.Typer) -> None:
@@ -22,7 +22,8 @@ def explain(
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     version: Annotated[
-        int | None, typer.Option("--version", "-n", help="That version; default: the newest.")
+        int | None,
+        typer.Option("--version", "-n", help="Number of the version. Default: the newest."),
     ] = None,
     app: AppOption = None,
     json: JsonOption = False,
@@ -31,6 +32,7 @@ def explain(
     config, project = project_of(context, app, needs=READING)
     with Reader(config, project) as reader:
         found = reader.explain(entity, key, version)
+        say_cold(found.version.cold)
     if json:
         print_json(
             {

@@ -1,4 +1,4 @@
-"""`everstate gaps`: keys whose changes wait for a version that never came, and accepting that."""
+"""`everstate gaps`: list keys whose changes wait for a missing version, and accept the gap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from everstate.telemetry import safe_text
 from everstate.views.gaps import Gap
 
 gaps = typer.Typer(
-    no_args_is_help=True, help="List keys whose changes wait for a missing version; accept that."
+    no_args_is_help=True, help="List keys with missing versions, and accept such gaps."
 )
 
 _SHOWN_MAX = 5
@@ -41,11 +41,11 @@ def register(cli: typer.Typer) -> None:
 @gaps.command("list")
 def list_(
     context: typer.Context,
-    entity: Annotated[str | None, typer.Argument(help="Entity type; none: all.")] = None,
+    entity: Annotated[str | None, typer.Argument(help="Entity type. Default: all.")] = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List keys whose changes wait, which version is missing, and since when."""
+    """List keys with held changes, the missing version, and since when they wait."""
     from everstate.pipeline.gaps import list_gaps
 
     config = config_of(context)
@@ -57,7 +57,7 @@ def list_(
         print_json(found)
         return
     if not found:
-        err.print("no changes wait")
+        err.print("no changes are held")
         return
     rows = [
         (
@@ -70,7 +70,7 @@ def list_(
         )
         for each in found
     ]
-    table(("entity", "key", "missing version", "versions that wait", "since", "views"), rows)
+    table(("entity", "key", "missing version", "held versions", "since", "views"), rows)
 
 
 @gaps.command("accept")
@@ -79,16 +79,16 @@ def accept(
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     reason: Annotated[
-        str | None, typer.Option("--reason", help="Why; kept in the changes' provenance.")
+        str | None, typer.Option("--reason", help="Reason; stored in the changes' provenance.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Go on without the missing versions of a key: others are published in their place.
+    """Accept the gap of a key: changes are published in place of the missing versions.
 
-    They carry the states on both sides of the gap, and your name, in log, archive and history.
-    When the missing change comes all the same, it is a conflict and goes to the dead letters.
+    They have the states on both sides of the gap, and your name, in log, archive and history.
+    If the missing change arrives later, it is a conflict and is dead-lettered.
     """
     from everstate.pipeline.gaps import accept_gap, list_gaps
 
@@ -107,8 +107,8 @@ def accept(
         print_json(accepted)
         return
     out.print(
-        f"published {entity} {key} version {_versions(accepted.published)} in place of what never "
-        f"came; version {_versions(accepted.gap.held_versions)} waits for that and follows",
+        f"published {entity} {key} version {_versions(accepted.published)} for the missing; "
+        f"version {_versions(accepted.gap.held_versions)} is released after it",
         highlight=False,
     )
 
@@ -119,14 +119,14 @@ def _is_terminal() -> bool:
 
 def _question(gap: Gap) -> str:
     return (
-        f"Versions {_versions(tuple(gap.missing))} of {gap.entity} {gap.key} never came. Publish "
-        "changes in their place, for every reader of the log? (What the source still has is "
-        "better: see `everstate drift repair`.)"
+        f"Versions {_versions(tuple(gap.missing))} of {gap.entity} {gap.key} are missing. Publish "
+        "changes in their place, for every reader of the log? (If the source still has them, "
+        "`everstate drift repair` is better.)"
     )
 
 
 def _versions(versions: tuple[int, ...]) -> str:
-    """Versions as text; of many the first ones, and how many more."""
+    """Versions as text; if there are many, the first ones and the number of others."""
     shown = ", ".join(str(version) for version in versions[:_SHOWN_MAX])
     more = len(versions) - _SHOWN_MAX
     return shown if more <= 0 else f"{shown} and {more:,} more"

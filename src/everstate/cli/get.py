@@ -11,19 +11,20 @@ from everstate.cli.console import (
     READING,
     AppOption,
     JsonOption,
+    WaitOption,
     out,
     print_json,
     project_of,
     table,
 )
-from everstate.cli.standing import ahead_of_views, not_yet, say_how_far, say_newer
+from everstate.cli.standing import ahead_of_views, not_yet, say_cold, say_how_far, say_newer
 from everstate.errors import NotFound
 from everstate.serving import Entity, Reader, parse_moment
 from everstate.serving.words import moment_text, provenance_text, value_text
 
 AtOption = Annotated[
     str | None,
-    typer.Option("--at", help="World time: 2013-02-08T18:00-05:00, or with a zone's name."),
+    typer.Option("--at", help="Time in the world: 2013-02-08T18:00-05:00, or with a zone's name."),
 ]
 
 
@@ -33,7 +34,7 @@ def register(cli: typer.Typer) -> None:
 
 
 def moment_of(text: str | None) -> datetime | None:
-    """The moment an option names."""
+    """The moment in an option's text."""
     return None if text is None else parse_moment(text)
 
 
@@ -42,23 +43,29 @@ def get(
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     at: AtOption = None,
-    version: Annotated[int | None, typer.Option("--version", "-n", help="That version.")] = None,
-    recorded_at: Annotated[
-        str | None, typer.Option("--recorded-at", help="As the records stood at that time.")
+    version: Annotated[
+        int | None, typer.Option("--version", "-n", help="Number of the version.")
     ] = None,
+    recorded_at: Annotated[
+        str | None, typer.Option("--recorded-at", help="Use only changes recorded by this time.")
+    ] = None,
+    wait_for: WaitOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one entity: now, at a time, or at a version; exit code 4 when it is not there."""
+    """Show one entity: now, at a time, or at a version; exit code 4 if it does not exist."""
     config, project = project_of(context, app, needs=READING, views=False)
     moment, recorded = moment_of(at), moment_of(recorded_at)
     with Reader(config, project) as reader:
         try:
-            found = reader.get(entity, key, at=moment, recorded_at=recorded, version=version)
+            found = reader.get(
+                entity, key, at=moment, recorded_at=recorded, version=version, wait_for=wait_for
+            )
         except NotFound as error:
             stored = ahead_of_views(config, project, reader, entity, key)
             raise error if stored is None else not_yet(entity, key, stored) from error
         _show(found, moment, json)
+        say_cold(found.cold)
         if stored := ahead_of_views(config, project, reader, entity, key):
             say_newer(entity, key, stored)
             say_how_far(reader, f"{entity}_latest")
@@ -67,7 +74,7 @@ def get(
 
 
 def _show(found: Entity, moment: datetime | None, json: bool) -> None:
-    """Print an entity; times are those of the zone that was asked in."""
+    """Print an entity; times are in the time zone of the request."""
     if json:
         print_json(found)
         return

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
-from everstate.cli.standing import ahead_of_views, not_yet, say_how_far, say_newer
+from everstate.cli.console import (
+    READING,
+    AppOption,
+    JsonOption,
+    WaitOption,
+    print_json,
+    project_of,
+    table,
+)
+from everstate.cli.standing import ahead_of_views, not_yet, say_cold, say_how_far, say_newer
 from everstate.errors import NotFound
-from everstate.serving import ABSENT, Reader, Version
+from everstate.serving import ABSENT, Reader
 from everstate.serving.words import (
-    difference_record,
     difference_text,
     happening_text,
     moment_text,
     provenance_text,
+    version_record,
 )
 
 
@@ -29,10 +36,13 @@ def history(
     context: typer.Context,
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
-    diff: Annotated[bool, typer.Option("--diff", "-d", help="Show what each changed.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", "-d", help="Show the changed fields of each version.")
+    ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the newest so many.")
+        int | None, typer.Option("--limit", min=1, help="Largest number of versions, newest first.")
     ] = None,
+    wait_for: WaitOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -40,12 +50,13 @@ def history(
     config, project = project_of(context, app, needs=READING, views=False)
     with Reader(config, project) as reader:
         try:
-            versions = reader.history(entity, key, limit=limit)
+            versions = reader.history(entity, key, limit=limit, wait_for=wait_for)
         except NotFound as error:
             stored = ahead_of_views(config, project, reader, entity, key)
             raise error if stored is None else not_yet(entity, key, stored) from error
         if stored := ahead_of_views(config, project, reader, entity, key):
             say_newer(entity, key, stored)
+        say_cold(versions[-1].cold)
         say_how_far(reader, f"{entity}_history")
     if json:
         print_json([version_record(version) for version in versions])
@@ -67,9 +78,3 @@ def history(
         for version in versions
     ]
     table(("version", "happened", "what", "by", "changed" if diff else "fields changed"), rows)
-
-
-def version_record(version: Version) -> dict[str, Any]:
-    """A version for JSON; differences as RFC 6902 names them, with both values."""
-    changed = [difference_record(found) for found in version.differences]
-    return {**asdict(version), "differences": changed}

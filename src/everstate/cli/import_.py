@@ -29,7 +29,13 @@ from everstate.cli.console import (
 )
 from everstate.config import Config
 from everstate.local import connect
-from everstate.sources.outbox import Checked, EntityStore, Imported, check_file, import_file
+from everstate.sources.stores.postgres import (
+    Checked,
+    EntityStore,
+    Imported,
+    check_file,
+    import_file,
+)
 
 _REFUSED = 2
 
@@ -44,30 +50,30 @@ def import_entities(
     entity: Annotated[str, typer.Argument(help="Name of the entity type.")],
     file: Annotated[Path, typer.Argument(help="A .jsonl, .csv or .parquet file.")],
     service: Annotated[
-        str, typer.Option("--provenance-service", help="Who writes: serviceName.")
+        str, typer.Option("--provenance-service", help="Service name of the writer.")
     ] = "everstate-import",
     identifier: Annotated[
         str | None, typer.Option("--provenance-identifier", help="Default: the file's name.")
     ] = None,
-    api_version: Annotated[str, typer.Option("--api-version", help="apiVersion.")] = "v1",
+    api_version: Annotated[str, typer.Option("--api-version", help="API version.")] = "v1",
     first_row: Annotated[
-        int, typer.Option("--from-row", min=1, help="Go on where an import ended; the first is 1.")
+        int, typer.Option("--from-row", min=1, help="First row to import, to continue an import.")
     ] = 1,
     ignored: Annotated[
         list[str] | None,
-        typer.Option("--ignore", help="A column that is not imported; repeatable."),
+        typer.Option("--ignore", help="Column to leave out; repeatable."),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="List all rows that are wrong; write nothing, ask no server."),
+        typer.Option("--check", help="List all invalid rows; write nothing, and use no server."),
     ] = False,
     app: AppOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put every row of FILE into the store; equal states are no changes.
+    """Put every row of FILE into the store; a row that changes nothing is not written.
 
-    A row that is no entity ends the import and is told; up to 5,000 rows are one transaction. A
-    column that the entity type does not have is refused, unless it is ignored.
+    An invalid row stops the import and is reported; a transaction has up to 5,000 rows. A column
+    that the entity type does not have is refused, unless it is ignored.
     """
     config = config_of(context)
     entity_type = load_app(app, config).check_source(entity, "store")
@@ -139,7 +145,7 @@ def _check(
         print_json({"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad})
     else:
         if found.bad:
-            table(("row", "why it cannot be imported"), found.bad)
+            table(("row", "reason"), found.bad)
         if found.bad_rows > len(found.bad):
             err.print(f"… and {found.bad_rows - len(found.bad):,} more")
         out.print(

@@ -10,6 +10,7 @@ from everstate.cli.console import (
     READING,
     AppOption,
     JsonOption,
+    WaitOption,
     err,
     print_json,
     project_of,
@@ -37,15 +38,19 @@ def list_(
     at: AtOption = None,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", "-w", help="field=value, also != < <= > >=; repeatable."),
+        typer.Option(
+            "--where", "-w", help="Condition field=value, also with != < <= > >=; repeatable."
+        ),
     ] = None,
     order: Annotated[
-        list[str] | None, typer.Option("--order", "-o", help="Field, -field for the largest first.")
+        list[str] | None,
+        typer.Option("--order", "-o", help="Field to sort by; -field for descending order."),
     ] = None,
     fields: Annotated[
         str | None, typer.Option("--fields", "-f", help="Fields to show: a,b,c or all.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of entities.")] = 50,
+    wait_for: WaitOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -53,7 +58,12 @@ def list_(
     config, project = project_of(context, app, needs=READING, views=False)
     with Reader(config, project) as reader:
         found = reader.list(
-            entity, at=moment_of(at), where=where or (), order=order or (), limit=limit + 1
+            entity,
+            at=moment_of(at),
+            where=where or (),
+            order=order or (),
+            limit=limit + 1,
+            wait_for=wait_for,
         )
         shown = found[:limit]
         if json:
@@ -72,7 +82,7 @@ def list_(
 
 
 def _names(project: App, entity: str, fields: str | None) -> list[str]:
-    """Fields to show: those asked for, or the first ones that are not the key."""
+    """Fields to show: the requested ones, or the first ones except the key."""
     if fields is not None and fields != "all":
         return [name.strip() for name in fields.split(",")]
     entity_type = project.entity_type(entity)

@@ -1,8 +1,7 @@
-"""`everstate log begin`: a new log, where the old one is lost or has other partitions."""
+"""`everstate log begin`: start a new log if the old one is lost or has other partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 from typing import Annotated
 
@@ -14,13 +13,14 @@ from everstate.cli.claim import claimed
 from everstate.cli.console import AppOption, JsonOption, out, print_json, project_of, table
 from everstate.config import Config
 from everstate.errors import LogError
-from everstate.log.bound import Bound, BoundTopic, changelogs
+from everstate.log.bound import Bound, changelogs
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
+from everstate.sources.ways import truths_of, ways_in
 from everstate.views.control import Control
 from everstate.views.database import connect_views, views_errors
 
-log = typer.Typer(no_args_is_help=True, help="The log that the changes go to.")
+log = typer.Typer(no_args_is_help=True, help="Begin a new log.")
 
 
 def register(cli: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def register(cli: typer.Typer) -> None:
 def begin(
     context: typer.Context,
     again: Annotated[
-        bool, typer.Option("--again", help="The new topics may have records already.")
+        bool, typer.Option("--again", help="Accept records in the new topics.")
     ] = False,
     app: AppOption = None,
     json: JsonOption = False,
@@ -44,7 +44,7 @@ def begin(
 
     1. Stop `everstate run`, and the services that publish. Remove captures: `everstate cdc remove`.
     The log is the source of truth of what commands or events write. Keep that:
-    `everstate archive replay ENTITY --to NEWPREFIX.ENTITY.changes.g1`.
+    `everstate replay ENTITY --to NEWPREFIX.ENTITY.changes.g1`.
 
     2. In everstate.toml, give `log.prefix`, `archive.path` and `views.schema_name` new values.
 
@@ -55,7 +55,7 @@ def begin(
     """
     config, project = project_of(context, app)
     moved = begin_log(config, project, again=again)
-    repairs = [each for each in project.truths(config) if each in moved]
+    repairs = [each for each in truths_of(config, project) if each in moved]
     if json:
         print_json({"moved": moved, "repair": repairs})
         return
@@ -69,10 +69,10 @@ def begin(
 
 
 def begin_log(config: Config, project: App, *, again: bool = False) -> dict[str, tuple[str, str]]:
-    """Let the stores publish to the configured log; entity type → its old and new changelog.
+    """Let the stores publish to the configured log; returns entity type → old and new changelog.
 
     Raises LogError when the log has records (unless ``again``), or when views or archive belong to
-    another one, and Fenced while `everstate run` runs; nothing was changed then.
+    another log, and Fenced while `everstate run` runs; nothing was changed then.
     """
     with claimed(config), Topics(config) as topics:
         topics.ensure(project.entities)
@@ -81,7 +81,10 @@ def begin_log(config: Config, project: App, *, again: bool = False) -> dict[str,
             _check_empty(config, bound)
         _check_views(config, bound)
         _check_archive(config, bound)
-        return _moved(config, project, bound)
+        moved: dict[str, tuple[str, str]] = {}
+        for way_in in ways_in(config, project):
+            moved |= way_in.move(bound)
+        return moved
 
 
 def _check_empty(config: Config, bound: Bound) -> None:
@@ -123,50 +126,3 @@ def _check_archive(config: Config, bound: Bound) -> None:
                 f"the archive of {entity} in {config.archive_path} is of another log.",
                 advice="Give `archive.path` a new value; the old archive stays.",
             )
-
-
-def _moved(config: Config, project: App, bound: Bound) -> dict[str, tuple[str, str]]:
-    """Note the new changelogs in the stores; entity type → its old and new changelog."""
-    # Imported here: Cassandra's driver is an extra.
-    from everstate.sources.outbox import bound as postgres
-    from everstate.sources.outbox.database import connect, translated
-    from everstate.sources.outbox.schema import install
-
-    moved: dict[str, tuple[str, str]] = {}
-    # Facts come through the outbox too.
-    if names := (*_names(project, "store"), *_names(project, "log")):
-        dsn = config.store_dsn
-        with translated(dsn, "beginning a new log"), connect(dsn, "everstate-log") as connection:
-            install(connection, ())
-            stored = postgres.read_bound(connection)
-            mine = _named(bound, {*stored, *names})
-            postgres.bind(connection, mine, replace=True)
-            moved |= _differing(stored, mine)
-    if project.entities_from("cassandra"):
-        from everstate.sources.crud.stores.cassandra import bound as cassandra
-        from everstate.sources.crud.stores.cassandra.schema import install as install_keyspace
-        from everstate.sources.crud.stores.cassandra.session import Database
-
-        with closing(Database(config)) as database:
-            install_keyspace(database, _names(project, "cassandra"))
-            stored = cassandra.read_bound(database)
-            mine = _named(bound, _names(project, "cassandra"))
-            cassandra.bind(database, mine, replace=True)
-            moved |= _differing(stored, mine)
-    return moved
-
-
-def _names(project: App, source: str) -> tuple[str, ...]:
-    return tuple(name for name in project.entities if project.source_of(name) == source)
-
-
-def _named(bound: Bound, names: Iterable[str]) -> dict[str, BoundTopic]:
-    return {name: bound[name] for name in names if name in bound}
-
-
-def _differing(stored: Bound, mine: Bound) -> dict[str, tuple[str, str]]:
-    return {
-        name: (stored[name].topic if name in stored else "nowhere", each.topic)
-        for name, each in mine.items()
-        if stored.get(name) != each
-    }

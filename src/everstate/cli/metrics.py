@@ -1,4 +1,4 @@
-"""Each role serves its figures at `/metrics`, where Prometheus asks for them."""
+"""Serves each role's metrics at `/metrics`, for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from everstate.parts import figures_at
 
 log = logging.getLogger(__name__)
 
-ROLES: Final = ("relay", "pipeline", "publisher", "commands", "clean", "serve")
-"""In the order of their ports."""
+ROLES: Final = (
+    *("relay", "pipeline", "publisher", "commands", "clean", "serve", "derive", "alerts"),
+)
+"""Roles, in the order of their ports."""
 
 
 @contextmanager
 def serving_figures(config: Config, role: str) -> Iterator[None]:
-    """Serve the figures of this process while the block runs; `everstate status` shows where.
+    """Serve the metrics of this process during the block; `everstate status` shows the address.
 
-    A port that is taken is told in the role's log, and the role does its work all the same.
+    If the port is in use, that is logged, and the role works without metrics.
     """
     section = config.metrics
     if not section.enabled:

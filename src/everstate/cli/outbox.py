@@ -23,21 +23,22 @@ from everstate.errors import InvalidConfig
 from everstate.local import connect as connect_stack
 from everstate.sources.outbox import (
     Installation,
-    drop_slot,
     install_outbox,
     read_emitters,
     read_registered,
-    read_slot,
     read_status,
 )
-from everstate.sources.outbox.database import Connection, connect, translated
+from everstate.sources.outbox.way_in import OutboxRelay
+from everstate.sources.stores.postgres.database import OutboxConnection, connect, translated
 
-outbox = typer.Typer(no_args_is_help=True, help="The outbox in a service's own database.")
+outbox = typer.Typer(
+    no_args_is_help=True, help="Install and inspect the outbox in a service's database."
+)
 
 _LISTED_MAX = 100
 
 DsnArgument = Annotated[
-    str | None, typer.Argument(help="libpq connection string; default: store.dsn.")
+    str | None, typer.Argument(help="libpq connection string. Default: store.dsn.")
 ]
 
 
@@ -54,30 +55,29 @@ def install(
         list[str] | None,
         typer.Option(
             "--role",
-            help="Login role that may emit, as the service of its own name; ROLE=SERVICE: as that "
-            "service.",
+            help="Login role that may emit, as the service of its own name, or as SERVICE with "
+            "ROLE=SERVICE.",
         ),
     ] = None,
     relay_role: Annotated[
         list[str] | None, typer.Option("--relay-role", help="Login role that runs the relay.")
     ] = None,
     show: Annotated[
-        bool, typer.Option("--print", help="Show the SQL only; nothing is changed.")
+        bool, typer.Option("--print", help="Print the SQL, and change nothing.")
     ] = False,
     app: AppOption = None,
 ) -> None:
-    """Make the outbox and its roles in a database; what is there stays, so it may be repeated.
+    """Create the outbox and its roles in a database, as far as they are missing.
 
-    Every entity type of the app whose source of truth is the store, or the log (then it is a
-    fact), may be emitted afterwards, by whoever was named with --role, now or before.
+    Afterwards the roles named with --role, now or before, may emit all entity types of the app
+    whose source of truth is the store, or the log (those are facts).
     """
     config = config_of(context)
     project_app = load_app(app, config)
-    facts = project_app.entities_from("log")
-    types = (*project_app.entities_from("store"), *facts)
+    relay = OutboxRelay(config, project_app)
     wanted = Installation(
-        entity_types=types,
-        events=[each.name for each in facts],
+        entity_types=relay.entity_types,
+        events=[each.name for each in relay.facts],
         roles=_services(role or ()),
         relay_roles=relay_role or (),
         message_bytes_max=config.log.message_bytes_max,
@@ -88,7 +88,7 @@ def install(
         return
     with _database(config, dsn) as database:
         install_outbox(database, wanted)
-    names = ", ".join(each.name for each in types)
+    names = ", ".join(each.name for each in relay.entity_types)
     out.print(f"installed; may be emitted: {names}", highlight=False)
 
 
@@ -105,14 +105,13 @@ def _services(given: Sequence[str]) -> dict[str, list[str]]:
 
 @outbox.command("status")
 def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = False) -> None:
-    """Show what may be emitted, what is not yet in the log, and the WAL held for the relay."""
+    """Show registered entity types, and the changes that are not published yet."""
     with _database(config_of(context), dsn) as database:
         registered = read_registered(database)
         emitters = read_emitters(database)
-        moved, slot = read_status(database), read_slot(database)
+        moved = read_status(database)
     if json:
-        told = {"registered": registered, "emitters": emitters, "outbox": moved, "slot": slot}
-        print_json(told)
+        print_json({"registered": registered, "emitters": emitters, "outbox": moved})
         return
     table(
         ("entity", "schema version", "kind"),
@@ -126,10 +125,7 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
             "newest batch",
             "oldest unpublished s",
             "blocked",
-            "changes that wait",
-            "slot",
-            "state",
-            "WAL held MiB",
+            "waiting changes",
         ),
         [
             (
@@ -137,9 +133,6 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
                 moved.oldest_unpublished_s,
                 moved.blocked_count,
                 moved.parked_count,
-                slot.slot,
-                slot.state,
-                slot.held_bytes / 2**20,
             )
         ],
     )
@@ -152,20 +145,8 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
             out.print(f"… and {moved.blocked_count - _LISTED_MAX} more", highlight=False)
 
 
-@outbox.command("drop-slot")
-def drop(context: typer.Context, dsn: DsnArgument = None) -> None:
-    """Drop the relay's replication slot, so that no WAL is held; stop the relay first.
-
-    Changes stay in the outbox and are published later; facts that stand in the WAL only, and
-    were not yet read, are lost.
-    """
-    with _database(config_of(context), dsn) as database:
-        dropped = drop_slot(database)
-    out.print("dropped" if dropped else "there is no slot", highlight=False)
-
-
 @contextmanager
-def _database(config: Config, dsn: str | None) -> Iterator[Connection]:
+def _database(config: Config, dsn: str | None) -> Iterator[OutboxConnection]:
     if dsn is not None:
         check_dsn("DSN", dsn)
     address = dsn or connect_stack(config).store_dsn

@@ -1,47 +1,82 @@
-"""`everstate plan`: what starting this app would change of the kept views, before it does."""
+"""`everstate plan`: shows in advance how starting this app would change the kept views."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import typer
+from rich.text import Text
 
 from everstate.app import App
+from everstate.changes.evolution import FieldChange
 from everstate.cli.console import READING, AppOption, JsonOption, err, print_json, project_of, table
 from everstate.config import Config
-from everstate.views.control import Control
+from everstate.views.control import RETIRED, Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
-from everstate.views.versions import Step, declared_views, steps
+from everstate.views.models import check_models, model_changes
+from everstate.views.versions import Step, declared_views, inputs_of, steps
 
-_CHANGES_PER_S = 40_000
-"""What a build reads on two cores, measured; for an estimate only."""
+_CHANGES_PER_S: Final = 40_000
+"""Measured rate of a build on two cores; used until this project has built a version."""
+_MEASURED_MIN: Final = 50_000
+"""Builds of fewer changes are not used for the rate: most of their time is the start."""
+_STARTING_S: Final = 4.0
 
-_READERS = {
+_READERS: Final = {
     "new": "nothing, until it is built",
-    "changed": "the version before, until the new one is built",
-    "asked": "the version before; `everstate views rebuild` builds the new one",
-    "text": "the same: only the text changed",
-    "returns": "what was kept, until it has caught up",
-    "goes back": "the version before, until this one has caught up",
-    "not declared": "what was kept, as it stands; `everstate views drop` removes it",
+    "changed": "the previous version, until the new one is built",
+    "asked": "the previous version; `everstate views rebuild` builds the new one",
+    "text": "the same rows: only the text of the SQL changed",
+    "returns": "its kept rows, until it has caught up",
+    "goes back": "the published version, until this one has caught up",
+    "refused": "the kept version, if there is one; the reason is above",
+    "not declared": "its kept rows without new changes; `everstate views drop` removes it",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What becomes of one view."""
+    """How one view would change."""
 
     view: str
     entity: str
     what: str
+    why: str
+    """The difference from the kept view."""
     version: int
     published: int | None
     reads_changes: int
     reads_bytes: int
+    """Upper bound for the bytes read from the archive."""
     seconds: float
-    """An estimate."""
+    """Estimated duration."""
     readers_see: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedField:
+    """How one field of a model would change."""
+
+    entity: str
+    field: str
+    what: str
+    before: str | None
+    after: str | None
+    views: tuple[str, ...]
+    """Views that use it, as kept now or as declared."""
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The changes that starting an app would make; two empty lists: none."""
+
+    models: tuple[PlannedField, ...]
+    views: tuple[PlannedStep, ...]
+    is_first: bool
+    """No view is kept yet: the app is new."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -50,77 +85,181 @@ def register(cli: typer.Typer) -> None:
 
 
 def plan(context: typer.Context, app: AppOption = None, json: JsonOption = False) -> None:
-    """Show what starting this app would change of its views: what is built, and what it reads."""
+    """Show how starting this app would change its views, and which changes that reads.
+
+    Exit code 2 when a model changed in a way that a running project cannot take.
+    """
     config, project = project_of(context, app, needs=READING)
-    found = planned_steps(config, project)
+    changes, found = planned(config, project)
+    tell_refused(project)
     if json:
-        print_json([asdict(step) for step in found])
-        return
-    if not found:
-        err.print("nothing to do: what is kept is what the app declares", highlight=False)
-        return
-    print_plan(found)
+        print_json(asdict(found))
+    elif not found.models and not found.views:
+        err.print("nothing to do: the kept views are those that the app declares", highlight=False)
+    else:
+        print_plan(found)
+    check_models(changes)
 
 
-def print_plan(found: Sequence[PlannedStep]) -> None:
-    """Print steps as a table."""
-    table(
-        ("view", "what", "version", "reads changes", "MiB", "seconds, about", "readers see"),
-        [
+def print_plan(found: Planned) -> None:
+    """Print the planned changes as tables."""
+    if found.models:
+        table(
+            ("model", "field", "what", "before", "now", "views", "what happens"),
+            [
+                (
+                    each.entity,
+                    each.field,
+                    each.what,
+                    each.before,
+                    each.after,
+                    ", ".join(each.views) or None,
+                    each.meaning,
+                )
+                for each in found.models
+            ],
+        )
+    if found.views:
+        table(
             (
-                step.view,
-                step.what,
-                step.version,
-                step.reads_changes,
-                round(step.reads_bytes / 2**20, 1),
-                round(step.seconds, 1),
-                step.readers_see,
-            )
-            for step in found
-        ],
-    )
+                *("view", "what", "why", "version", "reads changes", "MiB", "seconds, about"),
+                "readers see",
+            ),
+            [
+                (
+                    step.view,
+                    step.what,
+                    step.why,
+                    step.version,
+                    step.reads_changes,
+                    round(step.reads_bytes / 2**20, 1),
+                    round(step.seconds, 1),
+                    step.readers_see,
+                )
+                for step in found.views
+            ],
+        )
 
 
-def planned_steps(config: Config, project: App) -> list[PlannedStep]:
-    """What differs between what is kept and what an app declares; empty: nothing.
+def tell_refused(project: App) -> None:
+    """Print the declared views that cannot be kept, each with its reason and the nearest form."""
+    for refusal in project.refused_views.values():
+        where = f"{refusal.declared_at}: " if refusal.declared_at else ""
+        said = f"{where}{refusal.message} {refusal.advice or ''}"
+        err.print(Text.assemble(("not kept: ", "bold yellow"), said))
 
-    Cost: three small statements; for views that are built a look into the lake's statistics.
+
+def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
+    """Differences between what is kept and what an app declares.
+
+    Cost: some small statements; for views to build, also the lake's statistics.
     """
     with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
         control = Control(connection, config.views.schema_name)
         control.install()
+        changes = model_changes(control, project)
+        rows = control.versions()
         found: list[Step] = []
         for entity in project.entities:
             places = {(place.view, place.version) for place in control.positions(entity)}
             found += steps(
                 entity,
                 declared_views(project, entity),
-                control.versions(entity=entity),
+                [row for row in rows if row.entity == entity and not row.is_topic],
                 standing=places,
                 on_change=config.views.on_change,
+                refused=project.refused_views,
+                used=inputs_of(rows),
             )
-        changes = {name: sum(control.core_vector(name).values()) for name in project.entities}
-        retired = {row.name for row in control.versions() if row.status == "retired"}
-    return [
-        _planned(config, step, changes[step.entity])
+        counts = {name: sum(control.core_vector(name).values()) for name in project.entities}
+    retired = {row.name for row in rows if row.status == RETIRED}
+    differing = [
+        step
         for step in found
         if step.what != "same" and not (step.what == "not declared" and step.name in retired)
     ]
+    rate = _rate(rows)
+    return changes, Planned(
+        models=tuple(_field(each, project, rows) for each in changes),
+        views=tuple(_step(config, step, counts, rate, rows, changes) for step in differing),
+        is_first=not any(counts.values()),
+    )
 
 
-def _planned(config: Config, step: Step, changes: int) -> PlannedStep:
-    builds = step.what in ("new", "changed") and changes > 0
+def _step(
+    config: Config,
+    step: Step,
+    counts: Mapping[str, int],
+    rate: float,
+    rows: Sequence[ViewVersion],
+    changes: Sequence[FieldChange],
+) -> PlannedStep:
+    count = counts[step.entity]
+    builds = step.what in ("new", "changed", "asked") and count > 0
     return PlannedStep(
         view=step.name,
         entity=step.entity,
         what=step.what,
+        why=_why(step, rows, changes),
         version=step.version,
         published=step.published,
-        reads_changes=changes if builds else 0,
+        reads_changes=count if builds else 0,
         reads_bytes=_archive_bytes(config, step.entity) if builds else 0,
-        seconds=changes / _CHANGES_PER_S if builds else 0.0,
+        seconds=_STARTING_S + count / rate if builds else 0.0,
         readers_see=_READERS[step.what],
     )
+
+
+def _why(step: Step, rows: Sequence[ViewVersion], changes: Sequence[FieldChange]) -> str:
+    """The difference in words."""
+    seen = next((r for r in rows if (r.name, r.version) == (step.name, step.published)), None)
+    if step.declared is None:
+        return "the app does not declare it"
+    if step.what in ("new", "returns") or seen is None or seen.status == RETIRED:
+        return "the app declares it" if step.what == "new" else "the app declares it again"
+    if step.what == "text":
+        return "the text of its SQL, not its meaning"
+    if dict(seen.definition) != dict(step.declared.definition):
+        return "its SQL"
+    used = [
+        f"{each.field} is {each.after}"
+        for each in changes
+        if each.entity == step.entity and each.field in step.declared.fields
+    ]
+    return ", ".join(used) or "this version of everstate keeps it in another way"
+
+
+def _field(change: FieldChange, project: App, rows: Sequence[ViewVersion]) -> PlannedField:
+    """A change of a model, with the views it affects, by their declared and their kept SQL."""
+    using = {
+        plan.name
+        for plan in project.views.values()
+        if plan.entity == change.entity and change.field in plan.fields
+    }
+    using |= {
+        row.name
+        for row in rows
+        if row.published and row.entity == change.entity and change.field in row.fields
+    }
+    return PlannedField(
+        entity=change.entity,
+        field=change.field,
+        what="refused" if change.is_refused else change.what,
+        before=change.before,
+        after=change.after,
+        views=tuple(sorted(using)),
+        meaning=change.meaning,
+    )
+
+
+def _rate(rows: Sequence[ViewVersion]) -> float:
+    """Changes a second of this project's last large build."""
+    built = [
+        row.built
+        for row in sorted(rows, key=lambda row: row.version)
+        if row.built is not None and row.built.get("changes", 0) >= _MEASURED_MIN
+    ]
+    return built[-1]["changes"] / max(built[-1]["seconds"], 0.1) if built else _CHANGES_PER_S
 
 
 def _archive_bytes(config: Config, entity: str) -> int:

@@ -1,21 +1,21 @@
-"""`everstate psql`: the views in SQL, by the psql of this machine or by one statement."""
+"""`everstate psql`: read the views with SQL, by this machine's psql or with one statement."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from typing import Annotated
+from urllib.parse import quote, urlencode
 
 import psycopg
 import typer
 from psycopg.conninfo import conninfo_to_dict
 
-from everstate.cli.console import READING, JsonOption, config_of, print_json, table
-from everstate.cli.views import cell
+from everstate.cli.console import READING, JsonOption, config_of, out, print_json, table
 from everstate.config import Config
 from everstate.errors import InvalidQuery, LocalStackError
 from everstate.local import connect
-from everstate.telemetry import without_secret
+from everstate.serving.words import cell
 from everstate.views.database import connect_views, views_errors
 
 _ENVIRONMENT = {
@@ -39,10 +39,17 @@ def psql(
     command: Annotated[
         str | None, typer.Option("-c", "--command", help="Run one statement and print its rows.")
     ] = None,
+    url: Annotated[
+        bool,
+        typer.Option("--url", help="Print the connection string, with its password, for a client."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Ask the views in SQL: one statement with -c, else psql, where it is installed."""
+    """Query the views in SQL: one statement with -c, or interactively if psql is installed."""
     config = connect(config_of(context), needs=READING)
+    if url:
+        out.print(url_of(config), highlight=False)
+        return
     if command is None:
         _open(config)
         return
@@ -54,7 +61,7 @@ def psql(
 
 
 def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Column names and rows of one statement that only reads; raises InvalidQuery, Unavailable."""
+    """Column names and rows of one read-only statement; raises InvalidQuery, Unavailable."""
     options = f"-c search_path={config.views.schema_name} -c default_transaction_read_only=on"
     dsn = config.views_dsn
     with (
@@ -69,18 +76,34 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
             reason = str(cause).splitlines()[0]
             raise InvalidQuery(
                 f"PostgreSQL refused the statement: {reason}.",
-                advice="Every view is a table of its name; `everstate views list` shows them.",
+                advice="Every view is a table with its name; `everstate views list` shows them.",
             ) from cause
 
 
+def url_of(config: Config) -> str:
+    """Connection string of the views, for clients that use libpq.
+
+    The views' schema is in the search path, and the time zone is UTC.
+    """
+    given = conninfo_to_dict(config.views_dsn)
+    own = f"{given.pop('options', '')} -c search_path={config.views.schema_name} -c TimeZone=UTC"
+    user, password = given.pop("user", ""), given.pop("password", "")
+    host, port = given.pop("host", "127.0.0.1"), given.pop("port", 5432)
+    place = f"[{host}]" if ":" in str(host) else quote(str(host), safe=",")
+    name = given.pop("dbname", "")
+    login = quote(str(user), safe="") + (f":{quote(str(password), safe='')}" if password else "")
+    options = urlencode({**given, "options": own.strip()}, quote_via=quote)
+    return f"postgresql://{login}@{place}:{port}/{quote(str(name), safe='')}?{options}"
+
+
 def _open(config: Config) -> None:
-    """Become psql; the connection goes by the environment, which `ps` does not show."""
+    """Replace this process by psql; pass the connection in the environment, hidden from `ps`."""
     program = shutil.which("psql")
     if program is None:
         raise LocalStackError(
             "psql is not installed on this machine.",
-            advice='Ask with `everstate psql -c "SELECT …"`, or connect any client to '
-            f"{without_secret(config.views_dsn)}, schema {config.views.schema_name}.",
+            advice='Run `everstate psql -c "SELECT …"`, or connect any client: `everstate '
+            "psql --url` prints the connection string.",
         )
     given = conninfo_to_dict(config.views_dsn)
     for name, value in given.items():

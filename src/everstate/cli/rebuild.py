@@ -1,4 +1,4 @@
-"""`everstate views rebuild` and `views drop`: what is wanted of a view, and how far it is."""
+"""`everstate views rebuild` and `views drop`: request it for a view, and show the progress."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from typing import Annotated, Final
 
 import typer
 
-from everstate.cli.console import READING, AppOption, JsonOption, err, print_json, project_of
+from everstate.cli.console import (
+    READING,
+    AppOption,
+    JsonOption,
+    err,
+    print_json,
+    project_of,
+    working,
+)
 from everstate.config import Config
-from everstate.errors import InvalidQuery, Unavailable
-from everstate.parts import read_states
+from everstate.errors import BuildGivenUp, InvalidQuery
+from everstate.pipeline.spark.progress import Progress
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
 from everstate.views.tables import latest_of
@@ -25,20 +33,25 @@ def rebuild(
     context: typer.Context,
     name: Name,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Go back to the version that was there before.")
+        bool, typer.Option("--undo", help="Publish the previous version again.")
     ] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop building; nothing else.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel the build of a version.")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Publish without waiting for old readers.")
+        bool, typer.Option("--force", help="Publish without waiting for running readers.")
     ] = False,
     require_equal: Annotated[
-        bool, typer.Option("--require-equal", help="Publish only if the rows are the same.")
+        bool, typer.Option("--require-equal", help="Publish only if the rows equal the old ones.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")] = True,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Build a view again beside what readers see, then let them see it; `everstate run` does it."""
+    """Build a new version of a view beside the published one, then publish it.
+
+    A running pipeline builds it; without one, this process does.
+    """
     from everstate.views.changing import ask_rebuild, ask_undo
     from everstate.views.changing import cancel as stop_building
 
@@ -57,14 +70,7 @@ def rebuild(
         if not wait:
             _say(json, name, wanted, "asked")
             return
-        if not _pipeline_runs(config):
-            err.print(
-                f"version {wanted.version} of {name} is built when `everstate run` runs",
-                style="yellow",
-            )
-            _say(json, name, wanted, "asked")
-            return
-        _say(json, name, _wait(control, wanted), "published")
+        _say(json, name, _awaited(context, app, control, wanted), "published")
 
 
 def drop(
@@ -76,10 +82,15 @@ def drop(
     config, _ = project_of(context, app, needs=READING)
     with _control(config) as control:
         gone = drop_view(control, name)
+    if any(row.is_topic for row in gone):
+        # Imported here: a view needs no client of Kafka to go.
+        from everstate.log.derived import forget_topic
+
+        forget_topic(config, name)
     if json:
         print_json({"view": name, "versions": [row.version for row in gone]})
     else:
-        err.print(f"view {name} is gone", highlight=False)
+        err.print(f"view {name} was dropped", highlight=False)
 
 
 @contextmanager
@@ -88,41 +99,63 @@ def _control(config: Config) -> Iterator[Control]:
         yield Control(connection, config.views.schema_name)
 
 
-def _pipeline_runs(config: Config) -> bool:
-    states = read_states(config.project.data_dir)
-    return any(state.role == "pipeline" and state.health == "running" for state in states)
+def _awaited(
+    context: typer.Context, app: str | None, control: Control, wanted: ViewVersion
+) -> ViewVersion:
+    """Wait until a version is published; if no pipeline runs, do its work here."""
+    first = f"version {wanted.version} of {wanted.name} is requested"
+    begun = time.monotonic()
+    with working(first) as tell:
 
-
-def _wait(control: Control, wanted: ViewVersion) -> ViewVersion:
-    """Show how far a version is until readers see it."""
-    begun, before = time.monotonic(), 0
-    with err.status(f"version {wanted.version} of {wanted.name} is asked for") as status:
-        while True:
-            rows = control.versions(wanted.name)
-            row = next((row for row in rows if row.version == wanted.version), None)
-            if row is None or row.status not in (BUILDING, LIVE):
-                raise Unavailable(f"version {wanted.version} of {wanted.name} was given up.")
+        def is_done() -> bool:
+            row = _row(control, wanted)
             if row.published:
-                return row
-            mine = sum(control.vector(row.name, row.version).values())
-            core = sum(control.vector(latest_of(row.entity), 1).values())
-            rate = (mine - before) / _POLL_S if before else 0.0
-            status.update(progress(row, mine, core, rate, time.monotonic() - begun))
-            before = mine
-            time.sleep(_POLL_S)
+                return True
+            tell.now(how_far(control, row, time.monotonic() - begun))
+            if row.progress is None and row.reason is not None and row.reason != said[-1]:
+                said.append(row.reason)
+                tell(f"{row.name}, version {row.version}: {row.reason}")
+            return False
+
+        said = [""]
+        if control.is_on_duty("answers"):
+            while not is_done():
+                time.sleep(_POLL_S)
+        else:
+            # Imported here: Spark takes a second that nobody else should pay.
+            from everstate.pipeline.keeping.alone import build_until
+            from everstate.pipeline.spark.session import own_spark
+
+            config, project = project_of(context, app)
+            tell("no pipeline runs: starting Spark")
+            with own_spark(config, app_name="everstate views rebuild") as spark:
+                tell(f"building {wanted.name}")
+                build_until(spark, config, project, is_done)
+        return _row(control, wanted)
 
 
-def progress(row: ViewVersion, mine: int, core: int, rate: float, seconds: float) -> str:
-    """One line: what the version does, how far it is, and how long it will take."""
+def _row(control: Control, wanted: ViewVersion) -> ViewVersion:
+    rows = control.versions(wanted.name)
+    row = next((row for row in rows if row.version == wanted.version), None)
+    if row is None or row.status not in (BUILDING, LIVE):
+        raise BuildGivenUp(wanted.name, wanted.version)
+    return row
+
+
+def how_far(control: Control, row: ViewVersion, seconds: float) -> str:
+    """One line: activity, progress and remaining time of a version."""
     head = f"{row.name}, version {row.version}: "
+    if row.progress is not None:
+        return head + Progress(**row.progress).text
     if row.reason is not None:
         return f"{head}{row.reason} ({seconds:.0f} s)"
     if row.built is None:
         return f"{head}waits for the builder ({seconds:.0f} s)"
+    mine = sum(control.vector(row.name, row.version).values())
+    core = sum(control.vector(latest_of(row.entity), 1).values())
     if mine >= core:
-        return f"{head}built; is published ({seconds:.0f} s)"
-    left = f", {(core - mine) / rate:.0f} s to go" if rate > 0 else ""
-    return f"{head}catches up, {mine:,} of {core:,} offsets{left}"
+        return f"{head}built; is being published ({seconds:.0f} s)"
+    return f"{head}built; is catching up, {mine:,} of {core:,} offsets"
 
 
 def _say(json: bool, name: str, row: ViewVersion | None, what: str) -> None:
@@ -131,9 +164,9 @@ def _say(json: bool, name: str, row: ViewVersion | None, what: str) -> None:
         print_json({"view": name, "version": version, "what": what})
         return
     sentences = {
-        "none": f"nothing of {name} was being built",
-        "cancelled": f"version {version} of {name} is not built; readers see what they saw",
-        "asked": f"version {version} of {name} is asked for; `everstate views list` shows it",
-        "published": f"readers of {name} see version {version}; `--undo` goes back",
+        "none": f"no version of {name} was being built",
+        "cancelled": f"the build of version {version} of {name} was cancelled",
+        "asked": f"version {version} of {name} is requested; `everstate views list` shows it",
+        "published": f"readers of {name} see version {version}; `--undo` reverts it",
     }
     err.print(sentences[what], highlight=False)

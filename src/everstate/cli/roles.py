@@ -1,159 +1,159 @@
-"""The roles of a running project: what each does in a process of its own, and who needs it."""
+"""The roles of a running project: the work of each process, and which apps need it."""
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 
 from everstate.app import App
 from everstate.cli.metrics import serving_figures
 from everstate.config import Config
-from everstate.errors import InvalidEntityType
-from everstate.parts import Journal, Run, run_parts, states_folder
+from everstate.errors import InvalidConfig
+from everstate.parts import Journal, PartRun, run_parts, states_folder
+from everstate.sources.ways import truths_of, ways_in
+
+CLEAN_PART = "clean-"
+"""Prefix of the name of the part that cleans a capture."""
 
 
 class Role(enum.StrEnum):
-    """A role that runs by itself."""
+    """A role that can run in a process of its own."""
 
     RELAY = "relay"
     PIPELINE = "pipeline"
     PUBLISHER = "publisher"
     COMMANDS = "commands"
     CLEAN = "clean"
+    DERIVE = "derive"
+    ALERTS = "alerts"
 
 
-def run_role(
-    role: Role, config: Config, app: App, stop: threading.Event, *, given: Config | None = None
+def run_roles(
+    roles: Sequence[Role],
+    config: Config,
+    app: App,
+    stop: threading.Event,
+    *,
+    given: Config | None = None,
+    deployment: int | None = None,
 ) -> None:
-    """Do a role's work in this process until ``stop`` is set.
+    """Do the work of roles in this process until ``stop`` is set.
 
-    ``given``: the settings without the addresses of the local servers that run now.
+    Only pipeline and clean can be combined; they share one Spark session. Raises InvalidConfig for
+    other combinations. ``given``: the settings without the addresses of running local servers.
+    ``deployment``: number of the start of the project to which they belong.
     """
-    with serving_figures(config, role.value):
-        if role is Role.CLEAN:
+    wanted = list(dict.fromkeys(roles))
+    if len(wanted) > 1 and set(wanted) != {Role.PIPELINE, Role.CLEAN}:
+        names = ", ".join(wanted)
+        raise InvalidConfig("--only", names, "one role, or pipeline and clean in one process")
+    first = Role.PIPELINE if len(wanted) > 1 else wanted[0]
+    with serving_figures(config, first.value):
+        if first is Role.PIPELINE:
+            clean = given or config if len(wanted) > 1 else None
+            run_pipeline(config, app, stop, clean=clean, deployment=deployment)
+        elif first is Role.CLEAN:
             run_clean(config, app, stop, given=given)
+        elif first is Role.DERIVE:
+            run_derive(config, app, stop)
+        elif first is Role.ALERTS:
+            run_alerts(config, app, stop)
         else:
-            _WORK[role].run(config, app, stop)
+            run_way_in(config, app, first, stop)
 
 
-def roles_of(app: App) -> list[Role]:
-    """The roles that an app has work for."""
-    return [role for role, work in _WORK.items() if work.is_needed(app)]
+def processes_of(config: Config, app: App) -> dict[str, list[Role]]:
+    """The roles that an app has work for, by the name of the process that does it.
+
+    The pipeline's process also cleans, so that one JVM runs Spark for both.
+    """
+    needed = {way_in.role for way_in in ways_in(config, app) if way_in.is_used}
+    needed |= {Role.PIPELINE, Role.ALERTS}
+    if any(each.is_raw for each in app.derivations.values()):
+        needed.add(Role.DERIVE)
+    found = {role.value: [role] for role in Role if role in needed}
+    if found.pop(Role.CLEAN.value, None):
+        found[Role.PIPELINE.value].append(Role.CLEAN)
+    return found
 
 
-def run_relay(config: Config, app: App, stop: threading.Event) -> None:
-    """Move the outbox of the store to the log."""
-    from everstate.log.topics import Topics
-    from everstate.sources.outbox import relay_of
-
-    def relay_until(stop: threading.Event) -> None:
-        # The pipeline makes them too, but Spark takes long to start, and the relay need not wait.
-        with Topics(config) as topics:
-            topics.ensure(app.entities)
-        # Facts come through the outbox's stream too, beside those that the API writes to the log.
-        entity_types = (*app.entities_from("store"), *app.entities_from("log"))
-        with relay_of(config, entity_types) as relay:
-            relay.run(stop)
-
-    _run_alone(config, Role.RELAY, relay_until, stop)
+def run_way_in(config: Config, app: App, role: Role, stop: threading.Event) -> None:
+    """Do the work of a way in's role. Errors end a role of one part, which has no other part."""
+    (way_in,) = (each for each in ways_in(config, app) if each.role == role)
+    parts = way_in.parts()
+    fatal = (BaseException,) if list(parts) == [role] else ()
+    run_parts(_journal(config, role), parts, stop, fatal=fatal)
 
 
-def run_pipeline(config: Config, app: App, stop: threading.Event) -> None:
-    """Archive the changes and keep the views, in one Spark application."""
+def run_pipeline(
+    config: Config,
+    app: App,
+    stop: threading.Event,
+    *,
+    clean: Config | None = None,
+    deployment: int | None = None,
+) -> None:
+    """Archive the changes and keep the views, in one Spark application.
+
+    ``clean``: clean the captures in it, too; the settings as for :func:`run_clean`.
+    """
     # Imported here: Spark takes a second that no other role should pay.
     from everstate.pipeline.application import PipelineApplication
 
-    PipelineApplication(config, app, app.truths(config)).run(stop)
-
-
-def run_publisher(config: Config, app: App, stop: threading.Event) -> None:
-    """Publish what was written to Cassandra."""
-    from everstate.log.topics import Topics
-    from everstate.sources.crud.stores.cassandra import Publisher
-
-    def publish_until(stop: threading.Event) -> None:
-        with Topics(config) as topics:
-            topics.ensure(app.entities)
-        with Publisher(config, app.entities_from("cassandra")) as publisher:
-            publisher.run(stop)
-
-    _run_alone(config, Role.PUBLISHER, publish_until, stop)
-
-
-def run_commands(config: Config, app: App, stop: threading.Event) -> None:
-    """Decide commands, and run all process managers; each is a part that fails alone."""
-    from everstate.sources.commands import CommandHandler, ProcessRunner
-
-    if not app.command_groups:
-        raise InvalidEntityType(
-            f"app {app.name} has no entity type that takes commands",
-            advice='Register one with source="commands" and declare app.commands(…) for it.',
-        )
-
-    def handle(stop: threading.Event) -> None:
-        with CommandHandler(config, app) as handler:
-            handler.run(stop)
-
-    def react(name: str, stop: threading.Event) -> None:
-        with ProcessRunner(config, app, name) as runner:
-            runner.run(stop)
-
-    parts: dict[str, Run] = {"handler": handle}
-    parts |= {f"process-{name}": partial(react, name) for name in app.processes}
-    run_parts(_journal(config, Role.COMMANDS), parts, stop)
+    truths = truths_of(config, app)
+    more = {} if clean is None else clean_parts(config, app, clean)
+    PipelineApplication(config, app, truths, deployment=deployment, more=more).run(stop)
 
 
 def run_clean(
     config: Config, app: App, stop: threading.Event, *, given: Config | None = None
 ) -> None:
-    """Turn what captures wrote into changes, and restart what stops writing it.
+    """Turn the raw rows of captures into changes, in a Spark application of its own.
 
-    That is a connector that failed, and the local Connect when it crashed. ``given``: the settings
-    without the addresses of the local servers that run now.
+    ``given``: the settings without the addresses of running local servers.
     """
-    from everstate.local import connect
-    from everstate.local import keep_running as keep_servers_running
-    from everstate.pipeline.clean import cleaning_part
-    from everstate.sources.cdc.restarting import keep_running, restarters_of
+    from everstate.errors import SparkLost
+    from everstate.pipeline.spark.session import own_spark
 
-    parts = {
-        name: cleaning_part(config, partial(app.cleaning, config, name)) for name in app.captures
+    journal = _journal(config, Role.CLEAN)
+    journal.doing("starting Spark")
+    with own_spark(config, app_name="everstate clean"):
+        run_parts(journal, clean_parts(config, app, given or config), stop, fatal=(SparkLost,))
+
+
+def clean_parts(config: Config, app: App, servers: Config) -> dict[str, PartRun]:
+    """A part for each capture, and parts that restart failed writers of raw topics.
+
+    These are failed connectors, and the local Connect when it crashed. ``servers``: the settings
+    without the addresses of running local servers.
+    """
+    # Imported here: the roles that do not clean need no Arrow.
+    from everstate.pipeline.clean import cleaning_part
+    from everstate.sources.cdc.way_in import Captures
+
+    captures = Captures(config, app, given=servers)
+    cleaning = {
+        f"{CLEAN_PART}{name}": cleaning_part(config, opener)
+        for name, opener in captures.cleanings().items()
     }
-    servers = given or config
-    restarters = restarters_of(app.captures, lambda: connect(servers))
-    parts["connectors"] = partial(keep_running, restarters)
-    captures = app.captures.values()
-    if servers.capture.connect_url is None and any(
-        capture.dsn is not None and capture.connect_url is None for capture in captures
-    ):
-        parts["connect"] = partial(keep_servers_running, servers, ("connect",))
-    run_parts(_journal(config, Role.CLEAN), parts, stop)
+    return {**cleaning, **captures.parts()}
+
+
+def run_derive(config: Config, app: App, stop: threading.Event) -> None:
+    """Write the raw derived topics, in a Spark application of their own."""
+    # Imported here: Spark takes a second that no other role should pay.
+    from everstate.pipeline.derive.application import run_raw
+
+    run_raw(config, app, stop)
+
+
+def run_alerts(config: Config, app: App, stop: threading.Event) -> None:
+    """Check what needs attention, log alerts, and send them to the webhook."""
+    from everstate.attention.alerting import Alerting
+
+    run_parts(_journal(config, Role.ALERTS), Alerting(config, app).parts(), stop)
 
 
 def _journal(config: Config, role: Role) -> Journal:
     return Journal(role.value, states_folder(config.project.data_dir))
-
-
-def _run_alone(config: Config, role: Role, run: Run, stop: threading.Event) -> None:
-    """Run a role that is one part: what it raises ends the process, as nothing else is in it."""
-    run_parts(_journal(config, role), {role.value: run}, stop, fatal=(BaseException,))
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a role does, and whether an app needs it."""
-
-    run: Callable[[Config, App, threading.Event], None]
-    is_needed: Callable[[App], bool]
-
-
-_WORK = {
-    Role.RELAY: _Work(run_relay, lambda app: True),
-    Role.PIPELINE: _Work(run_pipeline, lambda app: True),
-    Role.PUBLISHER: _Work(run_publisher, lambda app: bool(app.entities_from("cassandra"))),
-    Role.COMMANDS: _Work(run_commands, lambda app: bool(app.command_groups)),
-    Role.CLEAN: _Work(run_clean, lambda app: bool(app.captures)),
-}

@@ -1,4 +1,4 @@
-"""`everstate serve`: the HTTP API."""
+"""`everstate serve`: the HTTP API and the web console."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from everstate.cli.console import AppOption, config_of, err, load_app
 from everstate.cli.metrics import serving_figures
-from everstate.cli.supervisor import stop_on_signals
+from everstate.cli.supervisor import stop_on_signals, stop_with_parent
 from everstate.local import connect
 from everstate.parts import Journal, states_folder
 from everstate.telemetry import configure_logging
@@ -23,22 +23,23 @@ def register(cli: typer.Typer) -> None:
 def serve(
     context: typer.Context,
     host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on; default: api.host.")
+        str | None, typer.Option("--host", help="Address to listen on. Default: api.host.")
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", min=0, max=65535, help="Port; 0 takes a free one; default: api.port."
+            "--port", min=0, max=65535, help="Port to listen on; 0: a free port. Default: api.port."
         ),
     ] = None,
     app: AppOption = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
-    """Serve the entity types over REST, until stopped; OpenAPI is at /openapi.json."""
+    """Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped."""
     # Imported here: the web framework takes a moment that no other verb should pay.
     from everstate.api import server
 
-    configure_logging()
     config = config_of(context)
+    configure_logging(config.logging, "serve")
     given = {"host": host, "port": port}
     chosen = {name: value for name, value in given.items() if value is not None}
     config = config.model_copy(update={"api": config.api.model_copy(update=chosen)})
@@ -47,6 +48,8 @@ def serve(
     config = connect(config)
     stop = threading.Event()
     stop_on_signals(stop)
+    if with_parent:
+        stop_with_parent(stop)
     with serving_figures(config, "serve"):
         journal = Journal("serve", states_folder(config.project.data_dir))
 

@@ -1,4 +1,4 @@
-"""What an answer may lack: notes on stderr when the views are behind, or do not go on."""
+"""Notes on stderr about changes that an answer lacks, when views lag or have stopped."""
 
 from __future__ import annotations
 
@@ -8,38 +8,49 @@ from everstate.app import App
 from everstate.cli.console import err
 from everstate.config import Config
 from everstate.errors import EverstateError, NotFound
-from everstate.serving import Reader
+from everstate.serving import ColdRead, Reader
 
 _LATE_S = 2.0
-"""A view that follows is some milliseconds behind; that is no news."""
+"""A smaller lag is not reported: a view that follows the log always lags some milliseconds."""
 
 
 def say_how_far(reader: Reader, view: str) -> None:
-    """Note on stderr what the view lacks that the log has, and why it does not go on."""
+    """Print on stderr how far the view lags behind the log, and why it has stopped."""
     with suppress(EverstateError):
         found = reader.standing(view)
         if found is None:
             return
         if found.reason is not None:
-            _note(f"{view} is {found.status}, and may be behind: {found.reason}")
+            _note(f"{view} is {found.status}, and may lag: {found.reason}")
         if found.lag_changes and (found.lag_seconds or 0.0) > _LATE_S:
             _note(
                 f"{found.lag_changes:,} changes in the log are not in {view} yet; "
                 f"the oldest is {found.lag_seconds:,.0f} s old"
             )
         elif found.lag_changes is None:
-            _note(f"Kafka does not answer: how far {view} is behind the log is not known")
+            _note(f"Kafka does not answer: the lag of {view} is not known")
+
+
+def say_cold(read: ColdRead | None) -> None:
+    """Print on stderr that an answer is from the lake, and its cost."""
+    if read is None:
+        return
+    log = f", and {read.from_log:,} changes of the log" if read.from_log else ""
+    _note(
+        f"from the archive, as the views do not have it: {read.files_read:,} of {read.files:,} "
+        f"files read{log}, in {read.seconds * 1000:,.0f} ms"
+    )
 
 
 def say_what_waits(config: Config, app: App, entity: str) -> None:
-    """Note on stderr that changes of the store are not in the log yet."""
+    """Print on stderr that changes of the store are not in the log yet."""
     if app.source_of(entity) != "store":
         return
     # Imported here: a look-up of another source needs no store.
-    from everstate.sources.outbox.store import oldest_unpublished_s
+    from everstate.sources.outbox.marks import oldest_waiting_s
 
     with suppress(EverstateError):
-        waiting_s = oldest_unpublished_s(config)
+        waiting_s = oldest_waiting_s(config)
         if waiting_s is not None and waiting_s > _LATE_S:
             _note(
                 f"changes in the store are not in the log yet; the oldest is {waiting_s:,.0f} s old"
@@ -47,14 +58,14 @@ def say_what_waits(config: Config, app: App, entity: str) -> None:
 
 
 def ahead_of_views(config: Config, app: App, reader: Reader, entity: str, key: str) -> int | None:
-    """The version that the store has committed, when it is newer than that of the views.
+    """The version that the store has committed, if it is newer than that of the views.
 
-    ``None`` when it is not, when it cannot be asked, and when PostgreSQL is not the entity type's
-    source of truth.
+    ``None`` if it is not newer, if the store does not answer, and if PostgreSQL is not the entity
+    type's source of truth.
     """
     if app.source_of(entity) != "store":
         return None
-    from everstate.sources.outbox.store import version_of
+    from everstate.sources.stores.postgres.store import version_of
 
     with suppress(EverstateError):
         stored = version_of(config, entity, key)
@@ -64,15 +75,15 @@ def ahead_of_views(config: Config, app: App, reader: Reader, entity: str, key: s
 
 
 def say_newer(entity: str, key: str, stored: int) -> None:
-    """Note on stderr that the store has a newer version than the answer can be of."""
+    """Print on stderr that the store has a newer version than the answer."""
     _note(f"the store has {entity} {key!r} at version {stored}, which is not in the views yet")
 
 
 def not_yet(entity: str, key: str, stored: int) -> NotFound:
-    """The error for what the store has and the views have not."""
+    """The error for an entity that the store has and the views do not have yet."""
     return NotFound(
         f"the store has {entity} {key!r} at version {stored}, which is not in the views yet.",
-        advice="`everstate run` brings it there; `everstate status` shows what does not run.",
+        advice="`everstate run` applies it to the views; `everstate status` shows the roles.",
     )
 
 

@@ -1,28 +1,44 @@
-"""`everstate status`: how the servers and the roles of a project are."""
+"""`everstate status`: status of the servers and the roles of a project."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Container, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
+import psycopg
 import typer
 from rich.text import Text
 
-from everstate.cli.console import READING, JsonOption, config_of, out, print_json, table
-from everstate.cli.watching import SUPERVISOR, VIEW, trouble
+from everstate.attention.conditions import Concern, of_roles
+from everstate.cli.console import (
+    READING,
+    JsonOption,
+    config_of,
+    load_app,
+    out,
+    print_json,
+    table,
+)
+from everstate.cli.watching import VIEW, trouble
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.local import Stack, connect
-from everstate.parts import Health, Part, RoleState, read_states
+from everstate.parts import Part, RoleState, read_states
+from everstate.serving.answers import standing_text
+from everstate.serving.reader_pool import ReaderPool
+from everstate.serving.troubles import supervised, troubles
 from everstate.telemetry import without_secret
+from everstate.views.control import BUILDING, LIVE, WAITING, Standings
+from everstate.views.database import connect_views, views_errors
 
 _GONE = 6
-"""Exit code when a server is not there, as of LocalStackError."""
+"""Exit code when a server does not run; the same as for LocalStackError."""
+_WATCH_S = 2.0
 _TROUBLED = 1
-"""Exit code when the servers are there, and a role or a part of one does not run."""
+"""Exit code when the servers run, but a role or a part of one does not."""
 
 
 def register(cli: typer.Typer) -> None:
@@ -30,23 +46,58 @@ def register(cli: typer.Typer) -> None:
     cli.command("status")(status)
 
 
-def status(context: typer.Context, json: JsonOption = False) -> None:
-    """Show servers and roles; exit code 6 when a server does not run, 1 when a role does not."""
+def status(
+    context: typer.Context,
+    json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show servers, roles and what needs attention.
+
+    Exit code 6 when a server does not run, 1 when a role does not.
+    """
     config = config_of(context)
+    if not watch:
+        _exit_with(_show(config, json))
+        return
+    while True:
+        if out.is_terminal:
+            out.clear()
+        code = _show(config, json)
+        try:
+            time.sleep(_WATCH_S)
+        except KeyboardInterrupt:
+            _exit_with(code)
+            return
+
+
+def _exit_with(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
+
+
+def _show(config: Config, json: bool) -> int:
+    """Print the status once; returns the exit code."""
     stack, states = Stack(config), read_states(config.project.data_dir)
+    servers = stack.status()
+    servers_run = all(server.state == "running" for server in servers)
     if json:
-        servers = stack.status()
-        print_json({"servers": servers, "roles": [_record(state) for state in states]})
-        servers_run = all(server.state == "running" for server in servers)
+        roles = [_record(state) for state in states]
+        conditions = _conditions(config, states, servers_run)
+        found = {"servers": servers, "roles": roles, "views": _views(config)}
+        print_json({**found, "attention": conditions})
     else:
-        servers_run = print_servers(stack)
+        print_servers(stack)
         _print_address(config)
         out.print()
         _print_roles(states)
+        conditions = _conditions(config, states, servers_run)
+        _print_views(config, known={each.what for each in conditions})
+        _print_conditions(conditions, has_roles=bool(states))
     if not servers_run:
-        raise typer.Exit(_GONE)
-    if _problems(states):
-        raise typer.Exit(_TROUBLED)
+        return _GONE
+    return _TROUBLED if _problems(states) else 0
 
 
 def print_servers(stack: Stack) -> bool:
@@ -72,20 +123,77 @@ def print_servers(stack: Stack) -> bool:
 
 
 def _print_address(config: Config) -> None:
-    """Print where the views are read with SQL, while that is known."""
+    """Print the address for reading the views with SQL, if it is known."""
     with suppress(EverstateError):
         dsn = without_secret(connect(config, needs=READING).views_dsn)
         out.print(f"views in SQL: everstate psql, or {dsn}", highlight=False)
 
 
+def _views(config: Config) -> list[dict[str, Any]]:
+    """Versions of views that are being built, wait for a decision, or lag."""
+    with suppress(EverstateError, psycopg.Error):
+        dsn = connect(config, needs=READING).views_dsn
+        with views_errors(dsn), connect_views(dsn) as connection:
+            rows = Standings(connection, config.views.schema_name).versions()
+            return [
+                {
+                    "view": row.name,
+                    "version": row.version,
+                    "status": row.shown,
+                    "reason": row.reason,
+                    "progress": row.progress,
+                }
+                for row in rows
+                if row.status in (BUILDING, WAITING) or (row.status == LIVE and row.reason)
+            ]
+    return []
+
+
+def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) -> list[Concern]:
+    """What needs attention; only what the roles report, where servers or the app are not there."""
+    if not servers_run or config.project.app is None:
+        return list(of_roles(states))
+    try:
+        app, connected = load_app(None, config), connect(config)
+    except (EverstateError, ImportError) as error:
+        why = error.message if isinstance(error, EverstateError) else str(error)
+        told = ("not known", "what needs attention", f"is not known: {why}")
+        return [*of_roles(states), Concern("no-answer:app", "always", "roles", *told)]
+    # Imported here: it is needed only for a project with an app.
+    from everstate.attention.looking import Looking
+
+    with closing(ReaderPool(connected, app)) as readers:
+        return Looking(connected, app, readers).look().conditions
+
+
+def _print_conditions(conditions: Sequence[Concern], *, has_roles: bool) -> None:
+    """Print what needs attention, but for what the table of roles shows, or the line for none."""
+    known = ("role", "part") if has_roles else ("role", "part", "roles")
+    shown = [each for each in conditions if each.kind not in known]
+    for each in shown:
+        style = "red" if each.level == "bad" else "yellow"
+        advice = (f"\n         {each.advice}", "cyan") if each.advice else ""
+        out.print(Text.assemble((each.what, "bold"), " ", (each.why, style), advice))
+
+
+def _print_views(config: Config, known: Container[str]) -> None:
+    """Print the views that are being built, wait, or lag; ``known`` are printed elsewhere."""
+    for view in _views(config):
+        name = f"view {view['view']}, version {view['version']}"
+        if name in known:
+            continue
+        how = standing_text(view["status"], view["reason"], view["progress"])
+        out.print(Text.assemble((name, "bold"), f" {how}"), highlight=False)
+
+
 def _print_roles(states: Sequence[RoleState]) -> None:
-    """Print one row per role, and below it what does not run and why."""
+    """Print one row per role, and below it the parts that do not run, with reasons."""
     if not states:
         out.print("no role runs: `everstate run` starts them, `everstate serve` the API")
         return
-    parts = _supervised(states)
+    parts = supervised(states)
     rows = [_row(state, parts.get(state.role)) for state in states]
-    # A role that ended before it could write its own state has a line in the supervisor's.
+    # A role that ended before it wrote its own state has an entry in the supervisor's state.
     known = {state.role for state in states}
     rows += [
         (name, part.state, None, None, None, None)
@@ -95,12 +203,6 @@ def _print_roles(states: Sequence[RoleState]) -> None:
     table(("role", "state", "pid", "up", "", "figures"), rows)
     for line in _problems(states):
         out.print(line)
-
-
-def _supervised(states: Sequence[RoleState]) -> dict[str, Part]:
-    """The roles that a running `everstate run` looks after, as it says that they are."""
-    runs = (s for s in states if s.role == SUPERVISOR and s.health == "running")
-    return {name: part for state in runs for name, part in state.parts.items()}
 
 
 def _row(state: RoleState, supervised: Part | None) -> tuple[str | None, ...]:
@@ -114,7 +216,7 @@ def _row(state: RoleState, supervised: Part | None) -> tuple[str | None, ...]:
 
 
 def _word(state: RoleState) -> str:
-    """One word or two for the table; what keeps a part from running is told below it."""
+    """One or two words for the table; problems of parts are printed below it."""
     if state.health != "running":
         return state.health
     if state.doing is not None:
@@ -124,27 +226,17 @@ def _word(state: RoleState) -> str:
 
 
 def _problems(states: Sequence[RoleState]) -> list[Text]:
-    """Lines: what does not run, why, and what to do about it."""
-    supervised, lines = _supervised(states), list[Text]()
-    for state in states:
-        gone = state.health in ("killed", "ended")
-        if gone and state.role in supervised:
-            continue  # the supervisor says why, and when it starts it again
-        for name, part in state.parts.items():
-            if part.state != "running":
-                alone = state.role in (SUPERVISOR, name)
-                who = name if alone else f"{state.role}: {name}"
-                why = trouble(part, of_role=state.role == SUPERVISOR)
-                lines.append(Text.assemble((who, "bold"), " ", why))
-        if said := _UNHEALTHY.get(state.health):
-            lines.append(Text.assemble((state.role, "bold"), " ", (said, "red")))
-    return lines
-
-
-_UNHEALTHY: dict[Health, str] = {
-    "killed": "is gone: its process was killed. `everstate run` or `everstate serve` starts it.",
-    "not answering": "does not answer: its process is there, and hangs or is suspended.",
-}
+    """Lines with the parts that do not run, the reasons, and advice."""
+    return [
+        Text.assemble(
+            (each.who, "bold"),
+            " ",
+            (each.process, "red")
+            if each.part is None
+            else trouble(each.part, of_role=each.is_role),
+        )
+        for each in troubles(states)
+    ]
 
 
 def _record(state: RoleState) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Keeps the roles of a running project alive: each is a child process, restarted when it dies."""
+"""Supervises the roles of a running project: each is a child process, restarted when it ends."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_S = 60.0
-"""A role that ran this long before it died starts again without delay."""
+"""A role that ran this long before it ended is restarted without delay."""
 _FINAL = frozenset({InvalidConfig.exit_code, Fenced.exit_code, DataLoss.exit_code})
-"""Exit codes that starting again does not mend: a wrong setting, another process in the role's
-place (two supervisors must not fight), a log that lost what was not read."""
+"""Exit codes after which a role is not restarted: a wrong setting, another process took over the
+role (two supervisors must not compete), the log lost records that were not read."""
 _PATIENCE_S = 60.0
 _POLL_S = 0.2
 _BEAT_S = 5.0
@@ -34,8 +34,8 @@ _ADVICE_LINES = 3
 
 
 @dataclass
-class Role:
-    """One supervised process: how it is started, and how it has been doing."""
+class SupervisedRole:
+    """One supervised process: its command line, and its state."""
 
     name: str
     argv: Sequence[str]
@@ -44,14 +44,14 @@ class Role:
     started_at: float = 0.0
     next_start_at: float = 0.0
     ended: RoleEnded | None = None
-    """Why it is not started again."""
+    """Why it is not restarted."""
     log_start: int = 0
-    """Where in its log the process that runs, or ran last, began."""
+    """Offset in its log file at which the present or last process began."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def state(self) -> str:
-        """`running`, `stopped`, or how many seconds until it is started again."""
+        """`running`, `stopped`, or the seconds until it is restarted."""
         if self.process is not None:
             return "running"
         if self.ended is not None:
@@ -60,18 +60,20 @@ class Role:
 
 
 class Supervisor:
-    """Starts the roles, restarts what dies with growing delay, and stops all of them together.
+    """Starts the roles, restarts ended ones with growing delay, and stops all of them together.
 
-    A role that ends for a reason which starting again does not mend stays stopped, alone. When
-    no role is left, the run ends with the reason of the role that ended first. ``journal`` has
-    each role as a part: that it runs, or why it ended and when it is started again.
+    A role that ends for a reason that a restart cannot correct stays stopped; the others continue.
+    When no role is left, the run ends with the reason of the role that ended first. ``journal`` has
+    each role as a part: that it runs, or why it ended and when it is restarted.
     """
 
     def __init__(
         self, argv_of: Mapping[str, Sequence[str]], log_dir: Path, journal: Journal
     ) -> None:
         private_folder(log_dir)
-        self.roles = [Role(name, argv, log_dir / f"{name}.log") for name, argv in argv_of.items()]
+        self.roles = [
+            SupervisedRole(name, argv, log_dir / f"{name}.log") for name, argv in argv_of.items()
+        ]
         self._journal = journal
         self._ended: list[RoleEnded] = []
 
@@ -91,7 +93,7 @@ class Supervisor:
         finally:
             self._stop()
 
-    def _look_after(self, role: Role) -> None:
+    def _look_after(self, role: SupervisedRole) -> None:
         now = time.monotonic()
         if role.ended is not None:
             return
@@ -121,10 +123,10 @@ class Supervisor:
         if len(self._ended) == len(self.roles):
             raise self._ended[0]
 
-    def _start(self, role: Role) -> None:
+    def _start(self, role: SupervisedRole) -> None:
         with role.log.open("ab") as output:
             role.log_start = output.tell()
-            # A session of its own: Ctrl-C in the terminal is for us, who then stop it in order.
+            # A session of its own: Ctrl-C reaches only the supervisor, which then stops the role.
             role.process = subprocess.Popen(
                 role.argv,
                 stdin=subprocess.DEVNULL,
@@ -136,7 +138,7 @@ class Supervisor:
         self._journal.running(role.name)
 
     def _stop(self) -> None:
-        """SIGTERM to all, wait together, SIGKILL to what stays."""
+        """Send SIGTERM to all, wait for them together, send SIGKILL to the rest."""
         running = [role.process for role in self.roles if role.process is not None]
         for process in running:
             process.send_signal(signal.SIGTERM)
@@ -149,8 +151,8 @@ class Supervisor:
                 process.wait()
 
 
-def _last_words(role: Role, code: int) -> tuple[str, str]:
-    """Why a role ended, and its advice: what it wrote as its error, else its last line."""
+def _last_words(role: SupervisedRole, code: int) -> tuple[str, str]:
+    """Why a role ended, and its advice: from its printed error, else its last line."""
     if code < 0:
         return f"it was ended by {signal.Signals(-code).name}", ""
     with role.log.open("rb") as file:
@@ -159,19 +161,23 @@ def _last_words(role: Role, code: int) -> tuple[str, str]:
     said = [line for line in lines if line.strip()]
     errors = [at for at, line in enumerate(said) if line.startswith("error:")]
     if not errors:
-        return (said or [f"it ended with code {code}, and said nothing"])[-1], ""
+        return (said or [f"it ended with code {code}, and printed nothing"])[-1], ""
     after = said[errors[-1] + 1 :]
     return said[errors[-1]].removeprefix("error:").strip(), " ".join(after[:_ADVICE_LINES])
 
 
-def role_argv(role: str, folder: Path, app: str) -> list[str]:
-    """Command line of one role, run by this interpreter; it ends when its parent is gone."""
+def role_argv(
+    roles: Sequence[str], folder: Path, app: str, deployment: int | None = None
+) -> list[str]:
+    """Command line of a process for roles, run by this interpreter; it ends with its parent."""
     everstate = [sys.executable, "-m", "everstate.cli", "--project", str(folder)]
-    return [*everstate, "run", "--only", role, "--with-parent", "--app", app]
+    only = [word for role in roles for word in ("--only", role)]
+    argv = [*everstate, "run", *only, "--with-parent", "--app", app]
+    return argv if deployment is None else [*argv, "--deployment", str(deployment)]
 
 
 def stop_on_signals(stop: threading.Event) -> None:
-    """Make SIGINT and SIGTERM set ``stop``, so that work in hand is finished, not cut."""
+    """Make SIGINT and SIGTERM set ``stop``, so that current work is finished."""
 
     def ask(number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping", signal.Signals(number).name)
@@ -182,13 +188,13 @@ def stop_on_signals(stop: threading.Event) -> None:
 
 
 def stop_with_parent(stop: threading.Event) -> None:
-    """Set ``stop`` when the parent process is gone, so that a killed supervisor leaves nothing."""
+    """Set ``stop`` when the parent process is gone, so that roles end with a killed supervisor."""
     parent = os.getppid()
 
     def watch() -> None:
         while not stop.wait(1.0):
             if os.getppid() != parent:
-                log.warning("the supervisor is gone; stopping")
+                log.warning("the supervisor ended; stopping")
                 stop.set()
 
     threading.Thread(target=watch, name="with-parent", daemon=True).start()

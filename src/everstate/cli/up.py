@@ -22,12 +22,12 @@ def up(
     foreground: Annotated[
         bool,
         typer.Option(
-            "--foreground", help="Stay, start a crashed server again, stop all on Ctrl-C."
+            "--foreground", help="Keep running, restart crashed servers, stop all on Ctrl-C."
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Start Kafka and PostgreSQL for this project; what runs already is used."""
+    """Start Kafka and PostgreSQL for this project, unless they run already."""
     stack = Stack(config_of(context))
     if not stack.names and not json:
         out.print("nothing to start: log.bootstrap_servers and store.dsn are set")
@@ -41,7 +41,7 @@ def up(
         _show(stack, json)
         err.print("Ctrl-C stops the servers")
         try:
-            supervise(stack, threading.Event(), tell=tell_error, progress=progress)
+            supervise(stack, threading.Event(), on_crash=tell_error, progress=progress)
         except KeyboardInterrupt:
             err.print("stopping")
 

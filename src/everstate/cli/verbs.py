@@ -1,4 +1,4 @@
-"""The list of verbs, each loaded only when it is asked for, so that `everstate status` is quick."""
+"""The list of verbs, each imported only when it is used, so that `everstate status` is quick."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 from everstate.cli.console import tell_error
 from everstate.errors import EverstateError, MissingExtra
 
+HELP = ["-h", "--help"]
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:
@@ -22,26 +24,36 @@ class Verb:
     name: str
     module: str
     help: str
-    """The line of the menu; a test holds it to the first line of the verb's own help."""
+    """The line of the menu; a test compares it with the first line of the verb's own help."""
 
 
 VERBS = (
     Verb(
-        "demo",
-        "demo",
-        "Play real flights through a real log, a real lake and views, and prove the result.",
+        "init",
+        "init",
+        "Create a project in DIR: an entity type, a view, their test, first data, a README.",
     ),
-    Verb("up", "up", "Start Kafka and PostgreSQL for this project; what runs already is used."),
-    Verb("down", "down", "Stop the servers of this project; their data stays."),
+    Verb(
+        "demo",
+        "demo",
+        "Send real flights through a real log, a real lake and views, and prove the result.",
+    ),
+    Verb(
+        "dev",
+        "dev",
+        "Do `up`, `run` and `serve` in one terminal, and restart them when the project changes.",
+    ),
+    Verb("up", "up", "Start Kafka and PostgreSQL for this project, unless they run already."),
+    Verb("down", "down", "Stop the servers of this project; their data is kept."),
     Verb(
         "status",
         "status",
-        "Show servers and roles; exit code 6 when a server does not run, 1 when a role does not.",
+        "Show servers, roles and what needs attention.",
     ),
     Verb(
         "doctor",
         "doctor",
-        "Check Python, Java, disk, ports, cache, settings and servers; exit code 1 at a failure.",
+        "Check machine, settings and servers, and show how to correct problems.",
     ),
     Verb(
         "run",
@@ -51,13 +63,18 @@ VERBS = (
     Verb(
         "serve",
         "serve",
-        "Serve the entity types over REST, until stopped; OpenAPI is at /openapi.json.",
+        "Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped.",
     ),
-    Verb("import", "import_", "Put every row of FILE into the store; equal states are no changes."),
+    Verb("token", "token", "Make a token for a caller of the API; list the callers."),
+    Verb(
+        "import",
+        "import_",
+        "Put every row of FILE into the store; a row that changes nothing is not written.",
+    ),
     Verb(
         "get",
         "get",
-        "Show one entity: now, at a time, or at a version; exit code 4 when it is not there.",
+        "Show one entity: now, at a time, or at a version; exit code 4 if it does not exist.",
     ),
     Verb(
         "list",
@@ -74,24 +91,35 @@ VERBS = (
         "explain",
         "Explain a version: its change, log position, source transaction, file in the lake, views.",
     ),
-    Verb("commands", "commands", "Send commands; see, replay and give up those that are parked."),
-    Verb("views", "views", "How the views stand, and the proof of them."),
+    Verb("commands", "commands", "Send commands; list, replay and discard parked ones."),
+    Verb("views", "views", "List, show, search, rebuild and prove views."),
     Verb(
         "psql",
         "psql",
-        "Ask the views in SQL: one statement with -c, else psql, where it is installed.",
+        "Query the views in SQL: one statement with -c, or interactively if psql is installed.",
     ),
     Verb(
         "plan",
         "plan",
-        "Show what starting this app would change of its views: what is built, and what it reads.",
+        "Show how starting this app would change its views, and which changes that reads.",
     ),
-    Verb("gaps", "gaps", "List keys whose changes wait for a missing version; accept that."),
-    Verb("log", "log", "The log that the changes go to."),
-    Verb("drift", "drift", "Compare the sources of truth with their logs, and mend what differs."),
-    Verb("outbox", "outbox", "The outbox in a service's own database."),
-    Verb("archive", "archive", "The lake: its proof, its files, and replay."),
-    Verb("cdc", "cdc", "Captures of other systems' databases, by Debezium."),
+    Verb("gaps", "gaps", "List keys with missing versions, and accept such gaps."),
+    Verb("dead", "dead", "List records that were rejected, by reason; show one of them."),
+    Verb("log", "log", "Begin a new log."),
+    Verb("drift", "drift", "Compare the sources of truth with their logs, and repair differences."),
+    Verb("outbox", "outbox", "Install and inspect the outbox in a service's database."),
+    Verb("archive", "archive", "Prove, compact and list the archive in the lake."),
+    Verb(
+        "replay",
+        "replay",
+        "Write archived changes again: all, one key, a time range, or those of a provenance.",
+    ),
+    Verb(
+        "schema",
+        "schema",
+        "Export the forms of states and messages for programs in any language.",
+    ),
+    Verb("cdc", "cdc", "Capture changes of other systems' databases with Debezium."),
 )
 """Every verb, in the order of the menu."""
 
@@ -107,7 +135,7 @@ class VerbCommands(MutableMapping[str, Any]):
         if name not in self._loaded:
             alone = typer.Typer()
             importlib.import_module(self._modules[name]).register(alone)
-            self._loaded[name] = typer.main.get_group(alone).commands[name]
+            self._loaded[name] = with_plain_flags(typer.main.get_group(alone).commands[name])
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -123,11 +151,26 @@ class VerbCommands(MutableMapping[str, Any]):
         return len(self._modules)
 
 
+def with_plain_flags(command: Any) -> Any:
+    """The command, and those below it, whose help shows no type beside a flag: it takes no value.
+
+    typer would show ``--json <bool>``.
+    """
+    context = typer.Context(command, help_option_names=HELP)
+    for option in [*command.params, command.get_help_option(context)]:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        with_plain_flags(below)
+    return command
+
+
 class VerbGroup(TyperGroup):
-    """The verbs; an EverstateError of one is told as message and advice, with its exit code."""
+    """The verbs; an EverstateError of one is printed as message and advice, with its exit code."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        with_plain_flags(self)
         self.commands = VerbCommands()
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -135,7 +178,7 @@ class VerbGroup(TyperGroup):
         return list(self.commands)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the menu from the list above; no verb is imported for it."""
+        """Write the menu from the list above, without importing any verb."""
         menu = copy.copy(self)
         menu.commands = {verb.name: TyperCommand(verb.name, help=verb.help) for verb in VERBS}
         TyperGroup.format_help(menu, ctx, formatter)

@@ -1,8 +1,11 @@
-"""`everstate views`: how the views stand, what they hold, and the proof of them."""
+"""`everstate views`: status, rows and proofs of the views."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,27 +15,37 @@ from everstate.cli.console import (
     READING,
     AppOption,
     JsonOption,
+    WaitOption,
     err,
+    out,
     print_json,
     project_of,
     table,
-    working,
 )
+from everstate.cli.declaration import explain
+from everstate.cli.plan import tell_refused
+from everstate.cli.proofs import check_reports, print_reports, prove
+from everstate.cli.query import query
 from everstate.cli.rebuild import drop, rebuild
+from everstate.cli.search import search
 from everstate.cli.standing import say_how_far
-from everstate.errors import VerificationFailed
+from everstate.errors import InvalidQuery
 from everstate.serving import Reader
-from everstate.serving.words import value_text
+from everstate.serving.words import cell
 
 if TYPE_CHECKING:
-    from everstate.pipeline.verify import ViewReport
+    from everstate.log.derived import DerivedReader
+    from everstate.pipeline.reports import ViewReport
 
 _LEGEND = (
     "position: offsets that were read; lag: changes in the log that the view does not have; "
     "seconds: age of the oldest of them"
 )
 
-views = typer.Typer(no_args_is_help=True, help="How the views stand, and the proof of them.")
+_TOPIC_IDLE_S = 1.0
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+views = typer.Typer(no_args_is_help=True, help="List, show, search, rebuild and prove views.")
 
 
 def register(cli: typer.Typer) -> None:
@@ -42,6 +55,9 @@ def register(cli: typer.Typer) -> None:
 
 views.command("rebuild")(rebuild)
 views.command("drop")(drop)
+views.command("search")(search)
+views.command("explain")(explain)
+views.command("query")(query)
 
 
 @views.command("list")
@@ -52,6 +68,7 @@ def list_(context: typer.Context, app: AppOption = None, json: JsonOption = Fals
         found = reader.views()
     if any(view.lag_changes is None for view in found):
         err.print("note: Kafka does not answer: the lag is not known", style="yellow")
+    tell_refused(project)
     if json:
         print_json(found)
         return
@@ -72,7 +89,7 @@ def list_(context: typer.Context, app: AppOption = None, json: JsonOption = Fals
                 view.lag_changes,
                 view.lag_seconds,
                 _verified(view.verified_at, view.verified),
-                view.status if view.reason is None else f"{view.status}: {view.reason}",
+                view.standing,
             )
             for view in found
         ],
@@ -84,18 +101,39 @@ def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the view.")],
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many rows.")] = 50,
+    wait_for: WaitOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the rows of a view as they are now."""
     config, project = project_of(context, app, needs=READING)
+    if name in project.derivations:
+        _show_topic(project.read(config, name), limit, json)
+        return
     with Reader(config, project) as reader:
-        columns, rows = reader.rows(name, limit=limit)
+        columns, rows = reader.rows(name, limit=limit, wait_for=wait_for)
         if json:
             print_json([dict(zip(columns, row, strict=True)) for row in rows])
         else:
             table(columns, [[cell(value) for value in row] for row in rows])
         say_how_far(reader, name)
+
+
+@views.command("token")
+def token(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the view.")],
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the token of a view's position, for --wait-for, --position and changes(since=…)."""
+    config, project = project_of(context, app, needs=READING)
+    with Reader(config, project) as reader:
+        found = reader.token(name)
+    if json:
+        print_json({"view": name, "token": found})
+    else:
+        out.print(found, highlight=False)
 
 
 @views.command("verify")
@@ -106,81 +144,75 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Prove views: the kept rows against the same SQL, run in batch over the archive."""
-    # Imported here: Spark takes a second that no other verb should pay.
-    from everstate.pipeline.session import own_spark
-    from everstate.pipeline.verify import failing, verify_views
-
     config, project = project_of(context, app)
-    with (
-        working("starting Spark") as tell,
-        own_spark(config, app_name="everstate views verify") as spark,
-    ):
-        tell("verifying")
-        reports = verify_views(
-            spark,
-            config,
-            project,
-            names or None,
-            on_report=lambda report: tell(f"verified {report.name}, in {report.seconds:.1f} s"),
-        )
+    reports, _ = prove(config, project, names or None)
+    if not names:
+        tell_refused(project)
+    _print(reports, json)
+    check_reports(reports, are_named=bool(names))
+
+
+@views.command("recompute")
+def recompute(
+    context: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="Views; none: all.")] = None,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Rebuild views that differ from their batch.")
+    ] = False,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help="Repeat it every 30m, 6h, 1d.")
+    ] = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare views with their batch, once or on a schedule; report, or promote the batch.
+
+    The pipeline does the same by itself every `views.recompute_every_s`.
+    """
+    every_s = None if schedule is None else seconds_of(schedule)
+    config, project = project_of(context, app)
+    while True:
+        begun = time.monotonic()
+        reports, promoted = prove(config, project, names or None, promote=promote)
+        _print(reports, json)
+        for name in promoted:
+            err.print(f"{name} is built again; `everstate views list` shows how far", style="cyan")
+        if every_s is None:
+            check_reports(reports, are_named=bool(names))
+            return
+        time.sleep(max(0.0, begun + every_s - time.monotonic()))
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `30m`, `6h` or `1d` in seconds; raises InvalidQuery."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS_S or not number.isdecimal() or not int(number):
+        raise InvalidQuery(f"--schedule {text}: a number and s, m, h or d, such as 6h.")
+    return float(number) * _UNITS_S[unit]
+
+
+def _print(reports: Sequence[ViewReport], json: bool) -> None:
     if json:
-        print_json(reports)
+        print_json([report.note() for report in reports])
     else:
         print_reports(reports)
-    if bad := failing(reports):
-        raise VerificationFailed(
-            f"the proof of {len(bad)} of {len(reports)} views does not hold.",
-            advice="What differs, or was not read, is above; `everstate explain` tells where a row "
-            "came from.",
-        )
 
 
-def print_reports(reports: Sequence[ViewReport]) -> None:
-    """Print proofs as a table, and the rows that differ below it."""
+def _show_topic(reader: DerivedReader, limit: int, json: bool) -> None:
+    """Print the newest records of a derived topic. Cost: a pass over all of them."""
+    with reader:
+        found = deque(reader.records(idle_s=_TOPIC_IDLE_S), limit)
+    if json:
+        print_json([asdict(record) for record in found])
+        return
     table(
-        ("view", "rows", "batch rows", "hash", "seconds", "proof", "as read"),
-        [
-            (
-                report.name,
-                report.kept_rows,
-                report.expected_rows,
-                report.kept_hash,
-                report.seconds,
-                _proof(report),
-                # The reason why the columns that readers see were not compared is in --json.
-                report.as_read.partition(":")[0],
-            )
-            for report in reports
-        ],
+        ("key", "version", "kind", "value"),
+        [(each.key, each.version, each.kind, cell(each.value)) for each in found],
     )
-    for line in dict.fromkeys(line for report in reports for line in report.not_read):
-        err.print(f"not read: {line}", highlight=False, markup=False)
-    for report in reports:
-        if report.differences:
-            table(
-                ("what", "key", "kept", "batch"),
-                [(d.what, d.key, d.kept, d.expected) for d in report.differences],
-                title=f"{report.name}: rows that differ",
-            )
-
-
-def _proof(report: ViewReport) -> str:
-    if report.holds:
-        return "holds"
-    if report.different_rows:
-        return f"{report.different_rows:,} rows differ"
-    return "not all of the log was read"
-
-
-def cell(value: object) -> object:
-    """A value of a row as a table shows it."""
-    if value is None or isinstance(value, int | float | str):
-        return value
-    return value_text(value) if isinstance(value, dict | list) else str(value)
 
 
 def _verified(moment: datetime | None, report: dict[str, object] | None) -> str | None:
-    """When a view was proved, and whether the proof held."""
+    """When a view was proved, and the result of the proof."""
     if moment is None:
         return None
     seconds = (datetime.now(UTC) - moment).total_seconds()

@@ -1,4 +1,4 @@
-"""What changed in the roles of a project since the last look, as lines for the terminal."""
+"""Prints changes in the states of a project's roles, as lines for the terminal."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from rich.text import Text
 
 from everstate.cli.console import err
 from everstate.parts import Part, RoleState, read_states
+from everstate.serving.troubles import SUPERVISOR, how_text
 
-SUPERVISOR = "run"
-"""The role whose parts are the other roles."""
 VIEW = "view "
-"""How the name of a part begins that is a view."""
+"""Prefix of the names of parts that are views."""
 
 _EVERY_S = 0.5
 _NEW = Part("running", 0)
 
 
 class Watch:
-    """Prints what changes in the state files of a project's roles."""
+    """Prints changes in the state files of a project's roles."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -30,7 +29,7 @@ class Watch:
         self._due = 0.0
 
     def look(self) -> None:
-        """Print what changed; looks twice a second at most."""
+        """Print what changed; reads the files at most twice a second."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _EVERY_S
@@ -41,7 +40,7 @@ class Watch:
 
 
 def changes(before: Iterable[RoleState], now: Iterable[RoleState]) -> list[Text]:
-    """Lines for what is other in ``now``; what a role does for the first time too."""
+    """Lines for the differences in ``now``, including activities of new roles."""
     former, lines = newest(before), list[Text]()
     for role, state in newest(now).items():
         known = former.get(role)
@@ -52,22 +51,14 @@ def changes(before: Iterable[RoleState], now: Iterable[RoleState]) -> list[Text]
 
 
 def newest(states: Iterable[RoleState]) -> dict[str, RoleState]:
-    """Of each role the process that began last."""
+    """For each role the process that started last."""
     return {state.role: state for state in sorted(states, key=lambda state: state.started)}
 
 
 def trouble(part: Part, *, of_role: bool = False, several: bool = False) -> Text:
-    """What keeps a part from running, with its advice on a second line."""
-    left_s = 0.0 if part.retry_at is None else part.retry_at - time.time()
-    again = f" in {left_s:.0f} s" if left_s >= 1 else ""
-    if part.state == "stopped":
-        how = Text("stopped", "red")
-    elif of_role:
-        how = Text(f"ended, and starts again{again}", "yellow")
-    elif several:
-        how = Text(f"wait, and try again{again}", "yellow")
-    else:
-        how = Text(f"waits, and tries again{again}", "yellow")
+    """Why a part does not run, with advice on a second line."""
+    told = how_text(part, of_role=of_role, several=several)
+    how = Text(told, "red" if part.state == "stopped" else "yellow")
     advice = (f"\n         {part.advice}", "cyan") if part.advice else ""
     return Text.assemble(how, f": {part.reason or 'no reason given'}", advice)
 

@@ -13,7 +13,7 @@ from everstate.config import Config
 from everstate.demo import show
 from everstate.demo.flights import app
 from everstate.demo.play import BLIZZARD, NEW_YORK
-from everstate.demo.watch import Course, Memory
+from everstate.demo.watch import Course, PeakMemory
 from everstate.errors import VerificationFailed
 from everstate.serving import Entity, Reader
 
@@ -24,7 +24,7 @@ _DUE_IN = timedelta(hours=2, minutes=20)
 
 
 def ask(config: Config, console: Console, folder: str) -> None:
-    """The board in the blizzard, one flight's life, where it comes from, and a view."""
+    """Show the board in the blizzard, one flight's history and its origin, and a view."""
     moment = BLIZZARD.astimezone(NEW_YORK)
     with Reader(config, app) as reader:
         today = reader.list(
@@ -89,7 +89,7 @@ def _ask_flight(reader: Reader, console: Console, folder: str, flight: Entity) -
     delay = flight.state["dep_delay"]
     show.heading(
         console,
-        f"One flight got away {delay} minutes late. Who said what about it, and when?",
+        f"One flight left {delay} minutes late. Who changed what, and when?",
         f"everstate -C {folder} history flight {flight.key} --diff",
     )
     console.print(show.history(reader.history("flight", flight.key)))
@@ -101,8 +101,10 @@ def _ask_flight(reader: Reader, console: Console, folder: str, flight: Entity) -
     console.print(show.explanation(reader.explain("flight", flight.key)))
 
 
-def farewell(console: Console, folder: str, course: Course, memory: Memory, seconds: float) -> None:
-    """What it took, and what to try next."""
+def farewell(
+    console: Console, folder: str, course: Course, memory: PeakMemory, seconds: float
+) -> None:
+    """Print time and memory used, and what to try next."""
     console.print()
     console.print(
         f"[bold]{course.total:,} changes[/] from the store through log and lake into views at "
@@ -111,7 +113,7 @@ def farewell(console: Console, folder: str, course: Course, memory: Memory, seco
         f"{memory.peak_bytes / 1e9:.1f} GB; {seconds:.0f} s in all.",
         highlight=False,
     )
-    console.print("\nEverything is stopped; the data stays. Try:", highlight=False)
+    console.print("\nEverything is stopped; the data is kept. Try:", highlight=False)
     for command in (
         f"everstate -C {folder} up",
         f"everstate -C {folder} get flight B6-917-JFK-2013-02-08 --at 2013-02-08T12:00-05:00",
@@ -128,9 +130,10 @@ def prove(config: Config, console: Console, folder: str) -> None:
     Raises VerificationFailed, after all proofs were shown, when one does not hold.
     """
     # Imported here: Spark takes a second that the questions should not wait for.
-    from everstate.pipeline.audit import audit
-    from everstate.pipeline.session import own_spark
-    from everstate.pipeline.verify import failing, verify_views
+    from everstate.pipeline.archiving.audit import audit
+    from everstate.pipeline.proof.verify import verify_views
+    from everstate.pipeline.reports import failing
+    from everstate.pipeline.spark.session import own_spark
 
     show.heading(
         console,
@@ -155,4 +158,4 @@ def prove(config: Config, console: Console, folder: str) -> None:
     failed = [report.name for report in failing(reports)]
     failed += [] if found.holds else ["the archive"]
     if failed:
-        raise VerificationFailed(f"not proved: {', '.join(failed)}.")
+        raise VerificationFailed(f"the proof failed: {', '.join(failed)}.")

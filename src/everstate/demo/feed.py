@@ -1,4 +1,4 @@
-"""Plays the timetable into the store, as the airports' systems would, only faster."""
+"""Writes the timetable into the store, as the airports' systems would, only faster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psycopg
 
 from everstate.config import Config
 from everstate.demo.flights import app
-from everstate.demo.play import Step, Timetable, play
-from everstate.sources.outbox import EntityStore
+from everstate.demo.play import FlightStep, Timetable, play
+from everstate.sources.stores.postgres import EntityStore
 
 CHUNK = 2_000
 """Changes that are written in one transaction."""
@@ -35,7 +35,7 @@ class Feeder:
         self.error: BaseException | None = None
 
     def prepare(self) -> None:
-        """Make the store's tables, and see how far an earlier run came."""
+        """Create the store's tables, and read the progress of an earlier run."""
         with EntityStore(self._config, app.entity_type("flight")) as store:
             store.install()
         self.written = changes_written(self._config)
@@ -46,11 +46,11 @@ class Feeder:
             self._thread.start()
 
     def go_on(self) -> None:
-        """Write the rest: what was written first has arrived, and whoever keeps up is warm."""
+        """Write the other transactions, after the first one has reached views and archive."""
         self._followed.set()
 
     def stop(self) -> None:
-        """End after the transaction in hand."""
+        """Stop after the current transaction."""
         self._stop.set()
         self._followed.set()
         if self._thread.is_alive():
@@ -87,7 +87,7 @@ def changes_written(config: Config) -> int:
     return int(row[0]) if row and row[0] is not None else 0
 
 
-def _chunks(steps: Iterator[Step], skip: int) -> Iterator[list[Step]]:
+def _chunks(steps: Iterator[FlightStep], skip: int) -> Iterator[list[FlightStep]]:
     ahead = islice(steps, skip, None)
     while chunk := list(islice(ahead, CHUNK)):
         yield chunk

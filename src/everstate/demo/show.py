@@ -1,4 +1,4 @@
-"""How the demonstration looks: the departure board, histories, and tables of views."""
+"""Output of the demonstration: the departure board, histories, and tables of views."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from everstate.serving.words import (
 )
 
 if TYPE_CHECKING:
-    from everstate.pipeline.audit import AuditReport
-    from everstate.pipeline.verify import ViewReport
+    from everstate.pipeline.archiving.audit import AuditReport
+    from everstate.pipeline.reports import ViewReport
 
 _BOARD_WIDTH = 38
 _DIFFERENCES_SHOWN = 5
@@ -71,7 +71,7 @@ def departure(flight: Entity) -> datetime:
 
 
 def board_status(state: dict[str, Any], moment: datetime) -> Text:
-    """What a board says of a flight."""
+    """The status text of a flight on a board."""
     status = state["status"]
     if status == "cancelled":
         return Text("CANCELLED", "bold red")
@@ -92,7 +92,7 @@ def tally(flights: Iterable[Entity]) -> str:
 
 
 def history(versions: Sequence[Version]) -> RenderableType:
-    """A flight's versions: when, what happened, who said so, and what it changed."""
+    """A flight's versions: when, what happened, who reported it, and what it changed."""
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("version", "happened", "what", "by", "changed"):
         grid.add_column(name, no_wrap=name in ("version", "happened"))
@@ -180,7 +180,7 @@ def heading(console: Console, text: str, command: str | None = None) -> None:
     console.print()
     console.rule(f"[bold]{text}[/]", align="left", style="dim")
     if command is not None:
-        # Never broken into lines, so that it can be copied.
+        # Never wrapped, so that it can be copied.
         console.print(f"[dim]$[/] [cyan]{escape(command)}[/]", highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""How far the demonstration has come: in the store, in the log, in the views, in the lake."""
+"""Progress of the demonstration: in the store, in the log, in the views, in the lake."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 
 import psutil
 import psycopg
@@ -21,14 +22,17 @@ from everstate.archive.commits import ArchiveLog
 from everstate.archive.reader import ArchiveReader
 from everstate.config import Config
 from everstate.demo.play import NEW_YORK
-from everstate.log.lag import Lag, Position
+from everstate.log.lag import Lag, ReaderPosition
 from everstate.log.topics import TopicNames
+from everstate.parts import read_states
 from everstate.views.control import Control
 
 _PLAIN_EVERY_S = 5.0
 _RATE_OVER_S = 3.0
 _MEMORY_EVERY_S = 1.0
 _ARCHIVE_EVERY_S = 1.0
+_TROUBLE_AFTER_S = 2.0
+"""Shorter troubles pass by themselves, such as a server that is starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +45,24 @@ class Sample:
     applied: int
     archived: int
     lag_seconds: float | None
-    """Age of the oldest change in the log that the views do not show yet; ``None``: Spark is
+    """Age of the oldest change in the log that the views do not have yet; ``None``: Spark is
     still starting, and there are no views."""
     clock: datetime | None
 
 
 @dataclass
 class Course:
-    """The samples of one run, and what they say."""
+    """The samples of one run, and figures computed from them."""
 
     total: int
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, sample: Sample) -> None:
-        """Take one more sample."""
+        """Add a sample."""
         self.samples.append(sample)
 
     def rate(self, name: str) -> float:
-        """Changes a second over the last seconds; once all are there, from first to last."""
+        """Changes a second over the last seconds; after the last change, over the whole run."""
         counts = [(sample.at, int(getattr(sample, name))) for sample in self.samples]
         if counts[-1][1] >= self.total:
             newest = next(at_count for at_count in counts if at_count[1] >= self.total)
@@ -88,8 +92,30 @@ class Course:
         return statistics.median(lags) if lags else 0.0
 
 
+class Troubles:
+    """Prints why a part of `everstate run` does not work, each reason once."""
+
+    def __init__(self, console: Console, data_dir: Path) -> None:
+        self._console, self._data_dir = console, data_dir
+        self.told: list[str] = []
+
+    def look(self) -> None:
+        """Print the reasons that are new, with their advice."""
+        now = time.time()
+        for state in read_states(self._data_dir):
+            for name, part in state.parts.items():
+                told = f"{name}: {part.reason}"
+                lasts = part.state != "running" and now - part.since >= _TROUBLE_AFTER_S
+                if lasts and part.reason and told not in self.told:
+                    self.told.append(told)
+                    advice = f"\n  {part.advice}" if part.advice else ""
+                    self._console.print(
+                        f"{told}{advice}", style="yellow", highlight=False, markup=False
+                    )
+
+
 class Display:
-    """Shows a course: a table that is drawn again on a terminal, a line now and then elsewhere."""
+    """Shows a course: a live table on a terminal, periodic lines elsewhere."""
 
     def __init__(self, console: Console, course: Course) -> None:
         self._console, self._course = console, course
@@ -108,7 +134,7 @@ class Display:
             self.tell()
 
     def close(self) -> None:
-        """Leave the last picture standing."""
+        """Stop drawing; the last table stays visible."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -116,7 +142,7 @@ class Display:
             self.tell()
 
     def tell(self) -> None:
-        """One plain line, when it says something new."""
+        """Print one plain line if the counts have changed."""
         self._told_at = time.monotonic()
         if not self._course.samples:
             return
@@ -152,10 +178,10 @@ class Display:
         return grid
 
 
-class Memory:
-    """Peak memory of processes and their descendants: pages they share are counted once.
+class PeakMemory:
+    """Peak memory of processes and their descendants; shared pages are counted once.
 
-    Where the kernel does not tell shared pages apart, the resident size is taken.
+    If the kernel does not report shared pages (PSS), the resident size is used.
     """
 
     def __init__(self) -> None:
@@ -195,7 +221,7 @@ def _bytes(process: psutil.Process) -> int:
 
 
 class Watcher:
-    """Counts what has arrived where; one connection to the database, closed at the end."""
+    """Counts changes in store, log, views and lake; close its database connection at the end."""
 
     def __init__(self, config: Config, entity: str) -> None:
         self._config, self._entity = config, entity
@@ -230,7 +256,7 @@ class Watcher:
         )
 
     def _kept(self) -> tuple[int, float | None]:
-        """Changes that the core applied, and its lag; ``None`` before it is made."""
+        """Changes that the core applied, and its lag; ``None`` before the core exists."""
         try:
             applied = self._control.counters(self._entity).applied
             vector = self._control.core_vector(self._entity)
@@ -238,7 +264,8 @@ class Watcher:
             return 0, None
         topic = TopicNames(self._config.log.prefix).changes(self._entity)
         positions = [
-            Position(self._entity, topic, partition, offset) for partition, offset in vector.items()
+            ReaderPosition(self._entity, topic, partition, offset)
+            for partition, offset in vector.items()
         ]
         lags = [behind.lag_seconds for behind in self._lag.rows(positions)]
         seconds = max(lags) if lags else None

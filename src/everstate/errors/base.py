@@ -1,4 +1,4 @@
-"""What every error of ours is."""
+"""Base class of all everstate errors."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import ClassVar
 
 
 class EverstateError(Exception):
-    """Anything everstate refuses, or cannot do, that a caller may want to handle."""
+    """Base class of all errors of everstate."""
 
     retryable: ClassVar[bool] = False
     exit_code: int = 1
     http_status: ClassVar[int] = 500
-    unsaid: ClassVar[str] = "an error of everstate's own; its log has it."
-    """What an answer over HTTP says where the message is not for strangers."""
+    unsaid: ClassVar[str] = "everstate failed with an internal error; its log has the details."
+    """Text of an HTTP answer when the message must not be shown to clients."""
 
     def __init__(
         self, message: str, *, advice: str | None = None, public: str | None = None
     ) -> None:
-        """``public`` is what strangers may read in place of the message; see :attr:`public`."""
+        """``public`` is a text for clients, shown instead of the message; see :attr:`public`."""
         super().__init__(message)
         self.advice = advice
         self._public = public
 
     @property
     def public(self) -> str:
-        """What an answer over HTTP says of it.
+        """The text for an HTTP answer.
 
-        A request that is refused learns the whole reason. What goes wrong on our side names
-        addresses, logins and files in its message, so an answer has only what was written for it.
+        For a refused request it is the whole message. The message of a server-side error may have
+        addresses, logins and files, so the answer has only a text that was written for clients.
         """
         if self._public is not None:
             return self._public
@@ -35,7 +35,7 @@ class EverstateError(Exception):
 
     @property
     def public_advice(self) -> str | None:
-        """The advice, where :attr:`public` is about this very error."""
+        """The advice, if :attr:`public` describes this error itself."""
         return self.advice if self._public is not None or self.http_status < 500 else None
 
     @property

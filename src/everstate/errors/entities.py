@@ -1,4 +1,4 @@
-"""Changes and entities: what is written, asked for, or in the way."""
+"""Changes and entities: errors of writes and of questions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ class NotFound(EverstateError):
 
     exit_code = 4
     http_status = 404
+
+
+class NoViews(NotFound):
+    """The views that are asked for were never made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the views do not exist yet.",
+            advice="`everstate run` makes them when it starts: start it, or start it again after "
+            "a view was declared.",
+        )
 
 
 class InvalidChange(EverstateError):
@@ -24,14 +35,14 @@ class InvalidChange(EverstateError):
 
 
 class MissingProvenance(InvalidChange):
-    """A write came without its provenance; every change says who made it."""
+    """A write has no provenance; every change must name its writer."""
 
     def __init__(self, entity: str, key: str | None, field: str) -> None:
         super().__init__(entity, key, field, "provenance is required and must not be empty")
 
 
 class ChangeTooLarge(InvalidChange):
-    """The message would be larger than the log takes; nothing was written."""
+    """The change is larger than `log.message_bytes_max`; nothing was written."""
 
     http_status = 413
 
@@ -41,14 +52,14 @@ class ChangeTooLarge(InvalidChange):
             entity,
             key,
             "size",
-            f"the change is {size:,} bytes (of its two states the larger one counts) and "
+            f"the change has {size:,} bytes (the larger of its two states counts), and "
             f"log.message_bytes_max is {limit:,}. "
             "Raise the limit, or keep large values outside and store a reference.",
         )
 
 
 class VersionConflict(EverstateError):
-    """Somebody else wrote the entity first; read it again and decide again."""
+    """Another writer changed the entity first; read it again and decide again."""
 
     retryable = True
     exit_code = 5
@@ -58,12 +69,12 @@ class VersionConflict(EverstateError):
         self.entity, self.key, self.expected, self.actual = entity, key, expected, actual
         super().__init__(
             f"{entity} {key!r}: expected version {expected}, found {actual}.",
-            advice="Read the entity again and decide on its present state.",
+            advice="Read the entity again and decide on its current state.",
         )
 
 
 class ImportFailed(EverstateError):
-    """A file cannot be imported; names file and row, and says how much had been committed."""
+    """A file cannot be imported; names the file, the row, and how many rows were committed."""
 
     exit_code = 2
 
@@ -83,14 +94,64 @@ class ImportFailed(EverstateError):
         before = "" if row is None else f" ({committed:,} rows before it were committed)"
         if next_row is not None:
             advice = (
-                f"Mend the row, and import the file again with --from-row {next_row}; --check "
-                "lists all rows that are wrong."
+                f"Correct the row, and import the file again with --from-row {next_row}; --check "
+                "lists all invalid rows."
             )
         super().__init__(f"{where}: {reason}{before}.", advice=advice)
 
 
 class InvalidQuery(EverstateError):
-    """A question cannot be answered as it was put; names the part and what was expected."""
+    """A query is invalid; names the part and what was expected."""
 
     exit_code = 2
     http_status = 400
+
+
+class ContradictoryQuery(InvalidQuery):
+    """Parts of a query are valid, but exclude each other; names them."""
+
+    http_status = 422
+
+
+class TooManyRows(InvalidQuery):
+    """A view has more rows than can be compared at each of its positions."""
+
+    http_status = 422
+
+    def __init__(self, view: str, limit: int) -> None:
+        self.view, self.limit = view, limit
+        super().__init__(
+            f"{view} has more than {limit:,} rows, which is too many for a subscription to it.",
+            advice="Subscribe to its entity type (/stream/v1), or read its pages (/views/v1).",
+        )
+
+
+class InvalidToken(EverstateError):
+    """A token is invalid, incomplete, or of another project or log; nothing was read."""
+
+    exit_code = 2
+    http_status = 422
+
+    def __init__(self, reason: str, *, advice: str | None = None) -> None:
+        self.reason = reason
+        super().__init__(
+            f"the token cannot be used: {reason}.",
+            advice=advice or "Use a token of a write, a snapshot or a stream of this project.",
+        )
+
+
+class NotCaughtUp(EverstateError):
+    """A view did not reach a token in time; the same query may be sent again."""
+
+    retryable = True
+    exit_code = 6
+    http_status = 504
+
+    def __init__(self, view: str, missing: str, waited_s: float) -> None:
+        self.view, self.missing, self.waited_s = view, missing, waited_s
+        super().__init__(
+            f"{view} did not reach the token within {waited_s:g} s: {missing}.",
+            advice="`everstate views list` shows its position, and `everstate run` advances it; or "
+            "wait longer.",
+            public=f"{view} did not apply the write within {waited_s:g} s; send the request again.",
+        )

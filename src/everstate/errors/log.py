@@ -7,13 +7,13 @@ from typing import Final
 from everstate.errors.base import EverstateError
 
 BEGIN_NEW_LOG: Final = (
-    "Bring the old topic back if you can. Otherwise begin a new log: `everstate log begin --help` "
+    "Restore the old topic if you can. Otherwise begin a new log: `everstate log begin --help` "
     "lists the steps."
 )
 
 
 class DeliveryFailed(EverstateError):
-    """Kafka did not take a record; carries its key and the broker's reason."""
+    """Kafka did not acknowledge a record; has its key and the broker's reason."""
 
     retryable = True
     http_status = 503
@@ -24,18 +24,18 @@ class DeliveryFailed(EverstateError):
 
 
 class RecordRefused(DeliveryFailed):
-    """Kafka will never take this record (too large, not allowed); sending it again cannot help."""
+    """Kafka will never accept this record (too large, not allowed); a retry cannot help."""
 
     retryable = False
     http_status = 422
 
 
 class LogError(EverstateError):
-    """The log refused a request for a reason that waiting does not mend."""
+    """Kafka refused a request for a reason that does not pass by waiting."""
 
 
 class LogIdentityChanged(EverstateError):
-    """The topic is not the one the stored positions belong to (C8); nothing was read."""
+    """The topic is not the one that the stored positions belong to (C8); nothing was read."""
 
     exit_code = 9
 
@@ -44,7 +44,7 @@ class LogIdentityChanged(EverstateError):
 
 
 class TopicResized(LogError):
-    """A topic has another number of partitions than the stored positions know (C8, V12)."""
+    """The number of partitions of a topic changed, which everstate refuses (C8, V12)."""
 
     exit_code = 9
 
@@ -52,24 +52,24 @@ class TopicResized(LogError):
         self.topic, self.stored, self.found = topic, stored, found
         super().__init__(
             f"topic {topic} has {found} partitions; the stored positions belong to {stored}. "
-            "Nothing was read or written: a key's next change may lie in another partition than "
+            "Nothing was read or written: a key's next change may be in another partition than "
             "its earlier ones.",
-            advice="Kafka cannot take partitions away. Begin a new log: `everstate log begin "
+            advice="Kafka cannot remove partitions. Begin a new log: `everstate log begin "
             "--help` lists the steps.",
         )
 
 
 class DataLoss(EverstateError):
-    """The log no longer holds offsets that were not yet read; nothing was skipped."""
+    """The log no longer has offsets that were not read yet; nothing was skipped."""
 
     exit_code = 9
 
 
 class LogTruncated(DataLoss):
-    """The log ends before a position that was read: it lost its newest records (C8).
+    """The log ends before a position that was already read: it lost its newest records (C8).
 
-    It is raised at once, and nothing is read or written: what the log takes next would get the
-    offsets of what it lost, and would be passed over.
+    It is raised at once, and nothing is read or written: the next records of the log would get the
+    offsets of the lost ones, and would be skipped.
     """
 
     def __init__(self, message: str, *, advice: str = BEGIN_NEW_LOG) -> None:

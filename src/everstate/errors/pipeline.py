@@ -18,41 +18,70 @@ class ArchiveError(EverstateError):
 
 
 class ArchiveFull(ArchiveError):
-    """There is no room for the archive; nothing was committed, and work goes on when there is."""
+    """The disk of the archive is full; nothing was committed, and archiving continues later."""
 
     retryable = True
 
 
 class PipelineError(EverstateError):
-    """Spark could not do what was asked; the message has its reason in one line."""
+    """Spark failed; the message has its reason in one line."""
 
 
 class SparkLost(PipelineError):
-    """The JVM of Spark is gone: a session does not come back, its process has to start again."""
+    """The JVM of Spark ended; its process must be started again to get a new session."""
 
 
 class LocalStateError(EverstateError):
-    """A local copy of states cannot be written, or cannot be made again from the log (C10)."""
+    """A local copy of states cannot be written, or cannot be rebuilt from the log (C10)."""
 
     exit_code = 9
 
 
 class CaptureFailed(EverstateError):
-    """Connect, Debezium or the captured database refused; the message has its reason."""
+    """Connect, Debezium or the captured database refused a request; the message has its reason."""
 
     exit_code = 10
 
 
+class SourceReplaced(EverstateError):
+    """A captured database was replaced by another one, or restored to an earlier state."""
+
+    exit_code = 10
+
+    def __init__(self, capture: str, reason: str) -> None:
+        self.capture = capture
+        super().__init__(
+            f"capture {capture}: the database was replaced ({reason}). None of its changes were "
+            "published: its log positions cannot be ordered after those of the earlier changes.",
+            advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
+            "now and continues from there; or connect the capture to its former database.",
+        )
+
+
+class RowsUnplaced(SourceReplaced):
+    """Rows of a captured database have no positions, so that re-reads and new rows look alike."""
+
+    def __init__(self, capture: str, reason: str) -> None:
+        super().__init__(capture, reason)
+        EverstateError.__init__(
+            self,
+            f"capture {capture}: {reason}, so that rows that were read before cannot be told from "
+            "new ones. No row was skipped: cleaning stopped before the first of them.",
+            advice="Set binlog_legacy_event_pos = ON on the server and in its configuration; then "
+            f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is now.",
+        )
+
+
 class VerificationFailed(EverstateError):
-    """A proof did not hold; the report has the rows."""
+    """A proof failed; the report has the rows that differ."""
 
     exit_code = 8
 
 
 class ViewFailed(EverstateError):
-    """One view cannot take a change; the others can, without it.
+    """One view cannot apply a change; the other views continue.
 
-    ``offset`` and ``key`` name the change when it could be told, else they are ``None``.
+    ``offset`` and ``key`` name the change if it is known, else they are ``None``.
     """
 
     def __init__(
@@ -72,7 +101,7 @@ def _view_failed(view: str, reason: str, offset: int | None, key: str | None) ->
 
 
 class HeldOverflow(EverstateError):
-    """More changes wait than may be held; the core or capture stops, nothing is lost."""
+    """More changes are held than `pipeline.held_max` allows; the core or capture stops."""
 
     def __init__(
         self,
@@ -81,7 +110,7 @@ class HeldOverflow(EverstateError):
         limit: int,
         *,
         why: str = "behind version gaps",
-        advice: str = "Look for the lost versions (everstate archive verify), or raise the limit.",
+        advice: str = "Find the lost versions (`everstate archive verify`), or raise the limit.",
     ) -> None:
         self.who, self.held, self.limit = who, held, limit
         super().__init__(
@@ -91,7 +120,7 @@ class HeldOverflow(EverstateError):
 
 
 class PublishRefused(EverstateError):
-    """Readers' views depend on a name whose columns would change; readers keep the old version."""
+    """SQL views of readers depend on columns that would change; the old version stays published."""
 
     exit_code = 5
 
@@ -99,9 +128,29 @@ class PublishRefused(EverstateError):
         self.view, self.dependents = view, tuple(dependents)
         super().__init__(
             f"view {view}: its new version has other columns, and {', '.join(dependents)} depends "
-            "on it. Readers keep the old version.",
-            advice="Drop what depends on it, or declare the view under a new name.",
+            "on it. The old version stays published.",
+            advice="Drop the dependents, or declare the view under a new name.",
         )
+
+
+class BuildGivenUp(EverstateError):
+    """The build of a version was cancelled or replaced; the published version stays."""
+
+    def __init__(self, view: str, version: int) -> None:
+        self.view, self.version = view, version
+        super().__init__(f"version {version} of view {view} is no longer needed.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross process borders whole: Spark pickles what a task raises."""
+        return BuildGivenUp, (self.view, self.version)
+
+
+class RequestCancelled(EverstateError):
+    """A running pipeline does not carry out a request; nothing was changed."""
+
+    def __init__(self, verb: str, reason: str) -> None:
+        self.verb, self.reason = verb, reason
+        super().__init__(f"{verb}: {reason}.", advice="Run the command again.")
 
 
 class NoGap(EverstateError):
@@ -119,7 +168,7 @@ class NoGap(EverstateError):
 
 
 class GapTooWide(EverstateError):
-    """So many versions are missing that a wrong version number is likelier; nothing was done."""
+    """Too many versions are missing, probably by a wrong version number; nothing was done."""
 
     exit_code = 5
     http_status = 409
@@ -129,7 +178,7 @@ class GapTooWide(EverstateError):
         super().__init__(
             f"{entity} {key!r}: {missing:,} versions are missing, and at most {limit:,} are "
             "accepted.",
-            advice="Look at the message that waits: who wrote that version?",
+            advice="Check the message that waits: its writer may have given it a wrong version.",
         )
 
 

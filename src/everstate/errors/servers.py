@@ -1,4 +1,4 @@
-"""Servers and processes: away, fenced, or ended."""
+"""Servers and processes: unavailable, fenced, or ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from everstate.errors.base import EverstateError
 
 
 class Unavailable(EverstateError):
-    """A server does not answer now; work goes on by itself when it is back."""
+    """A server does not answer now; everstate continues by itself when it is available again."""
 
     retryable = True
     exit_code = 6
@@ -15,7 +15,7 @@ class Unavailable(EverstateError):
 
 
 class SourceError(EverstateError):
-    """A source of truth refused a request for a reason that waiting does not mend."""
+    """A source of truth refused a request for a reason that does not pass by waiting."""
 
 
 class LocalStackError(EverstateError):
@@ -31,7 +31,7 @@ class Fenced(EverstateError):
 
 
 class RoleEnded(EverstateError):
-    """A role of `everstate run` ended for a reason that starting it again does not mend.
+    """A role of `everstate run` ended for a reason that a restart does not remove.
 
     ``code`` is the role's exit code, and that of `everstate run`.
     """

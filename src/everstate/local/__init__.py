@@ -4,23 +4,24 @@ Layer: imports config, telemetry and errors only.
 """
 
 from everstate.local.artifacts import spark_jars
-from everstate.local.checks import Check, machine_checks, stack_checks
+from everstate.local.checks import Check, disk_check, machine_checks, stack_checks
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import java_home
-from everstate.local.progress import ConsoleProgress, Progress, Silent, Tell
+from everstate.local.progress import ConsoleProgress, SentenceProgress, Silent, StackProgress
 from everstate.local.stack import ServerStatus, Stack, connect
 from everstate.local.supervise import keep_running, supervise
 
 __all__ = [
     "Check",
     "ConsoleProgress",
-    "Progress",
+    "SentenceProgress",
     "ServerStatus",
     "Silent",
     "Stack",
-    "Tell",
+    "StackProgress",
     "class_archive_options",
     "connect",
+    "disk_check",
     "java_home",
     "keep_running",
     "machine_checks",

@@ -1,4 +1,4 @@
-"""What the stack is made of: the lock of jars and archives, and the cache they are kept in."""
+"""Files of the local stack: the lock file of jars and archives, and the cache for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.fetch import digest_of, fetch
-from everstate.local.progress import Progress, Silent
+from everstate.local.progress import Silent, StackProgress
 from everstate.private import write_private
 
 _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
@@ -25,7 +25,7 @@ _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64":
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One file of the lock: its path in a Maven repository, and what it must be."""
+    """One file of the lock: its path in a Maven repository, its hash and its size."""
 
     path: str
     sha256: str
@@ -46,7 +46,7 @@ def kafka_artifacts() -> tuple[Artifact, ...]:
 
 
 def connect_artifacts() -> tuple[Artifact, ...]:
-    """The jars that Kafka Connect needs beside the broker's."""
+    """The jars that Kafka Connect needs in addition to the broker's."""
     return tuple(Artifact(**entry) for entry in _lock()["connect"])
 
 
@@ -80,7 +80,7 @@ def _for_this_machine(group: str, what: str, advice: str) -> Artifact:
     name = f"{sys.platform}-{_MACHINES.get(platform.machine().lower(), platform.machine())}"
     entry = _lock()[group].get(name)
     if entry is None:
-        raise LocalStackError(f"no {what} binaries are locked for {name}.", advice=advice)
+        raise LocalStackError(f"the lock file has no {what} binaries for {name}.", advice=advice)
     return Artifact(**entry)
 
 
@@ -98,13 +98,13 @@ def cached(config: Config, artifact: Artifact) -> Path:
 
 
 def obtain(
-    config: Config, artifacts: Iterable[Artifact], progress: Progress | None = None
+    config: Config, artifacts: Iterable[Artifact], progress: StackProgress | None = None
 ) -> list[Path]:
-    """Paths of ``artifacts`` in the cache, fetching those that are not there.
+    """Paths of ``artifacts`` in the cache; missing ones are fetched.
 
-    Offline when all are cached. Cost when cached: one stat a file; a file that is new or was
-    touched is read and compared once. Raises LocalStackError when a file cannot be had or is not
-    what the lock says.
+    Works offline when all are cached. Cost when cached: one stat for each file; a file that is new
+    or was changed is read and compared once. Raises LocalStackError when a file cannot be fetched
+    or does not match the lock.
     """
     wanted = list(artifacts)
     checked = _Checked(cache_dir(config) / "jars" / "checked.json")
@@ -121,13 +121,13 @@ def obtain(
     return [cached(config, a) for a in wanted]
 
 
-def spark_jars(config: Config, progress: Progress | None = None) -> list[Path]:
+def spark_jars(config: Config, progress: StackProgress | None = None) -> list[Path]:
     """The jars for ``spark.jars``: Kafka connector and Delta, fetched when not cached."""
     return obtain(config, spark_artifacts(), progress)
 
 
 def _public_url() -> str:
-    """The public Maven repository, of which jgo knows the address (decision 0005)."""
+    """The public Maven repository, with the address from jgo (decision 0005)."""
     # Importing jgo takes longer than starting PostgreSQL, and is needed for downloads only.
     from jgo.constants import MAVEN_CENTRAL_URL
 
@@ -135,9 +135,9 @@ def _public_url() -> str:
 
 
 class _Checked:
-    """Which files of the cache were compared with the lock, and how they looked then.
+    """Records which files of the cache were compared with the lock, and their status then.
 
-    A file that somebody changed has another time of change, which only the system sets.
+    A file that was changed since has another ctime, which only the system sets.
     """
 
     def __init__(self, file: Path) -> None:
@@ -146,7 +146,7 @@ class _Checked:
         self._known = self._read()
 
     def is_whole(self, path: Path, artifact: Artifact) -> bool:
-        """Whether a file is what the lock says; it is read when it looks new."""
+        """Whether a file matches the lock; it is read only if its status has changed."""
         try:
             found = path.stat()
             if found.st_size != artifact.size:
@@ -161,7 +161,7 @@ class _Checked:
         return True
 
     def keep(self) -> None:
-        """Write down what is new; a cache that cannot be written is read again next time."""
+        """Save new records; if the cache cannot be written, files are read again next time."""
         if self._new:
             with suppress(OSError):
                 write_private(self._file, json.dumps({**self._read(), **self._new}))

@@ -1,4 +1,4 @@
-"""Cassandra as a server of the stack: one node on loopback, started when the settings ask."""
+"""Cassandra as a server of the stack: one node on loopback, started if the settings enable it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROBE_S: Final = 2.0
 _JAVA_MAJOR: Final = 17
 _PROTOCOL_VERSION, _OPTIONS, _SUPPORTED = 0x05, 0x05, 0x06
 
-# JSON is YAML: paths are filled in as JSON.
+# JSON is valid YAML: paths are inserted as JSON.
 _SETTINGS: Final = """\
 cluster_name: everstate
 num_tokens: 1
@@ -55,7 +55,7 @@ memtable_heap_space: 96MiB
 memtable_offheap_space: 96MiB
 """
 
-# An acknowledged write is on the disk; without fsync it is so within a second.
+# An acknowledged write is on disk; without fsync it is on disk within a second.
 _SYNC: Final = "commitlog_sync: group\ncommitlog_sync_group_window: 2ms"
 _NO_SYNC: Final = "commitlog_sync: periodic\ncommitlog_sync_period: 1000ms"
 
@@ -98,10 +98,10 @@ _OPENS: Final = (
 
 
 def cassandra_java() -> Jvm:
-    """The Java found, when it is the one that Cassandra 5 runs on.
+    """The Java found, if Cassandra 5 can run on it.
 
-    It installs Java's security manager at its start, which is off from 18 on and gone in 24.
-    Raises LocalStackError naming what was found.
+    Cassandra installs Java's security manager at its start, which is disabled from 18 on and
+    removed in 24. Raises LocalStackError naming the Java found.
     """
     jvm = find_jvm()
     if jvm.major != _JAVA_MAJOR:
@@ -115,7 +115,7 @@ def cassandra_java() -> Jvm:
 
 
 class CassandraServer:
-    """One node on 127.0.0.1, without passwords; keyspaces are made by the store."""
+    """One node on 127.0.0.1, without passwords; the store creates keyspaces."""
 
     name: str = "cassandra"
     port_names: tuple[str, ...] = ("client", "storage", "jmx")
@@ -159,14 +159,14 @@ class CassandraServer:
             "cassandra.logdir": str(self._folder),
             "logback.configurationFile": logging.as_uri(),
             "cassandra-foreground": "yes",
-            # A node that is alone has nobody to wait for.
+            # A single node has no other node to wait for.
             "cassandra.skip_wait_for_gossip_to_settle": "0",
             "cassandra.ring_delay_ms": "100",
             "cassandra.superuser_setup_delay_ms": "0",
             "cassandra.jmx.local.port": str(ports["jmx"]),
         }
         if not self._config.local.fsync:
-            # A schema change flushes ten tables of the system's own otherwise.
+            # Otherwise a schema change flushes ten system tables.
             settings["cassandra.unsafesystem"] = "true"
         return (
             *(f"--add-exports={name}=ALL-UNNAMED" for name in _EXPORTS),
@@ -175,7 +175,7 @@ class CassandraServer:
             f"-Xmx{heap}M",
             "-Xss384k",
             "-XX:+UseSerialGC",
-            # One compiler, the quick one: half the time to the first answer on two cores.
+            # Only the JVM's fast compiler: half the time to the first answer on two cores.
             "-XX:TieredStopAtLevel=1",
             "-XX:+ExitOnOutOfMemoryError",
             "-XX:+PerfDisableSharedMem",
@@ -185,14 +185,14 @@ class CassandraServer:
         )
 
     def probe(self, ports: Ports) -> None:
-        """Ask for the options of the native protocol; OSError while they do not come."""
+        """Request the options of the native protocol; raises OSError while there is no answer."""
         address = ("127.0.0.1", ports["client"])
         with socket.create_connection(address, timeout=_PROBE_S) as connection:
             connection.sendall(struct.pack(">BBhBi", _PROTOCOL_VERSION, 0, 1, _OPTIONS, 0))
             with connection.makefile("rb") as stream:
                 head = stream.read(9)
         if len(head) != 9 or head[4] != _SUPPORTED:
-            raise ConnectionError("the answer is none of Cassandra's native protocol")
+            raise ConnectionError("the answer is not Cassandra's native protocol")
 
     def settle(self, ports: Ports) -> None:
         """Nothing: a node that answers is ready."""

@@ -1,4 +1,4 @@
-"""Look at this machine: does it have what the local stack and Spark need?"""
+"""Checks whether this machine has what the local stack and Spark need."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MEMORY_BYTES_MIN = 4_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at."""
+    """Result of one check."""
 
     name: str
     outcome: Literal["ok", "warn", "fail"]
     found: str
-    mend: str | None = None
-    """The step that mends it; None when there is nothing to mend."""
+    advice: str | None = None
+    """The step that corrects the problem; None when there is none."""
 
 
 def machine_checks(config: Config) -> list[Check]:
@@ -50,19 +50,21 @@ def machine_checks(config: Config) -> list[Check]:
         _java(config),
         _root(),
         _memory(),
-        _disk("data folder", config.project.data_dir),
+        disk_check("data folder", config.project.data_dir),
         *_closed(config.project.data_dir),
-        _disk("cache folder", cache_dir(config)),
+        disk_check("cache folder", cache_dir(config)),
         _ports(),
         _cache(config),
     ]
 
 
 def stack_checks(config: Config) -> list[Check]:
-    """The servers of the project; asks each one that runs (at most 3 s each)."""
+    """The servers of the project; probes each running one (at most 3 s each)."""
     stack = Stack(config)
     if not stack.names:
-        return [Check("stack", "ok", "all addresses are configured: nothing to start")]
+        return [
+            Check("stack", "ok", "no local server is needed, because all addresses are configured")
+        ]
     checks = []
     for server in stack.status():
         found = f"{server.state} on {server.address}" if server.address else server.state
@@ -71,8 +73,8 @@ def stack_checks(config: Config) -> list[Check]:
         elif server.state == "stopped":
             checks.append(Check(server.name, "warn", found, "everstate up"))
         else:
-            mend = f"look at {server.log}, then everstate up"
-            checks.append(Check(server.name, "fail", found, mend))
+            step = f"read {server.log}, then run everstate up"
+            checks.append(Check(server.name, "fail", found, step))
     return checks
 
 
@@ -97,14 +99,14 @@ def _root() -> Check:
     if os.geteuid() != 0:
         return Check("user", "ok", f"uid {os.geteuid()}")
     if namespaces_work():
-        return Check("user", "ok", "root; PostgreSQL runs in a user namespace")
+        return Check("user", "ok", "everstate runs as root; PostgreSQL runs in a user namespace")
     if shutil.which("setpriv"):
-        return Check("user", "ok", "root; PostgreSQL runs as nobody")
+        return Check("user", "ok", "everstate runs as root; PostgreSQL runs as the user nobody")
     return Check(
         "user",
         "fail",
-        "root, without unshare and setpriv",
-        "run as another user, or set store.dsn to a server of your own",
+        "everstate runs as root, and neither unshare nor setpriv works",
+        "run everstate as another user, or set store.dsn to a server of your own",
     )
 
 
@@ -116,26 +118,35 @@ def _memory() -> Check:
     return Check("memory", "warn", found, "lower pipeline.driver_memory in everstate.toml")
 
 
-def _disk(name: str, folder: Path) -> Check:
+def disk_check(name: str, folder: Path) -> Check:
+    """Whether a folder, or the one in which it will be made, is writable and has some room."""
     there = folder
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
     found = f"{folder}: {free / 1e9:.1f} GB free"
     if not os.access(there, os.W_OK):
-        return Check(name, "fail", f"{found}, not writable", f"give yourself rights on {there}")
+        return Check(
+            name,
+            "fail",
+            f"{found}, and not writable",
+            f"give your user write permission on {there}",
+        )
     if free < _FREE_BYTES_MIN:
         return Check(
-            name, "warn", found, "make room, or move it (project.data_dir, local.cache_dir)"
+            name,
+            "warn",
+            found,
+            "free disk space, or move the folder (project.data_dir, local.cache_dir)",
         )
     return Check(name, "ok", found)
 
 
 def _closed(folder: Path) -> list[Check]:
-    """Whether others on this machine can read the data; nothing while there is none."""
+    """Whether other users of this machine can read the data; no check while there is none."""
     if not folder.exists() or not folder.stat().st_mode & 0o077:
         return []
-    found = f"{folder}: others on this machine may read it"
+    found = f"{folder}: other users of this machine can read it"
     return [Check("data folder", "warn", found, f"chmod 700 {folder}")]
 
 
@@ -156,5 +167,9 @@ def _cache(config: Config) -> Check:
     if missing:
         size = sum(artifact.size for artifact in missing)
         found = f"{len(missing)} of {len(wanted)} files not cached ({size / 1e6:.0f} MB)"
-        return Check("cache", "warn", found, "everstate up fetches them; needs the network once")
-    return Check("cache", "ok", f"{len(wanted)} files: works offline")
+        return Check(
+            "cache", "warn", found, "everstate up downloads them, which needs the network once"
+        )
+    return Check(
+        "cache", "ok", f"{len(wanted)} files are cached, so that everstate up works offline"
+    )

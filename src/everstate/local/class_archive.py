@@ -1,13 +1,14 @@
-"""Class-data archives of the JVMs: eight seconds off a start of Spark, one off that of a server.
+"""Class-data archives (CDS) of JVMs: a start of Spark takes eight seconds less, of a server one.
 
-The first JVM of a kind on a machine writes down the classes that it loaded, when it exits; the
-next ones map that file instead of reading, checking and linking ten thousand classes again. The
-JVM checks by itself that the file fits (its own build, the jars and their times), and does
-without it when not. Source: JEP 350.
+The first JVM of a kind on a machine writes the classes that it loaded to a file when it exits; the
+next ones map that file instead of loading, verifying and linking ten thousand classes again. The
+JVM itself checks that the file matches (its own build, the jars and their times), and ignores it
+otherwise. Source: JEP 350.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +19,7 @@ from everstate.local.artifacts import cache_dir
 from everstate.local.jvm import Jvm, find_jvm
 
 _KEPT: Final = 3
-"""Archives of as many installations of a kind stay in the cache, 50 to 200 MB each."""
+"""Number of archives of each kind that stay in the cache, 50 to 200 MB each."""
 
 
 def class_archive_options(
@@ -26,21 +27,27 @@ def class_archive_options(
 ) -> tuple[str, ...]:
     """Options for a JVM that has ``jars`` in its class path: use its kind's archive, or write it.
 
-    None for a runtime without the archive of its own classes, on which ours would build. A helper
-    that loads few of the classes (``writes=False``) uses an archive and never writes it.
+    No options for a runtime without the default CDS archive, which this one extends. A helper that
+    loads few of the classes (``writes=False``) uses an archive and never writes it. Nobody does
+    where the cache cannot be written.
     """
     jvm = find_jvm()
     if not (jvm.home / "lib" / "server" / "classes.jsa").exists():
         return ()
     archive = _place(cache_dir(config) / "classes", kind, jvm, jars)
-    # The JVM says so on stdout when a file does not fit; that is no news for anybody.
+    # Do not log to stdout that a file does not match: it is no problem.
     quiet = "-Xlog:disable", "-Xlog:all=error:stderr"
     if _is_complete(archive):
         return (f"-XX:SharedArchiveFile={archive}", *quiet)
     if not writes:
         return ()
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    _forget_old(archive.parent, kind)
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(archive.parent, os.W_OK):
+            return ()  # the cache of an image, which is read-only
+        _forget_old(archive.parent, kind)
+    except OSError:
+        return ()
     return (f"-XX:ArchiveClassesAtExit={archive}", *quiet)
 
 
@@ -56,16 +63,16 @@ def _place(folder: Path, kind: str, jvm: Jvm, jars: Sequence[str]) -> Path:
 
 
 def _is_complete(archive: Path) -> bool:
-    """Whether the JVM that wrote it came to the end: the header, at the start, is written last."""
+    """Whether the archive is complete: the header, at the start, is written last."""
     try:
         with archive.open("rb") as file:
             return any(file.read(4))
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
 def _forget_old(folder: Path, kind: str) -> None:
-    """Make room for one more: archives of installations that are gone have no other end."""
+    """Delete the oldest archives to make room for one more; nothing else deletes them."""
     archives = folder.glob(f"{kind}-*.jsa")
     known = sorted(archives, key=lambda path: path.stat().st_mtime, reverse=True)
     for archive in known[_KEPT - 1 :]:

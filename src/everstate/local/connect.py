@@ -49,7 +49,7 @@ offset.storage.replication.factor={replication}
 status.storage.replication.factor={replication}
 offset.storage.partitions=1
 status.storage.partitions=1
-offset.flush.interval.ms=1000
+offset.flush.interval.ms=5000
 scheduled.rebalance.max.delay.ms=0
 plugin.path={plugins}
 plugin.discovery=SERVICE_LOAD
@@ -81,7 +81,7 @@ class ConnectServer:
     stop_signal: signal.Signals = signal.SIGTERM
 
     def __init__(self, config: Config, brokers: Callable[[], str]) -> None:
-        """``brokers`` tells the log's addresses once they are known."""
+        """``brokers`` returns the log's addresses once they are known."""
         self._config, self._brokers = config, brokers
         self._folder = config.project.data_dir / "connect"
         self._properties = self._folder / "connect.properties"
@@ -122,7 +122,7 @@ class ConnectServer:
         return Launch(argv, {**os.environ, "CLASSPATH": os.pathsep.join(jars)}, self._folder)
 
     def probe(self, ports: Ports) -> None:
-        """Ask for the worker's version and health; OSError while it does not serve requests."""
+        """Request the worker's version and health; raises OSError while it does not answer."""
         for path in ("/", "/connectors"):
             url = f"{self.address(ports)}{path}"
             try:
@@ -162,5 +162,5 @@ class ConnectServer:
 
 
 def secrets_dir(config: Config) -> Path:
-    """Where the local worker looks passwords up; nobody else may read it."""
+    """Folder from which the local worker reads passwords; no other user may read it."""
     return config.project.data_dir / "connect" / "secrets"

@@ -1,11 +1,10 @@
-"""Fetch files over HTTP: in parallel, resumable, and only what the lock says they are."""
+"""Fetches files over HTTP: in parallel, resumable, and verified against the lock."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from everstate.errors import LocalStackError
-from everstate.local.progress import Advance, Progress
+from everstate.local.progress import Advance, StackProgress
 
 _THREADS = 8
 _ATTEMPTS = 4
@@ -23,16 +22,16 @@ _TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 18
 _GONE_FOR_GOOD = frozenset({400, 401, 403, 404, 410})
 
-Wanted = tuple[str, Path, str, int]
+WantedFile = tuple[str, Path, str, int]
 """URL, target, sha256 in hex, size in bytes."""
 
 
-def fetch(files: Sequence[Wanted], progress: Progress) -> None:
-    """Fetch ``files``; all are there and verified when this returns.
+def fetch(files: Sequence[WantedFile], progress: StackProgress) -> None:
+    """Fetch ``files``; all exist and are verified when this returns.
 
-    A broken download leaves a `.part` that the next call goes on with. Certificates are those
-    of urllib: the system's, or SSL_CERT_FILE. Raises LocalStackError naming the URL; a file
-    with another sha256 is removed.
+    An interrupted download leaves a `.part` file from which the next call resumes. Certificates
+    are those of urllib: the system's, or SSL_CERT_FILE. Raises LocalStackError naming the URL; a
+    file with another sha256 is removed.
     """
     total = sum(size for _url, _target, _sha256, size in files)
     with (
@@ -60,50 +59,60 @@ def _fetch_one(url: str, target: Path, sha256: str, size: int, advance: Advance)
         resumed = file.seek(0, os.SEEK_END) > 0
         whole = _download(url, file, size, advance, sha256)
         if not whole and resumed:
-            # What an earlier run left may be the damage: once more from the first byte.
+            # The part that an earlier run left may be damaged: start again from the first byte.
             advance(-file.tell())
             file.truncate(0)
             whole = _download(url, file, size, advance, sha256)
         if not whole:
             part.unlink(missing_ok=True)
             raise LocalStackError(
-                f"{url} is not the file of the lock: sha256 or size differs, so it was removed.",
-                advice="Check local.jars_url and any proxy between, then run the command again.",
+                f"{url} is not the file in the lock file: its SHA-256 or size differs. It was "
+                "deleted.",
+                advice="Check local.jars_url and any proxy on the way, then run the command again.",
             )
         os.replace(part, target)
 
 
 def _download(url: str, file: IO[bytes], size: int, advance: Advance, sha256: str) -> bool:
-    """Complete ``file`` from ``url``; True when it is what it must be."""
+    """Complete ``file`` from ``url``; True when its size and hash are right."""
     have = file.seek(0, os.SEEK_END)
     if have > size:
         file.truncate(0)
         have = 0
     advance(have)
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            if file.seek(0, os.SEEK_END) < size:
-                _append(url, file, advance)
-            break
-        except (OSError, HTTPException) as cause:
-            final = False
-            if isinstance(cause, urllib.error.HTTPError):
-                cause.close()
-                final = cause.code in _GONE_FOR_GOOD
-            if final or attempt == _ATTEMPTS:
-                raise LocalStackError(
-                    f"{url} cannot be fetched: {cause}.",
-                    advice="Check the network, or set local.jars_url to a Maven repository "
-                    "you can reach; what was fetched is kept.",
-                ) from cause
-            time.sleep(0.5 * 2**attempt)
+    # Imported here: verbs that only look for running servers fetch nothing.
+    import tenacity
+
+    repeated = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_exponential(),
+        reraise=True,
+    )
+    try:
+        repeated(_append, url, file, size, advance)
+    except (OSError, HTTPException) as cause:
+        raise LocalStackError(
+            f"{url} cannot be downloaded: {cause}.",
+            advice="Check the network, or set local.jars_url to a Maven repository that you can "
+            "reach. Files that were downloaded are kept.",
+        ) from cause
     file.flush()
     return file.tell() == size and digest_of(Path(file.name)) == sha256
 
 
-def _append(url: str, file: IO[bytes], advance: Advance) -> None:
-    """Append what is missing; starts over when the server takes no ranges."""
-    have = file.tell()
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        return error.code not in _GONE_FOR_GOOD
+    return isinstance(error, (OSError, HTTPException))
+
+
+def _append(url: str, file: IO[bytes], size: int, advance: Advance) -> None:
+    """Append the missing bytes; starts over when the server does not support ranges."""
+    have = file.seek(0, os.SEEK_END)
+    if have >= size:
+        return
     request = urllib.request.Request(url, headers={"User-Agent": "everstate"})
     if have:
         request.add_header("Range", f"bytes={have}-")
@@ -119,7 +128,9 @@ def _append(url: str, file: IO[bytes], advance: Advance) -> None:
             came += len(chunk)
             advance(len(chunk))
         if length is not None and came < int(length):
-            raise HTTPException(f"connection closed after {came:,} of {int(length):,} bytes")
+            raise HTTPException(
+                f"the connection was closed after {came:,} of {int(length):,} bytes"
+            )
 
 
 def digest_of(path: Path) -> str:

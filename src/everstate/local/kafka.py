@@ -65,7 +65,7 @@ again. The feature chooses among replicas, and here each partition has one."""
 
 
 class KafkaServer:
-    """A broker on 127.0.0.1; topics are made by the log, never by their first use.
+    """A broker on 127.0.0.1; topics are created explicitly, never by their first use.
 
     The controller refuses a restarted broker until the session of the killed one has timed out.
     The session is therefore 3 s instead of Kafka's 9 s.
@@ -116,12 +116,12 @@ class KafkaServer:
         )
         if done.returncode != 0:
             raise LocalStackError(
-                f"Kafka's data folder cannot be made: {(done.stdout + done.stderr).strip()}",
+                f"Kafka's data folder cannot be created: {(done.stdout + done.stderr).strip()}",
                 advice=f"Look at {self._folder}; `everstate doctor` checks Java and disk.",
             )
 
     def probe(self, ports: Ports) -> None:
-        """Ask for the cluster's metadata; it must name one broker, else OSError."""
+        """Request the cluster's metadata; raises OSError unless it names one broker."""
         request = struct.pack(">hhihi", _METADATA, _METADATA_VERSION, 1, -1, 0)
         address = ("127.0.0.1", ports["client"])
         with socket.create_connection(address, timeout=_PROBE_S) as connection:
@@ -131,7 +131,7 @@ class KafkaServer:
                 answer = _exactly(stream.read(size), size)
         _correlation, brokers = struct.unpack_from(">ii", answer)
         if brokers < 1:
-            raise ConnectionError("no broker is registered yet")
+            raise ConnectionError("the broker is not registered yet")
 
     def settle(self, ports: Ports) -> None:
         """Nothing: a broker that answers is ready."""

@@ -46,6 +46,7 @@ binlog-format=ROW
 binlog-row-image=FULL
 binlog-row-metadata=FULL
 gtid-strict-mode=ON
+loose-binlog-legacy-event-pos=ON
 binlog-expire-logs-seconds=604800
 default-time-zone=+00:00
 character-set-server=utf8mb4
@@ -114,10 +115,10 @@ class MariaDbServer:
         with socket.create_connection(address, timeout=_PROBE_S) as connection:
             greeting = connection.recv(5)
         if len(greeting) < 5 or greeting[4] != _PROTOCOL:
-            raise ConnectionError("MariaDB does not take connections yet")
+            raise ConnectionError("MariaDB does not accept connections yet")
 
     def settle(self, ports: Ports) -> None:
-        """Nothing: users and database are made before it takes connections."""
+        """Nothing: users and database are created before it accepts connections."""
 
     def dsn(self, ports: Ports) -> str:
         """The connection URL, with the password in it: not for logs."""
@@ -133,7 +134,7 @@ class MariaDbServer:
         write_private(self._folder / "users.sql", users)
 
     def _install(self, home: Path, env: dict[str, str]) -> None:
-        """Make the data folder beside its place, so that a kill in between leaves no half one."""
+        """Create the data folder under a temporary name, so that a kill leaves no partial one."""
         new = self._folder / "data.new"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
@@ -153,7 +154,7 @@ class MariaDbServer:
         )
         if done.returncode != 0:
             raise LocalStackError(
-                f"MariaDB's data folder cannot be made: {(done.stdout + done.stderr).strip()}",
+                f"MariaDB's data folder cannot be created: {(done.stdout + done.stderr).strip()}",
                 advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
             )
         os.rename(new, self._data)

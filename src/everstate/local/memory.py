@@ -1,4 +1,4 @@
-"""What a project remembers of its stack: `stack.json`, and a lock against two starters."""
+"""The recorded state of a project's stack: `stack.json`, and a lock against concurrent starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from everstate.private import private_folder, write_private
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A server that was started here at some time."""
+    """A server that was started in this project before."""
 
     ports: dict[str, int]
     process: ProcessId | None
@@ -31,12 +31,12 @@ class Memory:
         self._file = data_dir / "stack.json"
 
     def read(self) -> dict[str, Remembered]:
-        """Name of the server → what is known; empty when nothing was ever started."""
+        """Name of the server → its record; empty when none was ever started."""
         try:
             stored = json.loads(self._file.read_text("utf-8"))
             return {name: _remembered(entry) for name, entry in stored["servers"].items()}
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            # As good as none: strays are found by their marker and ended at the next start.
+            # Treated as missing: the next start finds stray servers by their marker and ends them.
             return {}
 
     def write(self, servers: dict[str, Remembered]) -> None:
@@ -49,7 +49,7 @@ class Memory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the stack against other processes that start or stop it; waits for its turn."""
+        """Lock the stack against other processes that start or stop it; waits for the lock."""
         private_folder(self._folder)
         with open(self._folder / "stack.lock", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -86,7 +86,7 @@ class PostgresServer:
             raise ConnectionError(str(cause)) from cause
 
     def settle(self, ports: Ports) -> None:
-        """Make the database ``everstate`` when it is not there."""
+        """Create the database ``everstate`` if it does not exist."""
         with psycopg.connect(self._dsn(ports, "postgres"), autocommit=True) as connection:
             query = "SELECT FROM pg_database WHERE datname = %s"
             if connection.execute(query, (_DATABASE,)).fetchone() is None:
@@ -102,10 +102,10 @@ class PostgresServer:
         return f"postgresql://{_USER}:{password}@127.0.0.1:{ports['client']}/{database}"
 
     def _drop_lock_of_zombie(self) -> None:
-        """Remove the lock file of a server that ended, but whose parent never asked how.
+        """Remove the lock file of a server that ended, but that its parent has not reaped.
 
         PostgreSQL takes a zombie for a running server. A container whose first process does not
-        reap leaves zombies. The lock stays while any process works in the data folder.
+        reap children leaves zombies. The lock stays while any process works in the data folder.
         """
         lock = self._data / "postmaster.pid"
         try:
@@ -125,14 +125,14 @@ class PostgresServer:
                 packed = next(name for name in jar.namelist() if name.endswith(".txz"))
                 archive = jar.read(packed)
             with tarfile.open(fileobj=io.BytesIO(archive), mode="r:xz") as tar:
-                # The bytes are those of the lock; the filter exists from 3.11.4 on.
+                # The archive matches the lock; the filter exists from Python 3.11.4 on.
                 tar.extraction_filter = getattr(tarfile, "tar_filter", None)
                 tar.extractall(folder)
 
         return unpacked(cache_dir(self._config) / "postgres" / artifact.sha256[:16], unpack)
 
     def _initdb(self, home: Path, env: dict[str, str]) -> None:
-        """Make the data folder beside its place, so that a kill in between leaves no half one."""
+        """Create the data folder under a temporary name, so that a kill leaves no partial one."""
         new = self._folder / "data.new"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
@@ -148,7 +148,7 @@ class PostgresServer:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise LocalStackError(
-                f"PostgreSQL's data folder cannot be made: {done.stderr.strip()}",
+                f"PostgreSQL's data folder cannot be created: {done.stderr.strip()}",
                 advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
             )
         with open(new / "postgresql.conf", "a", encoding="utf-8") as file:

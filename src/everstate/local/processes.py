@@ -1,4 +1,4 @@
-"""Processes that outlive us: known by pid and start time, started detached, stopped for sure."""
+"""Processes that outlive this one: identified by pid and start time, started detached."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _START_TOLERANCE_S = 1.5
 _POLL_S = 0.05
 _LOG_BYTES_MAX = 20_000_000
 _PORTS = range(20_000, 32_000)
-"""Below the range from which systems give ports to outgoing connections."""
+"""Below the range of ephemeral ports that systems use for outgoing connections."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Our own children, kept so that a dead one can be reaped."""
+"""Child processes of this one, kept so that an ended one can be reaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process for sure: a pid alone may have been given to another one since."""
+    """Unambiguous identity of a process: a pid may have been reused for another one since."""
 
     pid: int
     started: float
@@ -36,7 +36,7 @@ class ProcessId:
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessId:
     """Start ``argv`` in a session of its own, its output appended to ``log``.
 
-    It does not die with us nor with our terminal. A log over 20 MB is moved aside first.
+    It does not end with this process or its terminal. A log over 20 MB is renamed first.
     """
     if log.exists() and log.stat().st_size > _LOG_BYTES_MAX:
         os.replace(log, log.with_name(log.name + ".1"))
@@ -61,7 +61,8 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) 
 def is_alive(process: ProcessId) -> bool:
     """True while exactly that process runs (a zombie does not).
 
-    A killed process whose first thread is a zombie while others still leave holds its ports.
+    A killed process whose first thread is a zombie while other threads still exit counts as
+    running, because it still holds its ports.
     """
     child = _children.get(process.pid)
     if child is not None and child.poll() is not None:
@@ -77,7 +78,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def send(process: ProcessId, signal_number: signal.Signals) -> None:
-    """Send a signal to exactly that process, or to nobody."""
+    """Send a signal to exactly that process, or to none."""
     if is_alive(process):
         try:
             os.kill(process.pid, signal_number)
@@ -88,7 +89,7 @@ def send(process: ProcessId, signal_number: signal.Signals) -> None:
 def end(process: ProcessId, how: signal.Signals, *, patience_s: float) -> bool:
     """End a process and wait until it is gone: ``how`` first, SIGKILL after ``patience_s``.
 
-    True when it went by itself.
+    True when it ended without SIGKILL.
     """
     send(process, how)
     if wait_gone(process, patience_s):
@@ -109,7 +110,7 @@ def wait_gone(process: ProcessId, patience_s: float) -> bool:
 
 
 def strays(marker: str) -> list[ProcessId]:
-    """Processes with ``marker`` (a path) as an argument: what a killed run could not note down."""
+    """Processes with ``marker`` (a path) as an argument, which a killed run did not record."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -157,9 +158,9 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: set[int]) -> int:
-    """A port that nobody listens on, none of ``taken``, and adds it to ``taken``.
+    """A free port that is not in ``taken``; adds it to ``taken``.
 
-    By chance within the range, so that two projects that start together hardly meet.
+    It is chosen at random, so that two projects that start together rarely collide.
     """
     while True:
         port = secrets.choice(_PORTS)

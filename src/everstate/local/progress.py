@@ -1,4 +1,4 @@
-"""How the local stack tells what it does: on a terminal with a bar, else in plain lines."""
+"""Progress reports of the local stack: a bar on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ if TYPE_CHECKING:
 _PLAIN_EVERY_S = 5.0
 
 Advance = Callable[[int], None]
-"""Called with the number of bytes that just came (negative: taken back)."""
+"""Called with the number of bytes just received (negative: discarded again)."""
 
 
-class Progress(Protocol):
-    """Where the stack reports to; methods may be called from several threads."""
+class StackProgress(Protocol):
+    """Receiver of the stack's reports; methods may be called from several threads."""
 
     def step(self, text: str) -> None:
-        """Tell one thing that was done, as a sentence."""
+        """Report one finished step, as a sentence."""
 
     def fetching(self, files: int, total_bytes: int) -> AbstractContextManager[Advance]:
-        """Tell that a download of so much begins; the context is the download."""
+        """Report the start of a download of this size; the context lasts as long as it."""
 
 
 class Silent:
-    """Tells nothing."""
+    """Reports nothing."""
 
     def step(self, text: str) -> None:
-        """Tell nothing."""
+        """Report nothing."""
 
     @contextmanager
     def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:
-        """Tell nothing about a download."""
+        """Report nothing about a download."""
         yield lambda _size: None
 
 
-class Tell:
-    """Gives each thing as a sentence to a function; a download is one sentence."""
+class SentenceProgress:
+    """Passes each report to a function, as a sentence; a download is one sentence."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
 
     def step(self, text: str) -> None:
-        """Tell one thing."""
-        self._tell(text)
+        """Report one step."""
+        self._show(text)
 
     @contextmanager
     def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:
-        """Tell that a download begins."""
-        self._tell(f"fetching {files} files, {total_bytes / 1e6:,.1f} MB")
+        """Report the start of a download."""
+        self._show(f"fetching {files} files, {total_bytes / 1e6:,.1f} MB")
         yield lambda _size: None
 
 
 class ConsoleProgress:
-    """Tells on a Rich console: a bar with bytes, rate and time left; plain lines when piped."""
+    """Reports on a Rich console: a bar with bytes, rate and time left; plain lines when piped."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def step(self, text: str) -> None:
         """Print one line."""
-        # Imported here: who starts nothing needs no console.
+        # Imported here: needed only when something is started.
         from rich.text import Text
 
         self._console.print(Text.assemble(("✓", "green"), " ", text))
@@ -105,15 +105,15 @@ class _PlainDownload:
     def __init__(self, console: Console, files: int, total_bytes: int) -> None:
         self._console, self._total = console, total_bytes
         self._done, self._lock = 0, threading.Lock()
-        self._started = self._told = time.monotonic()
+        self._started = self._reported_s = time.monotonic()
         console.print(f"fetching {files} files, {total_bytes / 1e6:,.1f} MB", highlight=False)
 
     def advance(self, size: int) -> None:
         with self._lock:
             self._done += size
-            due = time.monotonic() - self._told > _PLAIN_EVERY_S
+            due = time.monotonic() - self._reported_s > _PLAIN_EVERY_S
             if due:
-                self._told = time.monotonic()
+                self._reported_s = time.monotonic()
         if due:
             self.report()
 

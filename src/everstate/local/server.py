@@ -1,4 +1,4 @@
-"""What a server of the stack is: how it is made ready, launched, asked and ended."""
+"""The interface of a server of the stack: prepare, launch, probe and end it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ports = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command to start, with the whole environment it gets."""
+    """A command to start, with its whole environment."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -24,7 +24,7 @@ class Launch:
 
 
 class Server(Protocol):
-    """One server; its data, configuration and marker lie in its own folder."""
+    """One server; its data, configuration and marker are in its own folder."""
 
     name: str
     port_names: tuple[str, ...]
@@ -34,10 +34,10 @@ class Server(Protocol):
     """An argument of its process that no other process has."""
 
     def prepare(self, ports: Ports) -> Launch:
-        """Write its configuration, make its data when new. May take seconds."""
+        """Write its configuration; create its data at the first start. May take seconds."""
 
     def probe(self, ports: Ports) -> None:
-        """Ask it by its own protocol; raises OSError while it does not answer."""
+        """Send a request in its own protocol; raises OSError while it does not answer."""
 
     def settle(self, ports: Ports) -> None:
-        """Do what is needed once it answers; idempotent."""
+        """Finish the setup once it answers; idempotent."""

@@ -1,4 +1,4 @@
-"""The stack of a project: start what is missing, tell what runs, stop it."""
+"""The stack of a project: start missing servers, report their status, stop them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from everstate.local.processes import (
     strays,
     wait_gone,
 )
-from everstate.local.progress import Progress, Silent
+from everstate.local.progress import Silent, StackProgress
 from everstate.local.server import Ports, Server
 from everstate.private import private_folder
 
-State = Literal["running", "not answering", "crashed", "stopped"]
+ServerState = Literal["running", "not answering", "crashed", "stopped"]
 
 _READY_S_MAX = 180.0
 _ADOPT_S_MAX = 20.0
@@ -48,17 +48,17 @@ _TAIL_LINES = 12
 _OPTIONAL = ("connect", "mariadb")
 """Started when the configuration names them or a command needs them; then part of the stack."""
 _LAST = ("connect",)
-"""Started when the others answer, and stopped before them: they need another server."""
+"""Started when the others answer, and stopped before them, because it needs other servers."""
 _TRY_AGAIN = ("Address already in use", "pre-existing shared memory block", "lock file")
-"""What a start may fail of that another port or a moment's patience mends."""
+"""Messages of a failed start that may succeed with another port or after a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """How one server of the stack is now."""
+    """Present status of one server of the stack."""
 
     name: str
-    state: State
+    state: ServerState
     address: str | None
     """``host:port``; None when it was never started."""
     pid: int | None
@@ -69,9 +69,9 @@ class ServerStatus:
 
 
 class Stack:
-    """The servers of one project, those whose addresses the configuration does not give.
+    """The local servers of one project: those whose addresses are not configured.
 
-    As a context manager it stops on exit what it started itself; a server that already ran is
+    As a context manager it stops on exit the servers that it started; a server that already ran is
     used and left running.
     """
 
@@ -96,33 +96,33 @@ class Stack:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The servers that are ours to start; empty when all addresses are configured."""
+        """The servers that this stack starts; empty when all addresses are configured."""
         return tuple(self._servers)
 
-    def start(self, progress: Progress | None = None) -> Config:
-        """Start what does not run, wait until each server answers, and fill in the addresses.
+    def start(self, progress: StackProgress | None = None) -> Config:
+        """Start the missing servers, wait until each answers, and fill in the addresses.
 
-        A server that runs already (also one that a killed run left) is taken over; ports stay
-        what they were unless somebody else took them. Takes about 4 s the first time. Raises
-        LocalStackError with the end of the log of the server that did not come up.
+        A server that runs already (also one that a killed run left) is taken over; ports stay the
+        same unless another process uses them. Takes about 4 s the first time. Raises
+        LocalStackError with the end of the log of the server that did not start.
         """
-        told = progress or Silent()
+        steps = progress or Silent()
         if not self._servers:
             return self._config
         with self._memory.lock():
             wanted = [a for server in self._servers.values() for a in server.artifacts]
-            obtain(self._config, wanted, told)
+            obtain(self._config, wanted, steps)
             private_folder(self._config.project.data_dir / "logs")
             for wave in _waves(self._servers):
                 with ThreadPoolExecutor(len(wave)) as pool:
-                    list(pool.map(lambda name: self._bring_up(name, told), wave))
+                    list(pool.map(lambda name: self._bring_up(name, steps), wave))
         return self.connect()
 
     def connect(self, needs: Collection[str] | None = None) -> Config:
         """The configuration with the running servers' addresses filled in.
 
-        Raises LocalStackError when one of them does not run; an optional one is left out, and so
-        is one that is not among ``needs`` (``None``: all are needed).
+        Raises LocalStackError when one of them does not run, unless it is optional or not in
+        ``needs`` (``None``: all are needed); its address then stays empty.
         """
         remembered = self._memory.read()
         ports: dict[str, Ports] = {}
@@ -133,7 +133,7 @@ class Stack:
                     continue
                 crashed = known is not None and known.process is not None
                 raise LocalStackError(
-                    f"the local {name} {'crashed' if crashed else 'does not run'}.",
+                    f"the local {name} {'crashed' if crashed else 'is not running'}.",
                     advice=f"Start it with `everstate up`; its log is {self._log(name)}."
                     if crashed
                     else "Start it with `everstate up`, or give its address in everstate.toml.",
@@ -161,36 +161,36 @@ class Stack:
         server, known = self._servers.get("mariadb"), self._memory.read().get("mariadb")
         if not isinstance(server, MariaDbServer) or known is None or not _runs(known):
             raise LocalStackError(
-                "the local mariadb does not run.",
+                "the local mariadb is not running.",
                 advice='Set local = ["mariadb"] under [capture] and run `everstate up`.',
             )
         return server.dsn(known.ports)
 
     def status(self) -> list[ServerStatus]:
-        """How each server is now; asks each one that runs by its protocol (at most 3 s)."""
+        """Present status of each server; probes each running one by its protocol (at most 3 s)."""
         remembered = self._memory.read()
         return [self._status(name, remembered.get(name)) for name in self._servers]
 
     def gone(self) -> list[str]:
-        """The servers whose process is not there; cheap, for a supervisor's loop."""
+        """The servers whose process does not exist; cheap, for a supervisor's loop."""
         remembered = self._memory.read()
         return [name for name in self._servers if not _runs(remembered.get(name))]
 
     def crashed(self) -> list[str]:
-        """The servers whose process is not there, though nobody stopped them."""
+        """The servers whose process ended although they were not stopped."""
         remembered = self._memory.read()
         known = {name: remembered.get(name) for name in self._servers}
         return [n for n, k in known.items() if k is not None and k.process is not None
                 and not _runs(k)]  # fmt: skip
 
     def has_crashed(self, name: str) -> bool | None:
-        """Whether a server is gone though nobody stopped it; ``None``: it was never started."""
+        """Whether a server ended although it was not stopped; ``None``: it was never started."""
         return None if name not in self._memory.read() else name in self.crashed()
 
-    def revive(self, names: Iterable[str], progress: Progress | None = None) -> list[str]:
-        """Start those of ``names`` again that crashed, and return them.
+    def revive(self, names: Iterable[str], progress: StackProgress | None = None) -> list[str]:
+        """Restart the crashed servers of ``names``, and return them.
 
-        Does nothing while another server is away, which they may need. Raises LocalStackError.
+        Does nothing while another server is down that they may need. Raises LocalStackError.
         """
         wanted = set(names)
         if not wanted.intersection(self.crashed()) or set(self.gone()) - wanted:
@@ -207,9 +207,9 @@ class Stack:
             raise self.failure(name, "is gone")
 
     def stop(self, names: tuple[str, ...] | None = None) -> list[str]:
-        """Stop the servers (or those of ``names``) cleanly and return which did run.
+        """Stop the servers (or those of ``names``) cleanly and return those that ran.
 
-        At most 30 s each, then they are killed. Ports are remembered for the next start.
+        They are killed after at most 30 s each. Ports are kept for the next start.
         """
         wanted = [name for name in self._servers if names is None or name in names]
         if not wanted or not self._config.project.data_dir.exists():
@@ -228,7 +228,7 @@ class Stack:
         send(process, signal.SIGKILL)
         wait_gone(process, _STOP_S_MAX)
 
-    def restart(self, name: str, progress: Progress | None = None) -> None:
+    def restart(self, name: str, progress: StackProgress | None = None) -> None:
         """Stop one server when it runs, and start it on the same ports."""
         with self._memory.lock():
             self._take_down(name)
@@ -260,11 +260,11 @@ class Stack:
     def _process(self, name: str) -> ProcessId:
         known = self._memory.read().get(name)
         if known is None or known.process is None:
-            raise LocalStackError(f"the local {name} does not run.", advice="Run `everstate up`.")
+            raise LocalStackError(f"the local {name} is not running.", advice="Run `everstate up`.")
         return known.process
 
     def _brokers(self) -> str:
-        """The log's addresses; its local broker has been started before who asks."""
+        """The log's addresses; the local broker was started before the server that needs them."""
         known = self._memory.read().get("kafka")
         if self._config.log.bootstrap_servers is not None:
             return self._config.log.bootstrap_servers
@@ -288,22 +288,24 @@ class Stack:
             return ServerStatus(name, "stopped", address, None, None, None, log)
         if not is_alive(process):
             return ServerStatus(name, "crashed", address, None, None, None, log)
-        state: State = "running" if _answers(server, known.ports) else "not answering"
+        state: ServerState = "running" if _answers(server, known.ports) else "not answering"
         memory = resident_bytes(process)
         return ServerStatus(name, state, address, process.pid, memory, process.started, log)
 
-    def _bring_up(self, name: str, told: Progress) -> None:
-        """Make one server run and answer; whoever started it."""
+    def _bring_up(self, name: str, steps: StackProgress) -> None:
+        """Make sure that one server runs and answers, started now or before."""
         server = self._servers[name]
         known = self._memory.read().get(name)
         if known is not None and known.process is not None and _runs(known):
             if self._await(name, known.process, known.ports, _ADOPT_S_MAX):
                 server.settle(known.ports)
-                told.step(f"{name} runs already on 127.0.0.1:{known.ports['client']}")
+                steps.step(f"{name} is already running on 127.0.0.1:{known.ports['client']}")
                 return
             end(known.process, server.stop_signal, patience_s=_STOP_S_MAX)
         for stray in strays(server.marker):
-            told.step(f"{name}: ended process {stray.pid}, which a killed run had left")
+            steps.step(
+                f"{name}: stopped process {stray.pid}, which an earlier killed run had left running"
+            )
             end(stray, server.stop_signal, patience_s=_STOP_S_MAX)
         ports = dict(known.ports) if known is not None else {}
         for attempt in range(1, _ATTEMPTS + 1):
@@ -312,14 +314,14 @@ class Stack:
                 now = self._memory.read()[name].ports
                 server.settle(now)
                 took = time.monotonic() - began
-                told.step(f"{name} answers on 127.0.0.1:{now['client']} after {took:.1f} s")
+                steps.step(f"{name} answers on 127.0.0.1:{now['client']} after {took:.1f} s")
                 return
             if attempt == _ATTEMPTS or not self._may_try_again(name):
                 raise self.failure(name, "did not start")
             time.sleep(attempt)
 
     def _choose_ports(self, server: Server, before: dict[str, int]) -> dict[str, int]:
-        """The remembered ports where nobody took them, free ones for the rest."""
+        """The recorded ports that are still free, and new ports for the rest."""
         taken = {port for known in self._memory.read().values() for port in known.ports.values()}
         chosen = {}
         for port_name in server.port_names:
@@ -328,7 +330,7 @@ class Stack:
         return chosen
 
     def _launch(self, name: str, ports: dict[str, int]) -> bool:
-        """Start the process and wait for its answer; False (and nothing left) when it fails."""
+        """Start the process and wait for its answer; False (process ended) when it fails."""
         launch = self._servers[name].prepare(ports)
         log = self._log(name)
         with open(log, "a", encoding="utf-8") as file:
@@ -349,7 +351,7 @@ class Stack:
         return False
 
     def _await(self, name: str, process: ProcessId, ports: Ports, patience_s: float) -> bool:
-        """Wait until the server answers; False when it died or took too long."""
+        """Wait until the server answers; False when it ended or took too long."""
         deadline = time.monotonic() + patience_s
         while is_alive(process) and time.monotonic() < deadline:
             if _answers(self._servers[name], ports):
@@ -393,7 +395,7 @@ def connect(config: Config, *, needs: Collection[str] | None = None) -> Config:
 
 
 def _waves(names: Iterable[str]) -> list[list[str]]:
-    """Which servers are started together, in order."""
+    """Groups of servers that are started together, in order."""
     listed = list(names)
     early = [name for name in listed if name not in _LAST]
     late = [name for name in listed if name in _LAST]

@@ -1,4 +1,4 @@
-"""Watch a running stack: a server that crashes is reported and started again."""
+"""Watches a running stack: a server that crashes is reported and restarted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.progress import Progress
+from everstate.local.progress import StackProgress
 from everstate.local.stack import Stack
 
 log = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ def supervise(
     stack: Stack,
     stop: threading.Event,
     *,
-    tell: Callable[[LocalStackError], None],
-    progress: Progress,
+    on_crash: Callable[[LocalStackError], None],
+    progress: StackProgress,
 ) -> None:
     """Keep the servers of ``stack`` running until ``stop`` is set.
 
-    A crash is noticed within a second and given to ``tell`` with the end of the server's log;
-    then the server is started on the same ports. Raises LocalStackError at the fourth crash of
+    A crash is detected within a second; ``on_crash`` gets it with the end of the server's log;
+    then the server is restarted on the same ports. Raises LocalStackError at the fourth crash of
     one server within two minutes.
     """
     crashes: dict[str, list[float]] = {}
@@ -42,18 +42,18 @@ def supervise(
             crashes[name] = [*recent, now]
             if len(recent) >= _CRASHES_MAX:
                 raise failure
-            tell(failure)
+            on_crash(failure)
             stack.restart(name, progress)
 
 
 def keep_running(given: Config, names: Iterable[str], stop: threading.Event) -> None:
-    """Start servers of ``names`` again when they crash, until ``stop`` is set.
+    """Restart servers of ``names`` when they crash, until ``stop`` is set.
 
     ``given``: the settings without the addresses of running servers. A server that was never
-    started, or was stopped on purpose, is left alone. Raises LocalStackError when one does not
+    started, or was stopped on purpose, is not started. Raises LocalStackError when one does not
     start; call it again later.
     """
     wanted = tuple(names)
     while not stop.wait(_LOOK_S):
         for name in Stack(given).revive(wanted):
-            log.warning("the local %s was gone and is started again", name)
+            log.warning("the local %s had stopped and is restarted", name)

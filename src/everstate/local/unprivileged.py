@@ -1,8 +1,8 @@
-"""Run a program that refuses to be root, when we are root.
+"""Runs a program that refuses to run as root, when this process is root.
 
-First choice: a user namespace in which we are ``nobody``: files stay ours, nothing is given away.
-Where that is forbidden (many containers): the user ``nobody`` itself, owning the server's folder,
-with the one capability to pass through folders that are closed to it.
+First choice: a user namespace in which root is mapped to ``nobody``; files keep their owner. Where
+that is forbidden (many containers): the real user ``nobody``, which gets the ownership of the
+server's folder, and one capability to search folders that it could not access otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CAPABILITY = "+dac_override"
 
 
 def prefix(owned: Path) -> tuple[str, ...]:
-    """What to put before a command that writes into ``owned``; empty when we are not root."""
+    """Prefix for a command that writes into ``owned``; empty when this process is not root."""
     if os.geteuid() != 0:
         return ()
     if namespaces_work():
@@ -28,19 +28,20 @@ def prefix(owned: Path) -> tuple[str, ...]:
         return _namespace()
     if shutil.which("setpriv") is None:
         raise LocalStackError(
-            "PostgreSQL does not run as root, and neither unshare nor setpriv work here.",
+            "PostgreSQL refuses to run as root, and neither unshare nor setpriv works on this "
+            "machine.",
             advice="Run everstate as another user, or set store.dsn to a server of your own.",
         )
     _own(owned, _NOBODY)
     nobody = (f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
     capability = (f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}")
-    # Without this bit access(2), by which PostgreSQL looks for its programs, ignores it.
+    # Without this bit access(2), with which PostgreSQL finds its programs, ignores the capability.
     return ("setpriv", *nobody, *capability, "--securebits=+no_setuid_fixup")
 
 
 @cache
 def namespaces_work() -> bool:
-    """True when this system lets us make a user namespace."""
+    """True when this system allows this process to create a user namespace."""
     if shutil.which("unshare") is None:
         return False
     done = subprocess.run((*_namespace(), "true"), capture_output=True, check=False)
@@ -52,7 +53,7 @@ def _namespace() -> tuple[str, ...]:
 
 
 def _own(folder: Path, user: int) -> None:
-    """Give the folder with all in it to ``user``, when it is not yet."""
+    """Make ``user`` the owner of the folder and its contents, if it is not yet."""
     if not folder.exists() or folder.stat().st_uid == user:
         return
     for parent, _folders, files in os.walk(folder):

@@ -1,4 +1,4 @@
-"""Which log a store publishes to: two logs must not each get a part of its changes (C8)."""
+"""Binds a store to one log: two logs must not each get a part of its changes (C8)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_t
 
 @dataclass(frozen=True, slots=True)
 class BoundTopic:
-    """The changelog that the changes of an entity type go to."""
+    """The changelog to which the changes of an entity type are published."""
 
     topic: str
     identity: TopicIdentity
@@ -20,6 +20,9 @@ class BoundTopic:
 
 Bound = Mapping[str, BoundTopic]
 """By entity type."""
+
+Moved = Mapping[str, tuple[str, str]]
+"""Entity type → the names of its old and its new changelog."""
 
 
 def changelogs(config: Config, entities: Iterable[str]) -> Bound:
@@ -41,8 +44,9 @@ def check_bound(
 ) -> None:
     """Raise when the changes of a store go to another log than the configured one.
 
-    ``read`` gives what the store has noted, ``note`` notes what it has not: of two that note at
-    once, the first holds. Raises LogIdentityChanged, TopicResized; nothing was published then.
+    ``read`` returns the changelogs that the store has recorded, ``note`` records missing ones; of
+    two processes that record at once, the first wins. Raises LogIdentityChanged, TopicResized;
+    nothing was published then.
     """
     wanted = changelogs(config, entities)
     stored = read()
@@ -50,10 +54,19 @@ def check_bound(
         note(missing)
         stored = read()
     for entity, bound in wanted.items():
-        noted = stored[entity]
-        if noted.topic != bound.topic:
+        recorded = stored[entity]
+        if recorded.topic != bound.topic:
             raise LogIdentityChanged(
-                f"the changes of {entity} in {store} go to topic {noted.topic}; configured is "
-                f"{bound.topic}. Nothing was published: each log would have a part of them."
+                f"the changes of {entity} in {store} go to topic {recorded.topic}; configured is "
+                f"{bound.topic}. Nothing was published: each log would have only some of them."
             )
-        check_same_topic(bound.topic, noted.identity, bound.identity)
+        check_same_topic(bound.topic, recorded.identity, bound.identity)
+
+
+def moved(before: Bound, after: Bound) -> Moved:
+    """The changelogs of ``after`` that are new or have replaced another."""
+    return {
+        name: (before[name].topic if name in before else "nowhere", each.topic)
+        for name, each in after.items()
+        if before.get(name) != each
+    }

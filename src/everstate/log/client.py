@@ -1,11 +1,11 @@
-"""Settings of every Kafka client of ours.
+"""Settings of all Kafka clients in everstate.
 
-Sizes, smallest first: a change may have ``log.message_bytes_max`` bytes, of its two states only the
-larger one counted (checked at the write), so that its message has up to twice as many; a producer
-takes that and :data:`RECORD_ROOM_BYTES` for key, headers and framing; a changelog topic takes twice
-the room, so that what a producer sent is never refused for framing; a dead-letter topic takes four
-times, because a dead letter is the record and its reason. A raw topic takes much more: a row that
-is too large for a change must not stop its connector.
+Size limits, smallest first. A change may have ``log.message_bytes_max`` bytes, counting only the
+larger of its two states (checked at the write), so its message may have twice as many. A producer
+takes such a message and :data:`RECORD_ROOM_BYTES` for key, headers and framing. A changelog topic
+takes twice that room, so that no record of a producer is refused because of its framing. A
+dead-letter topic takes four times that room, because a dead letter is the record and its reason. A
+raw topic takes much more: a row that is too large for a change must not stop its connector.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from everstate.log.java import java_options
 
 LOGGER = logging.getLogger("everstate.log")
 
-_SAY_AGAIN_S: Final = 10.0
-_last_said: dict[str, float] = {}
+_REPEAT_AFTER_S: Final = 10.0
+_last_logged_s: dict[str, float] = {}
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
-    """Drop what librdkafka repeats: while a broker is away it tells each attempt to connect.
+def _worth_logging(record: logging.LogRecord) -> bool:
+    """Drop repeated messages of librdkafka, which logs each attempt to connect to a broker.
 
-    CONFWARN comes at every start: a setting of ours (gapless, C4) is marked experimental.
+    CONFWARN comes at every start, because librdkafka marks a setting that everstate uses (gapless,
+    C4) as experimental.
     """
     kind = record.getMessage().partition(" ")[0]
     if kind == "CONFWARN":
@@ -35,18 +36,18 @@ def _worth_saying(record: logging.LogRecord) -> bool:
     if kind not in ("FAIL", "GETPID"):
         return True
     now = time.monotonic()
-    if now - _last_said.get(kind, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+    if now - _last_logged_s.get(kind, -_REPEAT_AFTER_S) < _REPEAT_AFTER_S:
         return False
-    _last_said[kind] = now
+    _last_logged_s[kind] = now
     return True
 
 
-LOGGER.addFilter(_worth_saying)
+LOGGER.addFilter(_worth_logging)
 
 READ_COMMITTED: Final = "read_committed"
-"""Isolation of every reader of ours (C5); Java clients and Spark default to the other one."""
+"""Isolation of every reader in everstate (C5); Java clients and Spark default to the other one."""
 READ_UNCOMMITTED: Final = "read_uncommitted"
-"""Only for an audit that wants to see what aborted transactions left behind."""
+"""Only for an audit that must see the records of aborted transactions."""
 
 RECORD_ROOM_BYTES: Final = 65_536
 _RAW_BYTES_MIN: Final = 8 * 1_048_576
@@ -85,23 +86,23 @@ def dead_bytes_max(config: Config) -> int:
 
 
 def raw_bytes_max(config: Config) -> int:
-    """``max.message.bytes`` of raw topics, which take rows that are refused later, too."""
+    """``max.message.bytes`` of raw topics, which also take rows that cleaning rejects later."""
     return max(_RAW_BYTES_MIN, dead_bytes_max(config))
 
 
 def client_settings(config: Config, client_id: str) -> dict[str, Any]:
-    """What every client shares: addresses, the configured options, a quick way back.
+    """Settings that all clients share: addresses, configured options, quick reconnects.
 
     Raises InvalidConfig when an option would weaken a guarantee of the log.
     """
     for name in config.log.options:
         if name in _GUARANTEES:
-            wanted = f"no such option; the log needs {_GUARANTEES[name]}"
+            wanted = f"no such option, because the log's guarantees need {_GUARANTEES[name]}"
             raise InvalidConfig(f"log.options[{name!r}]", HIDDEN, wanted)
     return {
         "bootstrap.servers": config.bootstrap_servers,
         "client.id": client_id,
-        # A broker that comes back is used within a second, not after librdkafka's ten.
+        # A broker that comes back is used within a second, not after librdkafka's default of ten.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
         "socket.keepalive.enable": True,
@@ -111,7 +112,7 @@ def client_settings(config: Config, client_id: str) -> dict[str, Any]:
 
 
 def admin_settings(config: Config) -> dict[str, Any]:
-    """Settings of an AdminClient; silent, because its errors all come through futures."""
+    """Settings of an AdminClient; it does not log, because its futures report all errors."""
     return {**client_settings(config, "everstate-admin"), "log_level": 0}
 
 
@@ -122,10 +123,10 @@ def producer_settings(
     transactional_id: str | None = None,
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
 ) -> dict[str, Any]:
-    """Settings of a producer that neither loses, doubles nor reorders (C4).
+    """Settings of a producer that never loses, duplicates or reorders records (C4).
 
     A plain producer has no delivery time-out: a later record must not overtake a lost batch. In a
-    transaction the broker's own time-out bounds delivery, and an abort takes everything back.
+    transaction the broker's own time-out bounds delivery, and an abort discards all its records.
     """
     # The dead-letter sender is transactional and sends records with their reason added.
     room = 0 if transactional_id is None else 2 * RECORD_ROOM_BYTES
@@ -140,7 +141,8 @@ def producer_settings(
         "batch.size": min(1_000_000, config.log.message_bytes_max),
         "message.max.bytes": record_bytes_max(config) + room,
         "queue.buffering.max.messages": config.log.queue_messages_max,
-        # Back-to-back transactions wait for this whole time otherwise (100 ms by default).
+        # The next transaction waits for this whole time when the last one has just ended
+        # (100 ms by default).
         "retry.backoff.ms": 5,
         "retry.backoff.max.ms": 500,
         "delivery.report.only.error": True,
@@ -150,8 +152,8 @@ def producer_settings(
         return {**settings, "message.timeout.ms": 0, "enable.gapless.guarantee": True}
     return {
         **settings,
-        # Nobody sees a record before its transaction's commit, which flushes: what is sent
-        # meanwhile goes in few large requests (each partition's batch is one of its own).
+        # Readers see a record only after its transaction's commit, which flushes. Until then
+        # records are collected into few large requests (one batch for each partition).
         "linger.ms": max(config.log.linger_ms, _TRANSACTION_LINGER_MS),
         "transactional.id": transactional_id,
         "transaction.timeout.ms": transaction_timeout_ms,
@@ -162,9 +164,9 @@ def producer_settings(
 def consumer_settings(
     config: Config, client_id: str, *, isolation: str = READ_COMMITTED, read_ahead: bool = True
 ) -> dict[str, Any]:
-    """Settings of a reader of explicit ranges: no group, no commits, ends are told.
+    """Settings of a reader of explicit ranges: no group, no commits, partition ends reported.
 
-    ``read_ahead=False`` fetches as little as the broker can give: for looking at one record.
+    ``read_ahead=False`` fetches as little as the broker allows, for reading a single record.
     """
     return {
         **client_settings(config, client_id),
@@ -190,8 +192,8 @@ def member_settings(
 ) -> dict[str, Any]:
     """Settings of a member of a consumer group whose offsets go into transactions (KIP-447).
 
-    The member is static: a process that was killed and started again takes its partitions back
-    at once, instead of waiting for its former self to be given up.
+    The member is static: a process that was killed and restarted takes its partitions back at
+    once, instead of waiting until the session of its former instance has timed out.
     """
     return {
         **consumer_settings(config, client_id),
@@ -201,26 +203,41 @@ def member_settings(
         "heartbeat.interval.ms": min(3_000, session_timeout_ms // 3),
         "partition.assignment.strategy": "range",
         "enable.partition.eof": False,
-        # Less than this and the broker would be asked for each few records under load; and one
-        # who is behind fetches again when little is left, not whenever a few records came.
+        # A shorter wait would cause a request for every few records under load. A member that
+        # lags fetches again when its queue is nearly empty, not after every few records.
         "fetch.wait.max.ms": 100,
         "queued.min.messages": 500,
         "fetch.queue.backoff.ms": 10,
     }
 
 
+def spark_sink_options(config: Config) -> dict[str, str]:
+    """Options of a Spark Kafka writer to this log: acknowledged by all replicas, in order."""
+    kafka = {
+        "bootstrap.servers": config.bootstrap_servers,
+        "acks": "all",
+        "enable.idempotence": "true",
+        "max.request.size": str(changelog_bytes_max(config)),
+        "linger.ms": "0",
+        "compression.type": "lz4",
+        "reconnect.backoff.max.ms": "1000",
+        **java_options(config.log.options, config.log.java_options),
+    }
+    return {f"kafka.{name}": value for name, value in kafka.items()}
+
+
 def spark_options(config: Config) -> dict[str, str]:
     """Options of a Spark Kafka reader of this log: read_committed, and loss is an error (C5, C8).
 
     Out: ``spark.read.format("kafka").options(**…)``. The security settings of ``log.options`` are
-    there in Java's words. Raises InvalidConfig for one that Java does not have.
+    translated to those of the Java client. Raises InvalidConfig for one that Java does not have.
     """
     own = config.log.java_options
     for name in own:
         if name in _GUARANTEES or name in _READERS:
-            wanted = "no such option; readers of the log need their own"
+            wanted = "no such option, because everstate sets it for its own readers"
             raise InvalidConfig(f"log.java_options[{name!r}]", HIDDEN, wanted)
-    client_settings(config, "everstate-spark")  # refuses what would weaken the log
+    client_settings(config, "everstate-spark")  # raises for options that weaken the log
     kafka = {
         "bootstrap.servers": config.bootstrap_servers,
         "isolation.level": READ_COMMITTED,

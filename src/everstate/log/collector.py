@@ -1,4 +1,4 @@
-"""The cycle collector, out of the way while many short-lived rows are made."""
+"""Pauses Python's cycle collector while many short-lived rows are made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause the cycle collector for the block, if it is on.
 
-    Thousands of rows alive at once make it look at all of them again and again, for cycles that
-    rows do not have: that was 40 % of a batch's time. Reference counting goes on.
+    While thousands of rows exist at once, the collector scans all of them repeatedly for cycles
+    that rows do not have: that took 40 % of a batch's time. Reference counting still works.
     """
     if not gc.isenabled():
         yield

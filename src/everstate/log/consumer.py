@@ -1,9 +1,10 @@
-"""Reading explicit ranges of the log; no groups, no commits: positions belong to the views."""
+"""Reading explicit ranges of the log, without groups and commits: views store their positions."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Final, cast
 
 import confluent_kafka
@@ -23,8 +24,9 @@ _STEP_S: Final = 0.2
 class Consumer:
     """Reads records byte-exact, in order, read_committed unless an audit asks otherwise (C5).
 
-    Out: what the isolation serves. Offsets of markers, aborted and compacted records are passed
-    over silently; a range that the log no longer holds is DataLoss, never a shorter answer.
+    Out: the records that the isolation level shows. Offsets of markers, aborted and compacted
+    records are skipped; a range that the log no longer holds raises DataLoss, and never gives a
+    shorter result.
     """
 
     def __init__(
@@ -35,11 +37,16 @@ class Consumer:
         client_id: str = "everstate-reader",
         timeout_s: float = 60.0,
         read_ahead: bool = True,
+        at_once: int = _FETCH_MESSAGES,
     ) -> None:
+        """``at_once``: most records of one poll.
+
+        A poll waits up to 0.2 s for that many, so a reader of small ranges wants few.
+        """
         self._config = config
         self._isolation = isolation
         self._timeout_s = timeout_s
-        self._fetch_messages = _FETCH_MESSAGES if read_ahead else 1
+        self._fetch_messages = at_once if read_ahead else 1
         self._client = confluent_kafka.Consumer(
             consumer_settings(config, client_id, isolation=isolation, read_ahead=read_ahead)
         )
@@ -55,9 +62,10 @@ class Consumer:
         self._client.close()
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Record]:
-        """Records of ``[start, end)`` of one partition; ``end`` at most the stable end.
+        """Records of ``[start, end)`` of one partition; ``end`` must not exceed the stable end.
 
-        Raises DataLoss when ``start`` is gone, Unavailable when nothing comes for ``timeout_s``.
+        Raises DataLoss when the log no longer has ``start``, Unavailable when no record comes for
+        ``timeout_s``.
         """
         if start >= end:
             return
@@ -77,7 +85,7 @@ class Consumer:
             self._client.unassign()
 
     def read_topic(self, topic: str) -> Iterator[Record]:
-        """All records of a topic that are there now, one partition after the other."""
+        """All records that a topic has now, one partition after the other."""
         with Offsets(self._config) as offsets:
             starts = offsets.beginnings([topic])
             whole = self._isolation == READ_UNCOMMITTED
@@ -88,35 +96,19 @@ class Consumer:
     def tail(
         self, topics: Iterable[str], *, from_end: bool = True, idle_s: float | None = None
     ) -> Generator[Record, None, None]:
-        """Records as they come; order holds in each partition.
+        """Records as they are appended; they are in order within each partition.
 
-        Begins at what is the end (or the beginning) at this call, not at the first ``next``.
-        Ends after ``idle_s`` without a record; ``None``: never. A broker that is away is waited
-        for. Close it (or exhaust it) before the consumer.
+        Starts at the end (or the beginning) that the partitions have at this call, not at the first
+        ``next``. Ends after ``idle_s`` without a record; ``None``: never. It waits while a broker
+        is unreachable. It has a connection of its own: close it, or exhaust it.
         """
         with Offsets(self._config) as offsets:
             listed = list(topics)
             starts = offsets.stable_ends(listed) if from_end else offsets.beginnings(listed)
-        places = [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
-        return self._follow(places, idle_s)
+        return _records(Follower(self._config, starts), idle_s)
 
-    def _follow(
-        self, places: list[TopicPartition], idle_s: float | None
-    ) -> Generator[Record, None, None]:
-        self._client.assign(places)
-        seen_at = time.monotonic()
-        try:
-            for message in self._messages("following the log", patient=True):
-                if message is not None and message.error() is None:
-                    yield as_record(message)
-                    seen_at = time.monotonic()
-                elif idle_s is not None and time.monotonic() - seen_at > idle_s:
-                    return
-        finally:
-            self._client.unassign()
-
-    def _messages(self, doing: str, *, patient: bool = False) -> Iterator[Message | None]:
-        """Records and ends of partitions; ``None`` when a poll brought nothing."""
+    def _messages(self, doing: str) -> Iterator[Message | None]:
+        """Records, and ends of partitions; ``None`` for a poll that returned nothing."""
         heard_at = time.monotonic()
         while True:
             with translated(doing):
@@ -127,8 +119,8 @@ class Consumer:
                     heard_at = time.monotonic()
                 elif error.code() in OFFSET_GONE:
                     raise DataLoss(
-                        f"{doing}: the log no longer holds the offset asked for "
-                        f"({error.str()}). Nothing was skipped.",
+                        f"{doing}: the log no longer has the requested offset ({error.str()}). No "
+                        "record was skipped.",
                         advice="Read that range from the archive.",
                     )
                 elif is_transport(error):
@@ -138,14 +130,14 @@ class Consumer:
                 yield message
             if not messages:
                 yield None
-            if not patient and time.monotonic() - heard_at > self._timeout_s:
-                raise Unavailable(f"{doing}: nothing came for {self._timeout_s:g} s.")
+            if time.monotonic() - heard_at > self._timeout_s:
+                raise Unavailable(f"{doing}: Kafka did not answer for {self._timeout_s:g} s.")
 
 
 class Follower:
-    """Follows partitions from given offsets: what is there comes at once, and what comes, soon.
+    """Follows partitions from given offsets: first their existing records, then new ones.
 
-    read_committed. Each partition is in order; markers and aborted records are passed over.
+    read_committed. Each partition is in order; markers and aborted records are skipped.
     """
 
     def __init__(
@@ -154,13 +146,17 @@ class Follower:
         starts: Mapping[tuple[str, int], int],
         *,
         client_id: str = "everstate-follower",
+        is_one_of_many: bool = False,
     ) -> None:
+        """``is_one_of_many``: it reads less ahead, and an empty fetch request waits longer."""
         self._doing = f"following the log as {client_id}"
         settings = consumer_settings(config, client_id)
-        # How often the broker is asked while there is nothing; what comes, it tells at once.
+        # How long the broker holds an empty fetch request; it answers at once when records come.
         settings |= {"fetch.wait.max.ms": 100}
-        self._told, self._at = dict(starts), dict(starts)
-        """Next offset of each partition: when :meth:`spans` was called last, and now."""
+        if is_one_of_many:
+            settings |= {"fetch.wait.max.ms": 500, "queued.max.messages.kbytes": 4_096}
+        self._reported, self._at = dict(starts), dict(starts)
+        """Next offset of each partition: at the last call of :meth:`spans`, and now."""
         self._client = confluent_kafka.Consumer(settings)
         self._client.assign(
             [TopicPartition(topic, part, at) for (topic, part), at in starts.items()]
@@ -172,9 +168,10 @@ class Follower:
         self._client.close()
 
     def only(self, places: Iterable[tuple[str, int]]) -> None:
-        """Follow these partitions only, until another call; of the others nothing is lost.
+        """Follow these partitions only, until the next call; no record of the others is lost.
 
-        What was fetched of the others is thrown away: the same again is free, a change is not.
+        Records that were already fetched from the others are discarded and fetched again later. A
+        call with the same partitions as before costs nothing.
         """
         paused = self._assigned - frozenset(places)
         with translated(self._doing):
@@ -183,13 +180,14 @@ class Follower:
         self._paused = paused
 
     def poll(self, records_max: int, wait_s: float) -> list[Record]:
-        """Records that are there, at most so many; waits up to ``wait_s`` for the first one.
+        """At most about ``records_max`` records; waits up to ``wait_s`` for the first one only.
 
-        Raises DataLoss when an offset is gone; a broker that is away brings nothing.
+        Raises DataLoss when the log no longer has an offset. While a broker is unreachable its
+        partitions give no records.
         """
         with translated(self._doing):
             first = self._client.consume(1, wait_s)
-            messages = first + self._client.consume(records_max, 0.005) if first else []
+            messages = first + self._client.consume(records_max, 0) if first else []
         found = []
         for message in messages:
             error = message.error()
@@ -204,28 +202,43 @@ class Follower:
                 assert offset is not None
                 self._at[topic, partition] = offset
             elif error.code() in OFFSET_GONE:
-                raise DataLoss(f"{self._doing}: the log no longer holds it ({error.str()}).")
+                raise DataLoss(
+                    f"{self._doing}: the log no longer has the requested offset ({error.str()})."
+                )
             elif not is_transport(error):
                 raise translate(error, self._doing)
         return found
 
     def spans(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """What was read since the last call: first and next offset of each such partition.
+        """First and next offset of each partition that was read since the last call.
 
-        All that is there between them was given by :meth:`poll`; an end that was come to counts,
-        so that markers at the end of a partition are passed, too.
+        :meth:`poll` has returned all records between them. Reaching the end of a partition counts
+        as well, so that the range includes markers at its end.
         """
         spans = {
-            place: (self._told[place], end)
+            place: (self._reported[place], end)
             for place, end in self._at.items()
-            if end != self._told[place]
+            if end != self._reported[place]
         }
-        self._told = dict(self._at)
+        self._reported = dict(self._at)
         return spans
 
 
+def _records(follower: Follower, idle_s: float | None) -> Generator[Record, None, None]:
+    """Records that a follower gives, until none came for ``idle_s``; closes it."""
+    seen_at = time.monotonic()
+    with closing(follower):
+        while True:
+            found = follower.poll(_FETCH_MESSAGES, _STEP_S)
+            yield from found
+            if found:
+                seen_at = time.monotonic()
+            elif idle_s is not None and time.monotonic() - seen_at > idle_s:
+                return
+
+
 def as_record(message: Message) -> Record:
-    """Our record of the driver's message."""
+    """The driver's message as a :class:`Record`."""
     kind, timestamp_ms = message.timestamp()
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None
@@ -240,6 +253,6 @@ def as_record(message: Message) -> Record:
         message.key(),
         message.value(),
         tuple(headers) if headers else (),
-        # librdkafka counts one higher than Java and Spark.
+        # librdkafka's number is one higher than that of Java and Spark.
         kind - 1,
     )

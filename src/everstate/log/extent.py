@@ -1,7 +1,7 @@
-"""What the log has of a topic beside stored positions, so that a proof names what it did not read.
+"""Compares a topic with stored positions, so that a proof can name the records it did not read.
 
-Readers refuse such a log (:meth:`Topics.check_identity`, :func:`check_ends`); a proof goes on with
-what it can read, and tells the rest.
+Readers reject a log that does not match their positions (:meth:`Topics.check_identity`,
+:func:`check_ends`); a proof reads what it can, and reports the rest.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from everstate.log.topics import TopicIdentity, Topics, check_same_topic
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """Where the partitions of stored positions begin and end now, and what lies outside of them."""
+    """Where the partitions begin and end now, and which records the positions do not match."""
 
     begins: Mapping[int, int] = field(default_factory=dict)
-    """First offset of each partition; none when the log is not the one of the positions."""
+    """First offset of each partition; empty when the positions belong to another log."""
     ends: Mapping[int, int] = field(default_factory=dict)
     """Stable end of each partition."""
     gone: str | None = None
-    """Why nothing of this log can be read; ``None``: it can."""
+    """Why this log cannot be read at all; ``None``: it can."""
     unread: tuple[str, ...] = ()
-    """Records of the log that no position reaches, or that positions reach and the log lost."""
+    """Messages on partitions without a position, and on records that the log has lost."""
 
 
 def log_extent(
     config: Config, topic: str, stored: TopicIdentity, position: Mapping[int, int]
 ) -> LogExtent:
-    """Look at a topic whose positions are known; raises Unavailable."""
+    """Compare a topic with its stored positions; raises Unavailable."""
     with Topics(config) as topics, Offsets(config) as offsets:
         try:
             check_same_topic(topic, stored, topics.identity(topic))
@@ -46,10 +46,13 @@ def log_extent(
     for partition, end in sorted(ends.items()):
         if partition not in position:
             count = end - begins[partition]
-            unread.append(f"{topic}[{partition}] was added later, and has {count:,} offsets")
+            unread.append(
+                f"{topic}[{partition}] was added after the last read, and its {count:,} offsets "
+                "were not read"
+            )
         elif end < position[partition]:
             unread.append(
-                f"{topic}[{partition}] ends at {end:,}: offsets {end:,} to "
-                f"{position[partition] - 1:,} are gone from the log"
+                f"{topic}[{partition}] ends at {end:,}: the log has lost offsets {end:,} to "
+                f"{position[partition] - 1:,}"
             )
     return LogExtent(begins, ends, None, tuple(unread))

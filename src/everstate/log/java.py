@@ -1,8 +1,8 @@
-"""Options of librdkafka in the words of Kafka's Java client, which reads the log in Spark.
+"""Translates options of librdkafka to those of Kafka's Java client, which reads the log in Spark.
 
-The two clients share few names where security is concerned, and each ignores what it does not
-know: an option that were simply left out would mean a reader without it. So each security option
-is translated, or refused.
+The two clients share few names of security options, and each ignores unknown options: an option
+that was not translated would silently have no effect. So each security option is translated, or
+refused.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _KEY: Final = re.compile("-----BEGIN PRIVATE KEY-----.+?-----END PRIVATE KEY----
 def java_options(options: Options, own: Options) -> dict[str, str]:
     """Options for Java: those of ``options`` translated, then ``own`` as they are.
 
-    PEM files are read here and handed over as text, so that no worker needs the files. Raises
+    PEM files are read here and passed as text, so that no worker needs the files. Raises
     InvalidConfig for a security option that has no counterpart, unless ``own`` is given: then
-    who wrote it has said what Java needs.
+    the user has configured the Java client explicitly.
     """
     java = {name: options[name] for name in _SAME if name in options}
     if not any(name.startswith("ssl.truststore.") for name in own):
@@ -63,10 +63,13 @@ def java_options(options: Options, own: Options) -> dict[str, str]:
 
 
 def _trust(options: Options) -> dict[str, str]:
-    """Whom the client believes, and whether the server's name must fit."""
+    """Which certificates the client trusts, and whether it verifies the server's name."""
     java = {}
     if options.get("enable.ssl.certificate.verification", "true").lower() != "true":
-        raise _refused("enable.ssl.certificate.verification", "true: Java always verifies")
+        raise _refused(
+            "enable.ssl.certificate.verification",
+            "true, because Java's client always verifies certificates",
+        )
     if (authorities := _pem(options, "ca")) is not None:
         certificates = _CERTIFICATE.findall(authorities)
         if not certificates:
@@ -136,7 +139,7 @@ def _pem(options: Options, what: str) -> str | None:
     try:
         return Path(options[name]).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as cause:
-        reason = cause.strerror if isinstance(cause, OSError) else "it is no text"
+        reason = cause.strerror if isinstance(cause, OSError) else "it is not a text file"
         raise _refused(name, f"a PEM file that can be read ({reason})") from cause
 
 
@@ -144,7 +147,8 @@ def _refuse_the_rest(options: Options) -> None:
     for name in options:
         if name.startswith(_SECURITY) and name not in _TRANSLATED and name not in _SAME:
             raise _refused(
-                name, "an option that Java has too, or its counterpart in log.java_options"
+                name,
+                "an option that Java's client has too, or Java's own option in log.java_options",
             )
 
 

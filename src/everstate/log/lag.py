@@ -17,7 +17,7 @@ _REACH_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ReaderPosition:
     """The next offset that a reader, such as a view, will read of one partition."""
 
     reader: str
@@ -30,9 +30,9 @@ class Position:
 class LagRow:
     """Lag of one reader on one partition at one moment.
 
-    ``lag_changes`` counts offsets up to the last stable one, a transaction's marker among them,
-    and is 0 when nothing but markers is left. ``lag_seconds`` is the age of the oldest record
-    that is not yet read, by its timestamp; 0 when there is none.
+    ``lag_changes`` counts offsets up to the last stable one, including transaction markers, and is
+    0 when only markers are left. ``lag_seconds`` is the age of the oldest unread record, by its
+    timestamp; 0 when there is none.
     """
 
     topic: str
@@ -45,9 +45,9 @@ class LagRow:
 
 
 def is_reachable(config: Config) -> bool:
-    """Whether a broker takes connections: asked before a question that would wait long for none.
+    """Whether a broker accepts connections: a quick check before requests with a long time-out.
 
-    False too when no address is known, as of a local broker that does not run.
+    False too when no address is known, for example of a local broker that is not running.
     """
     for address in (config.log.bootstrap_servers or "").split(","):
         host, _, port = address.strip().rpartition(":")
@@ -60,9 +60,9 @@ def is_reachable(config: Config) -> bool:
 
 
 class Lag:
-    """Measures lag again and again over one pair of connections; close it.
+    """Measures lag repeatedly over one pair of connections; close it.
 
-    Cost: one request, and one small fetch for each different position that is behind.
+    Cost: one request, and one small fetch for each distinct position that lags.
     """
 
     def __init__(self, config: Config) -> None:
@@ -76,15 +76,15 @@ class Lag:
         self.close()
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self._offsets.close()
         self._consumer.close()
 
-    def rows(self, positions: Iterable[Position]) -> list[LagRow]:
-        """One row a position, in their order.
+    def rows(self, positions: Iterable[ReaderPosition]) -> list[LagRow]:
+        """One row for each position, in their order.
 
-        Of a position that the log no longer holds, what is left of the log counts. Raises
-        Unavailable, and LogError for an unknown topic.
+        For a position that the log no longer holds, the lag counts from the log's first offset.
+        Raises Unavailable, and LogError for an unknown topic.
         """
         listed = list(positions)
         ends = self._offsets.stable_ends({position.topic for position in listed})

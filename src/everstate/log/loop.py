@@ -1,4 +1,4 @@
-"""Consume, process, produce: one Kafka transaction a batch, fenced in groups (KIP-447)."""
+"""Consume, process, produce: one Kafka transaction for each batch, fenced by group (KIP-447)."""
 
 # librdkafka's own error codes are public, and spelled with a leading underscore.
 # ruff: noqa: SLF001
@@ -30,56 +30,57 @@ _PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _OPEN_S: Final = 30.0
 _ABORT_S: Final = 5.0
 _COMMITTED_S: Final = 15.0
-"""Longer than a transaction that a killed member left open: its offsets are waited for."""
+"""Wait for committed offsets; longer than the time-out of a killed member's transaction."""
 _REPLACED: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL})
 
-Place = tuple[str, int]
+LogPartition = tuple[str, int]
 """Topic and partition."""
 
 Incoming: TypeAlias = Message
-"""A record as the driver has it: ``key()``, ``value()``, ``headers()``, ``partition()``, …"""
+"""A record as the driver's message: ``key()``, ``value()``, ``headers()``, ``partition()``, …"""
 
 Send = Callable[..., None]
 """``send(topic, key, value, headers, partition, timestamp_ms)``; see ``Producer.send_raw``."""
 
 
 class PartitionsMoved(Exception):
-    """Partitions were taken away while they were being opened; what was read is for nothing."""
+    """Partitions were revoked while they were being opened; what was read is discarded."""
 
 
 class Work(Protocol):
-    """What is done with the records of partitions that this process owns.
+    """Processes the records of partitions that this process owns.
 
-    One thread calls it. Between ``handle`` and ``settle`` a transaction is open: what ``handle``
-    found counts only when ``settle`` is called. ``shut`` without ``settle`` takes it back.
+    One thread calls it. Between ``handle`` and ``settle`` a transaction is open: results of
+    ``handle`` become valid only when ``settle`` is called. ``shut`` without ``settle`` discards
+    them.
     """
 
-    def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
-        """Get ready for a partition; the group's offset in, the offset to begin at out.
+    def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
+        """Prepare a partition. In: the group's committed offset; out: the offset to start at.
 
-        ``alive`` is to be called every second or so; it raises PartitionsMoved.
+        Call ``alive`` about every second; it raises PartitionsMoved.
         """
 
     def shut(self) -> None:
-        """Give up all partitions and whatever is not settled."""
+        """Release all partitions and discard what is not settled."""
 
     def handle(self, batch: Sequence[Incoming], send: Send) -> None:
-        """Process records, in their order, and send what follows from them."""
+        """Process records, in their order, and send the resulting records."""
 
     def settle(self) -> None:
-        """The transaction of the last ``handle`` is committed."""
+        """Called when the transaction of the last ``handle`` has been committed."""
 
     def is_due(self) -> bool:
-        """Whether ``handle`` has something to do without new records."""
+        """Whether ``handle`` has work to do without new records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Who this process is: its group, its name in it, and the bounds of its transactions."""
+    """Identity of this process: its group, its name in it, and the limits of its transactions."""
 
     group: str
     instance: str
-    """Unique in the group, and the same after a restart: the transactional id is made of it."""
+    """Unique in the group and stable across restarts: the transactional id is derived from it."""
     session_timeout_s: float = 10.0
     transaction_timeout_s: float = 10.0
 
@@ -88,9 +89,10 @@ class TransactionalLoop:
     """Reads topics as a member of a group; each batch is one transaction with its offsets.
 
     Exactly once: the records that ``work`` sends and the group's offsets are committed together.
-    A member that lost its partitions is refused by its generation; a former self that was killed
-    is fenced by the transactional id, its open transaction aborted at once. When an outcome is
-    unknown everything is closed and opened again, and the log is asked.
+    A member that lost its partitions is rejected by its group generation. A former instance that
+    was killed is fenced by the transactional id, and its open transaction aborted at once. When
+    the outcome of a commit is unknown, everything is closed and opened again, and the committed
+    offsets are read from the log.
     """
 
     def __init__(
@@ -125,9 +127,9 @@ class TransactionalLoop:
         self.close()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set; a broker that is away is waited for.
+        """Process batches until ``stop`` is set; waits while a broker is unreachable.
 
-        Raises Fenced when another process took this one's place, and what ``work`` raises.
+        Raises Fenced when another process took over this name, and every error of ``work``.
         """
         try:
             while not stop.is_set():
@@ -147,10 +149,10 @@ class TransactionalLoop:
             self.close()
 
     def step(self, timeout_s: float) -> int:
-        """Process at most one batch; says of how many records.
+        """Process at most one batch; returns its number of records.
 
-        Raises Unavailable or DeliveryFailed when nothing of it counts, or nobody knows: then
-        ``close``, and step again.
+        Raises Unavailable or DeliveryFailed when the batch was not committed, or when that is
+        unknown: call ``close``, then ``step`` again.
         """
         if self._consumer is None:
             self._open()
@@ -163,7 +165,7 @@ class TransactionalLoop:
         return len(batch)
 
     def close(self) -> None:
-        """Leave: abort what is open, give up connections and partitions."""
+        """Abort an open transaction, leave the group, and close the connections."""
         producer, self._producer = self._producer, None
         consumer, self._consumer = self._consumer, None
         self._assigned = None
@@ -186,7 +188,8 @@ class TransactionalLoop:
             transaction_timeout_ms=int(member.transaction_timeout_s * 1000),
         )
         try:
-            # First fence: what a former self left open would hold back what is read below.
+            # Fence first: an open transaction of a former instance would hold back the stable
+            # end that is read below.
             producer.init(_OPEN_S)
         except BaseException:
             producer.discard()
@@ -204,7 +207,8 @@ class TransactionalLoop:
         self._consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
 
     def _on_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
-        # Opened outside of this callback: it may take longer than a rebalance should.
+        # Partitions are opened outside of this callback: that may take longer than a rebalance
+        # should.
         consumer.assign([])
         self._assigned = partitions
         self._moves += 1
@@ -216,7 +220,7 @@ class TransactionalLoop:
         consumer.unassign()
 
     def _take_over(self) -> None:
-        """Open the partitions that were assigned, then begin to read them."""
+        """Open the partitions that were assigned, then start reading them."""
         partitions, moves = self._assigned, self._moves
         assert partitions is not None
 
@@ -225,12 +229,12 @@ class TransactionalLoop:
                 raise PartitionsMoved
 
         try:
-            with translated("asking for the group's offsets"):
+            with translated("reading the committed offsets of the group"):
                 committed = self._consumer.committed(partitions, _COMMITTED_S)
             places, unknown = [], {}
             for each in sorted(committed, key=lambda one: (one.topic, one.partition)):
                 if each.error is not None:
-                    raise translate(each.error, "asking for the group's offsets")
+                    raise translate(each.error, "reading the committed offsets of the group")
                 known = each.offset if each.offset >= 0 else None
                 start = self._work.open((each.topic, each.partition), known, alive)
                 places.append(TopicPartition(each.topic, each.partition, start))
@@ -241,14 +245,18 @@ class TransactionalLoop:
             self._work.shut()
             return
         if unknown:
-            # Where a group begins is decided once, not again at its next start.
+            # The start offset of a group is decided once, not again at its next start.
             self._commit(lambda _send: None, unknown)
         self._consumer.assign(places)
         self._assigned = None
-        log.info("%s: owns %s", self._id, [(p.topic, p.partition, p.offset) for p in places])
+        log.info(
+            "%s: is the owner of the partitions %s",
+            self._id,
+            [(p.topic, p.partition, p.offset) for p in places],
+        )
 
     def _gather(self, timeout_s: float) -> list[Incoming]:
-        """Records for one transaction: what comes within the wait after the first."""
+        """Records for one transaction: the first, and those that come within a short wait."""
         consumer, moves = self._consumer, self._moves
         with translated("reading the log"):
             first = consumer.poll(timeout_s)
@@ -265,7 +273,7 @@ class TransactionalLoop:
         if len(batch) < len(found):
             for message in found:
                 self._check(message.error())
-        # What was read before a rebalance is read again by whoever owns it now.
+        # Records read before a rebalance are read again by the partition's present owner.
         return batch if self._moves == moves else []
 
     def _check(self, error: KafkaError | None) -> None:
@@ -273,11 +281,14 @@ class TransactionalLoop:
             return
         if error.code() in _REPLACED or error.fatal():
             raise Fenced(
-                f"{self._id}: another process took this one's place ({error.str()}).",
-                advice="Stop one of the two.",
+                f"{self._id}: another process with the same id took over its partitions "
+                f"({error.str()}).",
+                advice="Stop one of the two processes.",
             )
         if error.code() in OFFSET_GONE:
-            raise Unavailable(f"{self._id}: the log no longer holds the group's offset.")
+            raise Unavailable(
+                f"{self._id}: the log no longer has the records after the group's committed offset."
+            )
         if error.code() != KafkaError._MAX_POLL_EXCEEDED:
             raise translate(error, "reading the log")
 
@@ -288,8 +299,8 @@ class TransactionalLoop:
         self.batches += 1
         self.records += len(batch)
 
-    def _commit(self, handle: Callable[[Send], None], offsets: Mapping[Place, int]) -> None:
-        """One transaction: what ``handle`` sends, and the group's offsets."""
+    def _commit(self, handle: Callable[[Send], None], offsets: Mapping[LogPartition, int]) -> None:
+        """One transaction: the records that ``handle`` sends, and the group's offsets."""
         producer = self._producer
         assert producer is not None
         try:
@@ -300,8 +311,8 @@ class TransactionalLoop:
                 producer.send_offsets(offsets, group, self._timeout_s)
             producer.commit(self._timeout_s)
         except Fenced as error:
-            # Also what a transaction that outlived its time meets; a rival with this name is
-            # told by the group, when this loop joins it again.
+            # A transaction that exceeded its time-out is fenced too. If another process has this
+            # name, the group reports it when this loop joins again.
             raise Unavailable(error.message) from error
         except LogError as error:
             self._withdraw(producer)
@@ -315,14 +326,14 @@ class TransactionalLoop:
         return 2 * self._member.transaction_timeout_s
 
     def _withdraw(self, producer: Producer) -> None:
-        """Abort, so that no reader waits for what is open."""
+        """Abort, so that no reader waits for the open transaction."""
         with suppress(EverstateError):
             producer.abort(_ABORT_S)
 
 
-def next_offsets(batch: Sequence[Incoming]) -> Mapping[Place, int]:
-    """The offset behind the last record of each partition of a batch."""
-    found: dict[Place, int] = {}
+def next_offsets(batch: Sequence[Incoming]) -> Mapping[LogPartition, int]:
+    """The offset after the last record of each partition of a batch."""
+    found: dict[LogPartition, int] = {}
     for message in batch:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         assert topic is not None

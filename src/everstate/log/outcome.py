@@ -1,4 +1,4 @@
-"""What librdkafka says, as errors of ours; translated here and nowhere else."""
+"""The only translation of librdkafka's errors to everstate's."""
 
 # librdkafka's own error codes are public, and spelled with a leading underscore.
 # ruff: noqa: SLF001
@@ -27,7 +27,7 @@ PERMANENT: Final = frozenset(
         KafkaError._INVALID_ARG,
     }
 )
-# What befalls the records behind the one that failed.
+# Errors of the records queued after the one that failed.
 CONSEQUENCES: Final = frozenset(
     {
         KafkaError._PURGE_QUEUE,
@@ -49,12 +49,12 @@ _TRANSPORT: Final = frozenset(
         KafkaError._RESOLVE,
         KafkaError._WAIT_COORD,
         KafkaError._DESTROY,
-        # "No leaders found": asked for offsets while the only broker was away.
+        # "No leaders found": offsets were requested while the only broker was unreachable.
         KafkaError._NOENT,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
-        # A broker that has just started may know less of the leaders than who asks it.
+        # A broker that has just started may have older metadata on leaders than its client.
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.KAFKA_STORAGE_ERROR,
@@ -74,16 +74,16 @@ FENCING: Final = frozenset(
 
 
 def is_transport(error: KafkaError) -> bool:
-    """Whether the error says only that a broker does not answer now."""
+    """Whether the error means only that a broker does not answer now."""
     return error.code() in _TRANSPORT or bool(error.retriable())
 
 
 def translate(error: KafkaError, doing: str) -> EverstateError:
-    """Our error for librdkafka's; ``doing`` begins the sentence ("reading topic x")."""
+    """The everstate error for librdkafka's; its message begins with ``doing`` (reading x)."""
     if error.code() in FENCING:
         return Fenced(
-            f"{doing}: another process took over this role, or its transaction outlived "
-            f"{TRANSACTION_TIMEOUT_MS // 1000} s.",
+            f"{doing}: another process took over this role, or the transaction was open for more "
+            f"than {TRANSACTION_TIMEOUT_MS // 1000} s.",
             advice="Stop this one; start it again only when the other one is gone.",
         )
     if is_transport(error):
@@ -93,7 +93,7 @@ def translate(error: KafkaError, doing: str) -> EverstateError:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn a KafkaException (or a future's time-out) of the block into an error of ours."""
+    """Translate a KafkaException (or a future's time-out) of the block into an everstate error."""
     try:
         yield
     except KafkaException as cause:

@@ -15,11 +15,13 @@ from everstate.errors import LogTruncated, TopicResized, Unavailable
 from everstate.errors.log import BEGIN_NEW_LOG
 from everstate.log.client import ADMIN_TIMEOUT_S, admin_settings
 from everstate.log.outcome import translate, translated
+from everstate.retrying import within
 
 Ends = dict[tuple[str, int], int]
 
 _SPEC: Any = OffsetSpec  # the driver has no types for it
 _COUNT_AGAIN_S: Final = 1.0
+_AGAIN: Final = within(ADMIN_TIMEOUT_S, Unavailable, pause_s=0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,11 @@ class Range:
 
 
 class Offsets:
-    """Asks for offsets of whole topics: one round trip a call, about 1.5 ms on a local broker.
+    """Reads offsets of whole topics: one round trip for each call, 1.5 ms on a local broker.
 
     Every call raises Unavailable when the broker does not answer for 10 s, LogError for a topic
-    that does not exist, and TopicResized for one that has got another number of partitions since
-    it was first asked for (this is looked up once a second).
+    that does not exist, and TopicResized when a topic's number of partitions has changed since its
+    first call (this is checked once a second).
     """
 
     def __init__(self, config: Config) -> None:
@@ -56,27 +58,27 @@ class Offsets:
         del self._admin
 
     def stable_ends(self, topics: Iterable[str]) -> Ends:
-        """Last stable offset of each (topic, partition): what a read_committed reader may read.
+        """Last stable offset of each (topic, partition): the end for a read_committed reader.
 
-        Markers and aborted records below it are counted; an open transaction holds it back.
+        Offsets of markers and aborted records count; an open transaction holds it back.
         """
         return self._offsets(topics, _SPEC.latest(), IsolationLevel.READ_COMMITTED)
 
     def high_watermarks(self, topics: Iterable[str]) -> Ends:
-        """Ends that count open transactions too; one that stays above the stable end hangs (C5)."""
+        """Ends including open transactions; one that stays above the stable end hangs (C5)."""
         return self._offsets(topics, _SPEC.latest(), IsolationLevel.READ_UNCOMMITTED)
 
     def beginnings(self, topics: Iterable[str]) -> Ends:
-        """First offset that is still there, of each (topic, partition)."""
+        """First offset that the log still has, of each (topic, partition)."""
         return self._offsets(topics, _SPEC.earliest(), IsolationLevel.READ_COMMITTED)
 
     def settled_ends(
         self, topics: Iterable[str], partition: int, alive: Callable[[], None]
     ) -> dict[str, int]:
-        """Ends of one partition of these topics, once what is open there now is ended.
+        """Ends of one partition of these topics, when the transactions now open there have ended.
 
-        For a new owner of the partition, whose former owner can begin nothing any more. Waits as
-        long as that one's transaction may last, and calls ``alive`` all the while.
+        For a new owner of the partition, after its former owner was fenced. Waits at most as long
+        as that owner's transaction may last, and calls ``alive`` repeatedly.
         """
         listed = list(topics)
         high = self.high_watermarks(listed)
@@ -104,15 +106,8 @@ class Offsets:
         }
         if not request:
             return {}
-        deadline = time.monotonic() + ADMIN_TIMEOUT_S
-        while True:
-            try:
-                return self._ask(request, isolation)
-            except Unavailable:
-                # A leader is elsewhere for a moment when a broker restarts or a topic is new.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
+        # A partition has no leader for a moment when a broker restarts or a topic is new.
+        return _AGAIN(self._ask, request, isolation)
 
     def _ask(self, request: dict[TopicPartition, Any], isolation: IsolationLevel) -> Ends:
         futures = self._admin.list_offsets(
@@ -120,7 +115,7 @@ class Offsets:
         )
         ends: Ends = {}
         for place, future in futures.items():
-            with translated(f"asking for offsets of {place.topic}[{place.partition}]"):
+            with translated(f"reading the offsets of {place.topic}[{place.partition}]"):
                 ends[place.topic, place.partition] = future.result(ADMIN_TIMEOUT_S).offset
         return ends
 
@@ -144,39 +139,39 @@ def check_ends(
     *,
     advice: str = BEGIN_NEW_LOG,
 ) -> None:
-    """Raise LogTruncated when a partition ends before the position that was read of it (C8).
+    """Raise LogTruncated when a partition ends before the position to which it was read (C8).
 
-    ``who`` begins the sentence. A stable end never goes back by itself: a broker that was
-    restored from a copy, or lost its disk, has fewer records than it served.
+    ``who`` is the subject of the error message. A stable end never decreases in normal operation:
+    a broker that was restored from a backup, or lost its disk, has fewer records than it served.
     """
     lost = [
-        f"{topic}[{partition}] ends at {ends.get(partition, 0):,}, offsets "
-        f"{ends.get(partition, 0):,} to {at - 1:,} are gone"
+        f"{topic}[{partition}] ends at {ends.get(partition, 0):,}, and offsets "
+        f"{ends.get(partition, 0):,} to {at - 1:,} are lost"
         for partition, at in sorted(position.items())
         if ends.get(partition, 0) < at
     ]
     if lost:
         raise LogTruncated(
-            f"{who}: the log lost records that were read before: {'; '.join(lost)}. Nothing was "
+            f"{who}: the log lost records that were read before: {'; '.join(lost)}. No record was "
             "skipped.",
             advice=advice,
         )
 
 
 class OpenTransactions:
-    """Tells for how long open transactions have held the stable end back (C5).
+    """Measures for how long open transactions have held the stable end back (C5).
 
-    A transaction that hangs (its writer was killed and not restarted) stops every reader until
-    the broker's time-out; who calls this regularly can say so.
+    A transaction that hangs (its writer was killed and not restarted) blocks every reader until
+    the broker's time-out; regular calls of :meth:`observe` detect it.
     """
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], tuple[int, float]] = {}
 
     def observe(self, stable: Ends, high: Ends, now_s: float) -> dict[tuple[str, int], float]:
-        """Seconds since the stable end was first seen where it is, for partitions held back.
+        """Seconds for which the stable end has not moved, for each partition that is held back.
 
-        ``stable`` must be asked before ``high``; ``now_s`` is a monotonic time.
+        ``stable`` must be read before ``high``; ``now_s`` is a monotonic time.
         """
         since = {}
         for place, end in stable.items():

@@ -1,4 +1,4 @@
-"""Writing to the log: never lost silently, never reordered, the caller told what failed."""
+"""Writing to the log: records are never lost silently or reordered, and failures are raised."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from everstate.log.outcome import (
     translate,
 )
 from everstate.log.record import Header, OutRecord
+from everstate.retrying import within
 
 _POLL_EVERY: Final = 1_000
 _STEP_S: Final = 0.5
@@ -34,10 +35,10 @@ _Failure = tuple[KafkaError, str, bytes | None]
 class Producer:
     """Idempotent producer, acks=all; plain, or transactional when given an id.
 
-    A full queue makes ``send`` wait (back-pressure), for as long as the broker is away. A delivery
-    error is raised by the next ``send`` or ``flush``: everything queued behind it is purged, so
-    that nothing overtakes what was lost (C4), and the producer is fresh for a caller that resumes
-    from the log's tail. One thread at a time.
+    A full queue makes ``send`` wait (back-pressure), for as long as the broker is unreachable. A
+    delivery error is raised by the next ``send`` or ``flush``: all records queued after the failed
+    one are purged, so that none overtakes it (C4), and the caller may use the producer again to
+    resume from the log's end. One thread at a time.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Producer:
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     ) -> None:
         self._failures: list[_Failure] = []
-        # No reference to self: a dropped producer must go at once, not when garbage is collected.
+        # No reference to self: a dropped producer must be freed at once, without the collector.
         self._settings: dict[str, Any] = {
             **producer_settings(
                 config,
@@ -90,7 +91,7 @@ class Producer:
         )
 
     def send_many(self, records: Iterable[OutRecord]) -> int:
-        """Queue records in their order; says how many."""
+        """Queue records in their order; returns how many."""
         if self._failures:
             raise self._fail()
         count, produce = 0, self._produce
@@ -109,7 +110,7 @@ class Producer:
                     headers=headers,
                 )
             except (BufferError, KafkaException):
-                # It was not queued: waited for, or told, as of any one record.
+                # It was not queued: ``send`` waits for room, or raises the error.
                 self.send(one)
             if count % _POLL_EVERY == 0:
                 self._serve(self._client.poll, 0)
@@ -124,10 +125,10 @@ class Producer:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> None:
-        """Queue one record without an OutRecord: the fast way in (a list of headers is fastest).
+        """Queue one record without an OutRecord, which is faster (fastest with a list of headers).
 
-        Raises RecordRefused when the record is larger than the producer takes (nothing was
-        queued, the producer goes on), DeliveryFailed when an earlier record was not delivered.
+        Raises RecordRefused when the record is larger than the producer takes (it was not queued,
+        and the producer stays usable), DeliveryFailed when an earlier record was not delivered.
         """
         while not self.offer(topic, key, value, headers, partition, timestamp_ms):
             self._serve(self._client.poll, _STEP_S)
@@ -141,7 +142,7 @@ class Producer:
         partition: int = -1,
         timestamp_ms: int = 0,
     ) -> bool:
-        """As :meth:`send_raw`, without waiting: ``False`` when the queue is full."""
+        """Like :meth:`send_raw`, without waiting: ``False`` when the queue is full."""
         if self._failures:
             raise self._fail()
         listed = headers if headers.__class__ is list else list(headers)
@@ -173,8 +174,8 @@ class Producer:
         """Wait until everything sent is acknowledged.
 
         Raises DeliveryFailed (key and reason) when a record was not delivered, and Unavailable
-        when time is up: then the records stay queued, are delivered when the broker is back, and
-        ``flush`` may be called again.
+        after ``timeout_s``: then the records stay queued, are delivered when the broker is back,
+        and ``flush`` may be called again.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -185,13 +186,13 @@ class Producer:
             if left_s <= 0:
                 raise Unavailable(
                     f"Kafka has not acknowledged {remaining:,} records within {timeout_s:g} s; "
-                    "they stay queued."
+                    "they stay buffered."
                 )
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Flush, then give up the connection; raises as ``flush`` does.
+        """Flush, then close the connection; raises as ``flush`` does.
 
-        After Unavailable the records that were not acknowledged in time are given up.
+        After Unavailable the records that were not acknowledged in time are discarded.
         """
         try:
             self.flush(timeout_s)
@@ -199,9 +200,9 @@ class Producer:
             self.discard()
 
     def discard(self) -> None:
-        """Give up the connection and whatever is queued, without waiting.
+        """Close the connection and discard all queued records, without waiting.
 
-        A call of the driver that never came back keeps its thread and its connections until the
+        A call of the driver that never returned keeps its thread and its connections until the
         process ends; its transaction is aborted by the next producer with the same id.
         """
         if not self._stuck:
@@ -211,8 +212,8 @@ class Producer:
     def init(self, timeout_s: float = 60.0) -> None:
         """Take over the transactional id (C3).
 
-        An older instance is fenced, its open transaction aborted, one that was being committed
-        is completed. Raises Fenced or Unavailable.
+        An older instance is fenced: its open transaction is aborted, or completed when its commit
+        had begun. Raises Fenced or Unavailable.
         """
         self._until(timeout_s, "starting transactions", self._client.init_transactions)
 
@@ -226,36 +227,37 @@ class Producer:
     def send_offsets(
         self, offsets: Mapping[tuple[str, int], int], group: Any, timeout_s: float = 60.0
     ) -> None:
-        """Make a group's next offsets part of the transaction: they count if it is committed.
+        """Add a group's next offsets to the transaction: they are committed with it.
 
-        ``group`` is the consumer's group metadata, by which a member that lost its partitions is
-        found out (KIP-447). Raises as ``commit`` does, and Unavailable when librdkafka does not
-        come back in time: then nothing is left to do with this producer but ``discard``.
+        ``group`` is the consumer's group metadata, by which the broker rejects a member that lost
+        its partitions (KIP-447). Raises as ``commit`` does, and Unavailable when librdkafka does
+        not return in time: then the only valid call on this producer is ``discard``.
         """
         places = [TopicPartition(topic, part, at) for (topic, part), at in offsets.items()]
         send = self._client.send_offsets_to_transaction
 
         def call(wait_s: float) -> None:
-            # The driver's own time-out is not kept when the group's coordinator was away and is
-            # back (confluentinc/librdkafka#5456, #5511).
+            # The driver ignores its own time-out when the group's coordinator was unreachable and
+            # is back (confluentinc/librdkafka#5456, #5511).
             try:
                 _call_aside(lambda: send(places, group, wait_s), wait_s + _GRACE_S)
             except TimeoutError as cause:
                 self._stuck = True
-                raise Unavailable("sending offsets: Kafka's driver does not come back.") from cause
+                raise Unavailable(
+                    "sending offsets: a call of Kafka's client library does not return."
+                ) from cause
 
         self._until(timeout_s, "sending offsets", call)
 
     def commit(self, timeout_s: float = 60.0) -> None:
         """Commit the transaction: all its records become visible, or none.
 
-        When it returns the commit is decided; readers see it some milliseconds later, when the
+        When it returns, the commit is final; readers see it some milliseconds later, when the
         brokers have written their markers.
 
-        Raises DeliveryFailed or RecordRefused when it must be aborted (call ``abort``, which also
-        tells whether being fenced was the cause), Fenced, and Unavailable when the outcome is
-        unknown: only a new producer with the same id settles it (``init`` there completes or
-        aborts).
+        Raises DeliveryFailed or RecordRefused when the transaction must be aborted (call ``abort``,
+        which raises Fenced if that was the cause), Fenced, and Unavailable when the outcome is
+        unknown: then only ``init`` of a new producer with the same id completes or aborts it.
         """
         deadline = time.monotonic() + timeout_s
         self.flush(timeout_s)
@@ -264,9 +266,9 @@ class Producer:
         self._failures.clear()
 
     def abort(self, timeout_s: float = 60.0) -> None:
-        """Abort the transaction: nothing of it is ever visible to a read_committed reader."""
+        """Abort the transaction: no read_committed reader ever sees a record of it."""
         if self._stuck:
-            raise Unavailable("aborting a transaction: the producer is spent.")
+            raise Unavailable("aborting a transaction: the producer cannot be used any more.")
         self._until(timeout_s, "aborting a transaction", self._client.abort_transaction)
         self._failures.clear()
 
@@ -275,7 +277,7 @@ class Producer:
         self._produce = self._client.produce
 
     def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
-        """Run the client's callbacks; raise what they brought."""
+        """Run the client's callbacks; raise the errors that they reported."""
         try:
             count = call(timeout_s)
         except (KafkaException, SystemError) as cause:
@@ -291,7 +293,7 @@ class Producer:
         return count
 
     def _drain(self) -> None:
-        """Purge what is queued and serve its delivery reports."""
+        """Purge queued records and serve their delivery reports."""
         self._client.purge()
         for _ in range(10):
             try:
@@ -309,7 +311,7 @@ class Producer:
         return DeliveryFailed(topic, _text(key), self._reason(error))
 
     def _fatal(self, error: KafkaError) -> EverstateError:
-        """What to raise when the client is spent: the record that did it, or being fenced."""
+        """The error to raise after a fatal one: the record that caused it, or Fenced."""
         if self._failures and error.code() not in FENCING:
             return self._fail()
         return self._transaction_error(error, "sending to the log")
@@ -317,7 +319,7 @@ class Producer:
     def _reason(self, error: KafkaError) -> str:
         if error.code() in TOO_LARGE:
             return (
-                f"the record is larger than Kafka takes here (producer limit {self._limit:,} bytes,"
+                f"the record is larger than Kafka accepts here (limit {self._limit:,} bytes,"
                 " from log.message_bytes_max; the topic's max.message.bytes may be lower)"
             )
         return f"{error.str()} ({error.name()})"
@@ -329,7 +331,7 @@ class Producer:
         return kind(topic, _text(key), self._reason(error))
 
     def _fail(self) -> EverstateError:
-        """What to raise; a plain producer is purged and made anew, so that nothing overtakes."""
+        """The error to raise; a plain producer is purged and replaced, so that order is kept."""
         failure = self._first_failure()
         if "transactional.id" not in self._settings:
             self.discard()
@@ -338,18 +340,12 @@ class Producer:
 
     def _until(self, timeout_s: float, doing: str, call: Any) -> None:
         deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.1, deadline - time.monotonic())
-            try:
-                call(min(left_s, 5.0))
-            except KafkaException as cause:
-                error = cause.args[0]
-                retry = error.retriable() and not error.fatal() and not error.txn_requires_abort()
-                if not retry or time.monotonic() > deadline:
-                    raise self._transaction_error(error, doing) from cause
-                time.sleep(0.02)
-            else:
-                return
+        try:
+            within(timeout_s, _may_pass, pause_s=0.02)(
+                lambda: call(min(5.0, max(0.1, deadline - time.monotonic())))
+            )
+        except KafkaException as cause:
+            raise self._transaction_error(cause.args[0], doing) from cause
 
     def _transaction_error(self, error: KafkaError, doing: str) -> EverstateError:
         if error.txn_requires_abort():
@@ -357,7 +353,9 @@ class Producer:
                 return self._first_failure()
             return DeliveryFailed("transaction", None, f"{doing}: {error.str()} ({error.name()})")
         if error.fatal() and error.code() not in FENCING and not is_transport(error):
-            return Unavailable(f"{doing}: {error.str()} ({error.name()}); the producer is spent.")
+            return Unavailable(
+                f"{doing}: {error.str()} ({error.name()}); the producer cannot be used any more."
+            )
         return translate(error, doing)
 
 
@@ -392,3 +390,11 @@ def _call_aside(call: Callable[[], object], timeout_s: float) -> None:
         raise TimeoutError from None
     if error is not None:
         raise error
+
+
+def _may_pass(cause: BaseException) -> bool:
+    """Whether the same call of a transaction may succeed later."""
+    if not isinstance(cause, KafkaException):
+        return False
+    error: KafkaError = cause.args[0]
+    return error.retriable() and not error.fatal() and not error.txn_requires_abort()

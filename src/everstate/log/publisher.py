@@ -1,4 +1,4 @@
-"""Numbered batches, published exactly once from a table to the log (C2, C3, D4)."""
+"""Numbered batches, published exactly once from a table to the log (C2, C3)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ABORT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PublishedProgress:
     """The newest batch whose records are in the log; ``note`` is the caller's, byte-exact."""
 
     batch: int
@@ -39,13 +39,13 @@ class Progress:
 class OncePublisher:
     """Publishes numbered batches: each is in the log whole and once, or not at all.
 
-    The records of a batch and a progress record go out in one Kafka transaction under one fixed
-    transactional id, so that the log itself says how far this publisher came. After a kill, or
-    when the outcome of a commit is unknown, that is asked before anything is sent again.
+    The records of a batch and a progress record are sent in one Kafka transaction under one fixed
+    transactional id, so that the log itself records the progress of this publisher. After a kill,
+    or when the outcome of a commit is unknown, that progress is read before anything is sent again.
 
-    The caller keeps batches of its own table: it gives a batch its number and its rows *before*
-    publishing, and flags them published afterwards. Only one process of a name works at a time;
-    a second one fences the first.
+    The caller manages batches in its own table: it assigns rows and a number to a batch *before*
+    publishing, and flags the rows as published afterwards. Only one process of a name works at a
+    time; a second one fences the first.
     """
 
     def __init__(self, config: Config, name: str) -> None:
@@ -54,7 +54,7 @@ class OncePublisher:
         self._id = f"{config.log.prefix}.{name}"
         self._topic = TopicNames(config.log.prefix).progress
         self._producer: Producer | None = None
-        self._progress: Progress | None = None
+        self._progress: PublishedProgress | None = None
         self._fenced: Fenced | None = None
 
     def __enter__(self) -> OncePublisher:
@@ -69,8 +69,8 @@ class OncePublisher:
             self._producer.discard()
             self._producer = None
 
-    def open(self, timeout_s: float = 60.0) -> Progress | None:
-        """Fence an older instance and say how far the log is; ``None``: nothing published yet.
+    def open(self, timeout_s: float = 60.0) -> PublishedProgress | None:
+        """Fence an older instance and return the progress in the log; ``None``: none published yet.
 
         Takes about 0.6 s. Raises Unavailable when the broker does not answer in time, or while
         another publisher's open transaction hides the end of the progress topic.
@@ -81,7 +81,7 @@ class OncePublisher:
         deadline = time.monotonic() + timeout_s
         producer = Producer(self._config, transactional_id=self._id, client_id=self._id)
         try:
-            # First fence, then read: a commit in flight is settled before the log is asked.
+            # Fence first, then read: a commit in flight is completed before progress is read.
             producer.init(timeout_s)
             self._progress = self._read_progress(deadline)
         except BaseException:
@@ -101,13 +101,13 @@ class OncePublisher:
     ) -> bool:
         """Publish a batch whole; ``False``: the log had it already and nothing was sent.
 
-        ``meanwhile`` is run once, when everything is on its way and before the commit waits for
-        it: work that is as well done then. If it raises, nothing of the batch is visible.
+        ``meanwhile`` is run once, after all records were sent and before the commit waits for
+        them, so that other work can overlap. If it raises, no record of the batch is visible.
 
         ``batch`` grows with each call; the newest one may be repeated with the same ``note``,
-        which should therefore tell one batch from another (first and last row id, say). A broker
-        that is away is waited for. Raises RecordRefused (with the key; nothing of the batch is
-        visible), Fenced, and Unavailable when time is up: call again with the same batch.
+        which should therefore be unique for each batch (first and last row id, say). Waits while a
+        broker is unreachable. Raises RecordRefused (with the key; no record of the batch is
+        visible), Fenced, and Unavailable after the time-out: call again with the same batch.
         """
         deadline = time.monotonic() + timeout_s
         if self._producer is None:
@@ -129,7 +129,7 @@ class OncePublisher:
             self._fenced = error
             self.close()
             raise
-        self._progress = Progress(batch, note)
+        self._progress = PublishedProgress(batch, note)
         return True
 
     def _attempt(
@@ -140,7 +140,7 @@ class OncePublisher:
         deadline: float,
         meanwhile: Callable[[], object] | None,
     ) -> bool:
-        """One transaction; ``False``: it failed, or nobody knows: ask the log, then try again."""
+        """One transaction; ``False``: failed or unknown: read the progress, then try again."""
         producer = self._producer
         assert producer is not None
         try:
@@ -154,15 +154,15 @@ class OncePublisher:
         except (DeliveryFailed, Unavailable) as error:
             is_aborted = isinstance(error, DeliveryFailed) and self._withdraw(producer)
             if isinstance(error, RecordRefused) and is_aborted:
-                # Nothing is in doubt, so the producer is as good as new.
+                # The outcome is certain, so the producer can be used again.
                 raise
             self.close()
             if isinstance(error, RecordRefused):
                 raise
             if time.monotonic() + _PAUSE_S > deadline:
                 raise Unavailable(
-                    f"publisher {self._name}: {error.message} What became of batch {batch} is "
-                    "asked before it is sent again."
+                    f"publisher {self._name}: {error.message} Before batch {batch} is sent again, "
+                    "the log is read to find out whether it was committed."
                 ) from error
             return False
         except BaseException:
@@ -172,7 +172,7 @@ class OncePublisher:
         return True
 
     def _withdraw(self, producer: Producer) -> bool:
-        """Abort what is open, so that no reader waits for it; the broker does it otherwise."""
+        """Abort the open transaction, so that no reader waits for the broker's time-out."""
         with suppress(Unavailable, DeliveryFailed, LogError):
             producer.abort(_ABORT_S)
             return True
@@ -182,38 +182,39 @@ class OncePublisher:
         newest = self._progress
         if newest is None or newest.batch < batch:
             return False
-        if newest == Progress(batch, note):
+        if newest == PublishedProgress(batch, note):
             return True
         raise self._overtaken(batch)
 
     def _overtaken(self, batch: int) -> Fenced:
         newest = self._progress.batch if self._progress else None
         return Fenced(
-            f"publisher {self._name}: batch {batch} is to be published, and the log has batch "
-            f"{newest}, which is not this process's.",
-            advice="Another process published it, or the table was restored from a backup.",
+            f"publisher {self._name}: batch {batch} was to be published, and the log already has "
+            f"batch {newest}, which another process wrote.",
+            advice="Stop the other process. If there is none, the table was restored from a "
+            "backup.",
         )
 
-    def _read_progress(self, deadline: float) -> Progress | None:
+    def _read_progress(self, deadline: float) -> PublishedProgress | None:
         with Offsets(self._config) as offsets:
             place = (self._topic, 0)
-            # Another publisher's open transaction may hide a progress of ours that is committed.
+            # Another publisher's open transaction may hide a committed record of this one.
             end = offsets.high_watermarks([self._topic])[place]
             while offsets.stable_ends([self._topic])[place] < end:
                 if time.monotonic() > deadline:
                     raise Unavailable(
-                        f"publisher {self._name}: an open transaction hides the end of "
-                        f"{self._topic}; the broker aborts it after its time-out."
+                        f"publisher {self._name}: the end of {self._topic} cannot be read because "
+                        "of an open transaction; the broker aborts it after its time-out."
                     )
                 time.sleep(0.02)
         return read_progress(self._config, self._name)
 
 
-def read_progress(config: Config, name: str) -> Progress | None:
-    """How far the publisher of this name came, as all can see it; ``None``: it never published.
+def read_progress(config: Config, name: str) -> PublishedProgress | None:
+    """Committed progress of the publisher of this name; ``None``: it never published.
 
-    Looks for its newest record in windows from the end. Raises LogError when the log has no
-    progress topic yet, and Unavailable.
+    Searches its newest record backwards from the end. Raises LogError when the log has no progress
+    topic yet, and Unavailable.
     """
     topic, window = TopicNames(config.log.prefix).progress, _WINDOW_RECORDS
     with Offsets(config) as offsets:
@@ -227,7 +228,7 @@ def read_progress(config: Config, name: str) -> Progress | None:
                 if record.key == name.encode():
                     batch = dict(record.headers)[_BATCH_HEADER]
                     assert batch is not None
-                    found = Progress(int(batch), record.value or b"")
+                    found = PublishedProgress(int(batch), record.value or b"")
             if found is not None:
                 return found
             end, window = low, window * 2

@@ -1,10 +1,13 @@
-"""What is in the log: one record as it was read, and one as it is to be written."""
+"""Records of the log: one as it was read, and one to be written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import msgspec
+
+RawRecord = tuple[int, int, bytes | None, bytes | None, Sequence[bytes | None], int]
+"""Part, offset, key, value, the headers that the reader wants, milliseconds since 1970."""
 
 Header = tuple[str, bytes | None]
 
@@ -24,14 +27,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     value: bytes | None
     headers: tuple[Header, ...]
     timestamp_type: int = CREATE_TIME
-    """As Java and Spark number them: -1 none, 0 create time, 1 log append time."""
+    """With the numbers of Java and Spark: -1 none, 0 create time, 1 log append time."""
 
 
 class OutRecord(msgspec.Struct, frozen=True, gc=False):
     """One record to be written.
 
-    ``partition`` ``None``: by the key, as Java's client does it. ``timestamp_ms`` ``None`` (or 0,
-    which librdkafka cannot tell from it): now.
+    ``partition`` ``None``: by the key, like Java's client. ``timestamp_ms`` ``None`` (or 0, which
+    librdkafka treats the same): now.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""The names of the topics, how they are made, and which topic it is (C8)."""
+"""Names of topics, their creation and settings, and their identity (C8)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from everstate.log.client import (
 )
 from everstate.log.outcome import translated
 from everstate.log.positions import Offsets, partition_count
+from everstate.retrying import within
 
 _HOUR_MS = 3_600_000
 _SIZE = "max.message.bytes"
@@ -43,7 +44,7 @@ class TopicNames:
         return f"{self.prefix}.{entity}.changes.g{generation}"
 
     def state(self, entity: str, generation: int = 1) -> str:
-        """Key → newest change; compacted."""
+        """Key → newest change of each entity; compacted."""
         return f"{self.prefix}.{entity}.state.g{generation}"
 
     def commands(self, entity: str, generation: int = 1) -> str:
@@ -67,27 +68,40 @@ class TopicNames:
         return f"{self.prefix}.process.{process}.seen"
 
     def partials(self, entity: str) -> str:
-        """The changed fields only, as a capture's source gave them."""
+        """Partial changes: only the changed fields, as a capture's source gave them."""
         return f"{self.prefix}.{entity}.partials"
 
     def debezium(self, entity: str, generation: int = 1) -> str:
         """Every change of the entity type, in Debezium's form."""
         return f"{self.prefix}.{entity}.debezium.g{generation}"
 
+    def derived(self, name: str, version: int) -> str:
+        """One version of a derived topic."""
+        return f"{self.derived_prefix(name)}{version}"
+
+    def derived_prefix(self, name: str) -> str:
+        """Common prefix of the names of all versions of a derived topic, before the number."""
+        return f"{self.prefix}.derived.{name}.v"
+
     def dead(self, entity: str) -> str:
-        """What of this entity type could not be read or applied."""
+        """Dead letters of this entity type: records that could not be read or applied."""
         return f"{self.prefix}.{entity}.dead"
 
+    def entity_of_dead(self, topic: str) -> str | None:
+        """Entity type of a topic of dead letters; ``None``: the topic is another one."""
+        entity = topic.removeprefix(f"{self.prefix}.").removesuffix(".dead")
+        return entity if topic == self.dead(entity) and "." not in entity else None
+
     def raw(self, source: str, table: str) -> str:
-        """What a capture wrote of one table, before cleaning."""
+        """Records that a capture wrote from one table, before cleaning."""
         return f"{self.raw_prefix(source)}.{table}"
 
     def raw_prefix(self, source: str) -> str:
-        """What the names of all raw topics of a capture begin with."""
+        """Common prefix of the names of all raw topics of a capture."""
         return f"{self.prefix}.raw.{source}"
 
     def capture(self, source: str, what: str) -> str:
-        """What a capture's connector keeps for itself (notifications, schemas)."""
+        """Internal topic of a capture's connector (notifications, schemas)."""
         return f"{self.prefix}.capture.{source}.{what}"
 
     @property
@@ -97,16 +111,16 @@ class TopicNames:
 
     @property
     def progress(self) -> str:
-        """How far each publisher came; one partition, compacted."""
+        """Progress of each publisher; one partition, compacted."""
         return f"{self.prefix}.progress"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """Which topic it is: a topic made again under its old name has another id.
+    """Identity of a topic: a topic deleted and created again with its old name has another id.
 
-    The number of partitions belongs to it: where it grows, a key's next change may lie in another
-    partition than its earlier ones, and positions of the old partitions say nothing of the new.
+    The number of partitions is part of the identity: when it grows, a key's next change may be in
+    another partition than its earlier ones, and stored positions do not cover the new partitions.
     """
 
     cluster_id: str
@@ -127,7 +141,7 @@ class TopicDifference:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.topic}: {self.setting} is {self.found}, configured is {self.wanted}"
+        return f"{self.topic}: {self.setting} is {self.found}, but {self.wanted} is configured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +152,7 @@ class _Wanted:
 
 
 class Topics:
-    """Makes and describes topics; one admin connection, to be closed."""
+    """Creates and describes topics; has one admin connection, close it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -152,27 +166,27 @@ class Topics:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection (librdkafka closes it with its last reference)."""
+        """Drop the connection (librdkafka closes it with its last reference)."""
         del self._admin
 
     def ensure(
         self, entity_names: Iterable[str], *, generation: int = 1
     ) -> tuple[TopicDifference, ...]:
-        """Make the topics of these entity types that are missing; idempotent.
+        """Create the missing topics of these entity types; idempotent.
 
-        Existing topics are checked. Only ``max.message.bytes`` is raised when the configuration
-        asks for more (a change that was accepted must fit); every other difference is returned
-        and logged, never changed. Raises LogError or Unavailable.
+        The settings of existing topics are checked. Only ``max.message.bytes`` is raised when the
+        configuration asks for more (an accepted change must fit); every other difference is
+        returned and logged, never changed. Raises LogError or Unavailable.
         """
         return self._ensure(self._wanted(entity_names, generation))
 
     def ensure_commands(
         self, entity_names: Iterable[str], processes: Iterable[str] = ()
     ) -> tuple[TopicDifference, ...]:
-        """Make what commands to these entity types need, their changelog included; idempotent.
+        """Create the topics for commands to these entity types, and changelogs; idempotent.
 
-        ``processes`` are names of process managers, whose timers and memories have a topic each.
-        See :meth:`ensure`.
+        ``processes`` are names of process managers: each has a topic for timers and one for the
+        versions it has reacted to. See :meth:`ensure`.
         """
         names = tuple(entity_names)
         wanted = [*self._wanted(names, 1), *self._wanted_commands(names)]
@@ -184,13 +198,27 @@ class Topics:
         wanted = {topic.name: topic for topic in topics}
         existing = self._existing()
         self._make([topic for name, topic in wanted.items() if name not in existing])
-        differences = self._differences([wanted[name] for name in wanted if name in existing])
+        present = [wanted[name] for name in wanted if name in existing]
+        for topic in present:
+            self.raise_sizes([topic.name], int(topic.config[_SIZE]))
+        differences = self._differences(present)
         for difference in differences:
             LOGGER.warning("%s", difference)
         return differences
 
+    def differences(
+        self, entity_names: Iterable[str], commands: Iterable[str] = ()
+    ) -> tuple[TopicDifference, ...]:
+        """How existing topics of these entity types differ from the configuration; changes nothing.
+
+        ``commands``: the entity types that take commands. Raises LogError or Unavailable.
+        """
+        existing = self._existing()
+        wanted = [*self._wanted(entity_names, 1), *self._wanted_commands(commands)]
+        return self._differences([topic for topic in wanted if topic.name in existing])
+
     def create(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Make one topic with these settings; raises LogError when the name is taken."""
+        """Create one topic with these settings; raises LogError when the name is taken."""
         if name in self._existing():
             raise LogError(f"topic {name} exists already.", advice="Choose another name.")
         self._make([_Wanted(name, partitions, config)])
@@ -198,7 +226,7 @@ class Topics:
     def ensure_raw(
         self, names: Iterable[str], *, partitions: int, settings: Mapping[str, str]
     ) -> list[str]:
-        """Make those topics of a capture that are missing; returns their names. Idempotent."""
+        """Create the missing topics of a capture; returns their names. Idempotent."""
         existing = self._existing()
         missing = [
             _Wanted(name, partitions, {"cleanup.policy": "delete", **settings})
@@ -209,15 +237,15 @@ class Topics:
         return [topic.name for topic in missing]
 
     def raise_sizes(self, names: Iterable[str], bytes_max: int) -> None:
-        """Let existing topics take records of this size, where they take smaller ones only."""
+        """Raise the record size limit of existing topics to ``bytes_max``, where it is lower."""
         listed = list(names)
-        for topic, settings in (self._configs(listed) if listed else {}).items():
+        for topic, settings in (self.configs(listed) if listed else {}).items():
             if int(settings[_SIZE]) < bytes_max:
                 self.set_config(topic, {_SIZE: str(bytes_max)})
 
     def reach(self, timeout_s: float) -> None:
-        """Ask a broker for anything at all; raises Unavailable when none answers in time."""
-        with translated("asking Kafka"):
+        """Send a request to any broker; raises Unavailable when none answers in time."""
+        with translated("sending a request to Kafka"):
             self._admin.list_topics(topic=self.names.progress, timeout=timeout_s)
 
     def existing(self) -> set[str]:
@@ -242,7 +270,9 @@ class Topics:
         deadline = time.monotonic() + ADMIN_TIMEOUT_S
         while left := self._existing() & set(listed):
             if time.monotonic() > deadline:
-                raise Unavailable(f"topics not gone yet: {', '.join(sorted(left))}.")
+                raise Unavailable(
+                    f"Kafka has not deleted these topics yet: {', '.join(sorted(left))}."
+                )
             time.sleep(0.02)
 
     def identity(self, topic: str) -> TopicIdentity:
@@ -265,9 +295,9 @@ class Topics:
         return found
 
     def check_identity(self, expected: Mapping[str, TopicIdentity]) -> None:
-        """Raise when a topic is not the one its positions belong to (C8).
+        """Raise when a topic is not the one that its positions belong to (C8).
 
-        LogIdentityChanged: it is another topic. TopicResized: it has another number of partitions.
+        LogIdentityChanged: it is another topic. TopicResized: its number of partitions changed.
         """
         found = self.identities(list(expected)) if expected else {}
         for topic, identity in expected.items():
@@ -278,7 +308,7 @@ class Topics:
         return partition_count(self._admin, topic)
 
     def set_config(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Change settings of one topic (such as a longer ``retention.ms``), leaving the others.
+        """Change some settings of one topic (such as ``retention.ms``); the others stay.
 
         Returns when the broker uses them; raises LogError, or Unavailable after 10 s.
         """
@@ -290,16 +320,16 @@ class Topics:
         for future in self._admin.incremental_alter_configs([resource]).values():
             with translated(f"changing settings of topic {topic}"):
                 future.result(ADMIN_TIMEOUT_S)
-        # The controller has them at once, the broker a few milliseconds later.
+        # The controller has the settings at once, the broker a few milliseconds later.
         deadline = time.monotonic() + ADMIN_TIMEOUT_S
         while not settings.items() <= self.config(topic).items():
             if time.monotonic() > deadline:
-                raise Unavailable(f"topic {topic} did not take its new settings.")
+                raise Unavailable(f"Kafka has not applied the new settings of topic {topic}.")
             time.sleep(0.02)
 
     def config(self, topic: str) -> dict[str, str]:
         """All settings of one topic as the broker has them."""
-        return self._configs([topic])[topic]
+        return self.configs([topic])[topic]
 
     def _wanted(self, entity_names: Iterable[str], generation: int) -> Iterable[_Wanted]:
         log, names = self._config.log, self.names
@@ -325,7 +355,7 @@ class Topics:
                     "cleanup.policy": "compact",
                     # A reader that starts now sees each key's change for at least a minute.
                     "min.compaction.lag.ms": "60000",
-                    # Tombstones stay readable as long as the graves before them (C7).
+                    # Tombstones stay readable as long as the delete changes before them (C7).
                     "delete.retention.ms": str(7 * 24 * _HOUR_MS),
                     "min.cleanable.dirty.ratio": "0.3",
                     _SIZE: str(changelog_bytes_max(self._config)),
@@ -357,7 +387,7 @@ class Topics:
             yield self._kept(names.parked(entity))
 
     def _kept(self, name: str) -> _Wanted:
-        """A compacted topic of things that wait: each goes by its tombstone."""
+        """A compacted topic of waiting entries, each of which is removed by its tombstone."""
         return _Wanted(
             name,
             self._config.log.partitions,
@@ -390,26 +420,23 @@ class Topics:
                 with translated(f"making topic {name}"):
                     future.result(ADMIN_TIMEOUT_S)
             except LogError as error:
-                # Two processes may ensure the same topics at once; the other one was first.
+                # Another process may have created the same topic meanwhile.
                 if not _is(error, KafkaError.TOPIC_ALREADY_EXISTS):
                     raise
         self._wait_until_served([topic.name for topic in topics])
 
     def _wait_until_served(self, names: Sequence[str]) -> None:
-        """Return when every partition answers; the controller makes topics before brokers do."""
-        deadline = time.monotonic() + ADMIN_TIMEOUT_S
+        """Return when every partition answers; brokers serve a topic after its creation returns."""
         with Offsets(self._config) as offsets:
-            while True:
-                try:
-                    offsets.beginnings(names)
-                except LogError as error:
-                    if time.monotonic() > deadline:
-                        raise Unavailable(f"new topics are not served: {error.message}") from error
-                    time.sleep(0.02)
-                else:
-                    return
+            try:
+                within(ADMIN_TIMEOUT_S, LogError, pause_s=0.02)(offsets.beginnings, names)
+            except LogError as error:
+                raise Unavailable(
+                    f"the new topics are not available yet: {error.message}"
+                ) from error
 
-    def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    def configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """All settings of several topics as the brokers have them, in one round trip."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         found = {}
         for resource, future in self._admin.describe_configs(resources).items():
@@ -419,7 +446,7 @@ class Topics:
         return found
 
     def _differences(self, topics: Sequence[_Wanted]) -> tuple[TopicDifference, ...]:
-        found = self._configs([topic.name for topic in topics]) if topics else {}
+        found = self.configs([topic.name for topic in topics]) if topics else {}
         differences = []
         for topic in topics:
             partitions = self.partitions(topic.name)
@@ -431,9 +458,8 @@ class Topics:
                 )
             for setting, wanted in topic.config.items():
                 value = found[topic.name].get(setting, "")
-                if setting == _SIZE:
-                    self.raise_sizes([topic.name], int(wanted))
-                elif value != wanted:
+                is_larger = setting == _SIZE and int(value) >= int(wanted)
+                if value != wanted and not is_larger:
                     differences.append(TopicDifference(topic.name, setting, wanted, value))
         return tuple(differences)
 

@@ -1,9 +1,8 @@
-"""Clean: raw topics of the captures become changes, in bounded reads (decision 10).
+"""Clean: the raw log of a capture becomes changes; each step is one Spark job (decision 25).
 
-What a read brings is little or much. Little is read and parsed by this process, within some
-milliseconds; a backlog (a snapshot, a long outage) is one Spark job a step, whose tasks parse
-their partitions in parallel. Both run the same pure function, and both hand the rows to the
-capture's :class:`Cleaned`, which completes, numbers and publishes them.
+A job reads a bounded range of the raw log in slices. Tasks parse, map, validate and encode their
+slice and return Arrow columns, which Spark returns in the order of the log. While a batch is
+numbered and published (by :class:`Cleaned`), the job of the next batch runs.
 """
 
 from __future__ import annotations
@@ -12,169 +11,187 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from hashlib import sha256
+from itertools import groupby
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
+from prometheus_client import Gauge
 from pyspark.cloudpickle import dumps, loads
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from everstate.config import Config
-from everstate.errors import EverstateError
+from everstate.errors import EverstateError, Fenced
 from everstate.log.collector import collector_paused
-from everstate.log.consumer import Follower
-from everstate.log.positions import Offsets
-from everstate.parts import Run, waits, works
-from everstate.pipeline.session import spark_errors, spark_session
-from everstate.pipeline.source import fair_spans, read_ranges
+from everstate.log.positions import Offsets, Range, check_ends
+from everstate.log.record import RawRecord
+from everstate.parts import PartRun, stopped
+from everstate.pipeline.spark.session import spark_errors, spark_session
+from everstate.pipeline.spark.source import fair_spans, read_ranges
+from everstate.retrying import may_pass, until_stopped
 
 log = logging.getLogger(__name__)
 
-_OUT_DDL: Final = "topic string, partition int, offset long, parsed binary"
-_OUT: Final = pa.schema(
-    {
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "parsed": pa.binary(),
-    }
+STOPPED = Gauge(
+    "everstate_clean_stopped",
+    "1 while a capture cannot be cleaned, with the reason",
+    ["capture", "reason"],
 )
-_COLUMNS: Final = (
-    *("topic", "partition", "offset", "key", "value", "headers"),
-    "unix_millis(timestamp) AS at_ms",
-)
-_POLL_RECORDS: Final = 5_000
-_CHECK_S: Final = 0.5
+
+_stopped_by: dict[str, str] = {}
+"""Capture → the reason label that it has in :data:`STOPPED`."""
+_SLICE_RECORDS: Final = 20_000
+"""A range is divided into tasks of at least so many raw records."""
+_STEP_RECORDS: Final = 60_000
+_STEP_RECORDS_FIRST: Final = 5_000
+_STEP_BYTES: Final = 64 * 1_048_576
+"""Wanted size of a step's columns; the previous step's size decides how many records to read."""
+_POOL: Final = "clean"
+_POLL_S: Final = 0.02
+_POLL_S_MAX: Final = 0.1
+"""Where nothing is written: each poll asks the broker."""
 _RETRY_S: Final = 0.5
 _RETRY_S_MAX: Final = 10.0
-
-Header = tuple[str, bytes | None]
-
-
-class Reader(Protocol):
-    """Reads raw records; pure, and can be sent to Spark's tasks."""
-
-    def read(
-        self,
-        name: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Iterable[Header] = (),
-        timestamp_ms: int = 0,
-    ) -> list[Any]:
-        """What one record says; never fails."""
+_CONF: Final = {
+    # A record may have megabytes: batches for Python are bounded by bytes, too.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1_048_576),
+    # There is nothing to adapt in a job of one stage, and planning it takes as long as the job.
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
-class Codec(Protocol):
-    """How what was read crosses from a task to the driver."""
+class SliceReader(Protocol):
+    """Reads one slice."""
 
-    def encode(self, parsed: list[Any]) -> bytes:
-        """As bytes."""
+    def columns(self, records: Iterable[RawRecord]) -> pa.RecordBatch:
+        """The records' content as columns, in the order of the records; never fails."""
 
-    def decode(self, value: bytes) -> list[Any]:
-        """From bytes."""
+
+class RawSlices(Protocol):
+    """Reads slices of a raw log; pure, and can be sent to Spark's tasks."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the columns."""
+
+    @property
+    def header_names(self) -> Sequence[str]:
+        """Names of the record headers to read."""
+
+    def begin(self) -> SliceReader:
+        """Begin a slice."""
+
+
+class TransactionRest(Protocol):
+    """The rest of a large transaction, which has to be read before the log is read further."""
+
+    @property
+    def read_to(self) -> int:
+        """Next offset to be read."""
 
 
 class Cleaned(Protocol):
     """A capture that is cleaned (:class:`everstate.sources.cdc.cleaning.Cleaning` is one)."""
 
     name: str
-    topics: dict[str, str]
-    told_in: frozenset[str]
-    """Those that tell of transactions, and have no rows."""
+    counting: Any
 
     @property
-    def asks_for_ends(self) -> bool:
-        """Whether it has to know where the topics end before what waits goes on."""
+    def parts(self) -> Sequence[tuple[str, int]]:
+        """Topic and partition of its raw log, by number."""
 
     @property
-    def reader(self) -> Reader:
-        """Reads one raw record."""
+    def read_to(self) -> Mapping[int, int]:
+        """Next offset to be read, by number of the part."""
 
     @property
-    def codec(self) -> Codec:
-        """Carries what it read."""
+    def is_in_order(self) -> bool:
+        """Whether each topic is read to its end before the next one; parents' topics are first."""
 
-    @property
-    def waiting(self) -> int:
-        """Records that were added and are not published."""
-
-    def wanted(self) -> frozenset[tuple[str, int]]:
-        """Partitions to be read next; none: so much waits that it has to go on first."""
-
-    def ends_at(self, ends: Mapping[tuple[str, int], int]) -> None:
-        """Take over where the topics end now."""
+    def slices(self, *, is_bare: bool = False) -> RawSlices:
+        """The reader of its raw records; ``is_bare``: without rows, for :attr:`counting`."""
 
     def open(self) -> None:
-        """Take over, and find the position."""
+        """Fence other processes, and read the position."""
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
 
-    def read_to(self) -> dict[tuple[str, int], int]:
-        """Next offset to be read of each partition."""
+    def has_moved(self) -> bool:
+        """Whether its raw log is another one from here on; then it must be opened again."""
 
-    def add(
-        self,
-        topic: str,
-        partition: int,
-        records: Iterable[tuple[int, list[Any]]],
-        start: int,
-        end: int,
-    ) -> None:
-        """Take over all records of one partition from ``start`` up to ``end``."""
+    def add(self, columns: pa.Table, spans: Mapping[int, Range]) -> None:
+        """Add the columns that were read from these offsets, in order."""
 
-    def step(self, meanwhile: Callable[[], object] | None = None) -> Any:
-        """Publish what is ready; ``None``: nothing was. ``meanwhile`` runs before committing."""
+    def add_counted(self, columns: pa.Table, end: int) -> None:
+        """Add the columns that were read for :attr:`counting` up to an offset."""
+
+    def step(self, *, has_read_all: bool = True) -> Any:
+        """Publish the batch that is ready; ``None``: none was."""
+
+
+_tasks: dict[str, RawSlices] = {}
+"""Unpickled slices of this process by their digest: a worker runs many tasks."""
 
 
 @dataclass(frozen=True)
-class ParseTask:
-    """Parses raw records in a Spark task; one row out for each that says something."""
+class SliceTask:
+    """Reads slices in a Spark task."""
 
-    reader: bytes
-    """The :class:`Reader`, pickled: it is of the project's own modules."""
+    pickled: bytes
+    """The :class:`RawSlices`; it may need the project's own modules."""
+    digest: str
     paths: tuple[str, ...]
-    """Where the driver found those modules; Spark's workers do not look there by themselves."""
-    codec: Codec
-    names: Mapping[str, str]
+    """The driver's module search path; Spark's workers do not have it by themselves."""
+    numbers: Mapping[tuple[str, int], int]
+    """Topic and partition → number of the part."""
 
     @classmethod
-    def of(cls, cleaned: Cleaned) -> ParseTask:
-        """Task for a capture's raw topics."""
+    def of(cls, slices: RawSlices, parts: Sequence[tuple[str, int]]) -> SliceTask:
+        """Task for a raw log."""
+        pickled: bytes = dumps(slices)  # type: ignore[no-untyped-call]
         paths = tuple(path for path in sys.path if path)
-        reader: bytes = dumps(cleaned.reader)  # type: ignore[no-untyped-call]
-        return cls(reader, paths, cleaned.codec, cleaned.topics)
+        numbers = {place: number for number, place in enumerate(parts)}
+        return cls(pickled, sha256(pickled).hexdigest(), paths, numbers)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Out: :data:`_OUT`, in the order of the input."""
-        sys.path.extend(path for path in self.paths if path not in sys.path)
-        read, encode = loads(self.reader).read, self.codec.encode
+        """The columns of the slice, in the order of the input."""
+        reading = self._slices().begin()
         for batch in batches:
-            columns = batch.to_pydict()
-            topics, partitions, offsets = columns["topic"], columns["partition"], columns["offset"]
-            found: list[list[Any]] = [[], [], [], []]
-            for index, (key, value, at_ms) in enumerate(
-                zip(columns["key"], columns["value"], columns["at_ms"], strict=True)
-            ):
-                headers = [(h["key"], h["value"]) for h in columns["headers"][index] or ()]
-                parsed = read(self.names[topics[index]], key, value, headers, at_ms)
-                if parsed:
-                    row = (topics[index], partitions[index], offsets[index], encode(parsed))
-                    for column, item in zip(found, row, strict=True):
-                        column.append(item)
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, field.type) for column, field in zip(found, _OUT, strict=True)],
-                schema=_OUT,
+            topic, partition, offset, at_ms, key, value, *headers = (
+                column.to_pylist() for column in batch.columns
             )
+            # A slice has records of one partition only.
+            part = self.numbers[topic[0], partition[0]] if topic else 0
+            header_rows = zip(*headers, strict=True)
+            parts = [part] * len(offset)
+            yield reading.columns(zip(parts, offset, key, value, header_rows, at_ms, strict=True))
+
+    def _slices(self) -> RawSlices:
+        found = _tasks.get(self.digest)
+        if found is None:
+            sys.path.extend(path for path in self.paths if path not in sys.path)
+            _tasks.clear()
+            found = _tasks[self.digest] = loads(self.pickled)
+        return found
+
+
+class _Job(NamedTuple):
+    """The ranges of a step whose Spark job is running."""
+
+    spans: Mapping[int, Range]
+    columns: Future[pa.Table]
 
 
 class Cleaner:
-    """Reads the raw topics of one capture and has them cleaned, until it is told to stop.
+    """Reads the raw log of one capture and has it cleaned, until it is asked to stop.
 
-    ``session`` gives the Spark session when a backlog asks for it, and not before: a role that
-    never has a backlog never starts Spark.
+    ``session`` returns the Spark session; captures that share it use a fair scheduler pool.
     """
 
     def __init__(
@@ -183,20 +200,22 @@ class Cleaner:
         cleaned: Cleaned,
         *,
         session: Callable[[], SparkSession] | None = None,
-        bulk_records: int | None = None,
+        step_records: int = _STEP_RECORDS,
     ) -> None:
         self._config, self._cleaned = config, cleaned
-        self._session = session or (lambda: spark_session(config, app_name="everstate clean"))
-        self._bulk = config.capture.bulk_records if bulk_records is None else bulk_records
+        self._make_session = session or (lambda: spark_session(config, app_name="everstate clean"))
+        self._session: SparkSession | None = None
         self._offsets = Offsets(config)
-        told_in = cleaned.told_in
-        self._groups = [one for one in (frozenset(cleaned.topics) - told_in, told_in) if one]
-        self._followers: dict[frozenset[str], Follower] = {}
-        """One for each group of topics, as one group may have to wait for the other."""
+        self._records_max = step_records
+        self._records = min(step_records, _STEP_RECORDS_FIRST)
+        self._tasks: dict[bool, tuple[SliceTask, Any]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._job: _Job | None = None
         self._is_open = False
-        self._check_at = 0.0
-        self._has_read_ahead = False
-        self.bulk_jobs = 0
+        self._has_more = False
+        """Whether the raw log has more records than the last job was asked to read."""
+        self._poll_s = _POLL_S
+        self.jobs = 0
         """How many Spark jobs have run."""
 
     @property
@@ -204,190 +223,238 @@ class Cleaner:
         """The capture's name."""
         return self._cleaned.name
 
+    def open(self) -> None:
+        """Fence other processes, and read the position; a step does so when necessary."""
+        self._cleaned.open()
+        self._tasks = {}
+        self._is_open = True
+
     def close(self) -> None:
-        """Give up the connections; the Spark session is the caller's."""
+        """Close the connections; the Spark session is the caller's."""
         self._drop()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         self._cleaned.close()
         self._offsets.close()
 
     def run(self, stop: threading.Event) -> None:
-        """Clean until ``stop`` is set; what may pass is waited out, anything else is raised."""
-        pause = _RETRY_S
+        """Clean until ``stop`` is set; retryable errors are retried, other errors are raised."""
+        step = until_stopped(
+            lambda: self.step(0.2),
+            stop,
+            waiting=f"cleaning of {self.name} is retried in",
+            log=log,
+            passes=may_pass,
+            pause_s=_RETRY_S,
+            pause_s_max=_RETRY_S_MAX,
+            before_pause=self._drop,
+        )
         while not stop.is_set():
-            try:
-                self.step(self._config.pipeline.poll_ms / 1000)
-                works()
-                pause = _RETRY_S
-            except EverstateError as error:
-                if not error.retryable:
-                    raise
-                log.warning("clean %s waits %.1f s: %s", self._cleaned.name, pause, error)
-                waits(error, pause)
-                self._drop()
-                stop.wait(pause)
-                pause = min(_RETRY_S_MAX, pause * 2)
+            step()
 
     def step(self, wait_s: float = 0.05) -> Any:
         """Read once, publish once; ``None``: nothing was ready. Waits ``wait_s`` for records.
 
-        After an error everything is found again in the log by the next step.
+        After an error the next step reads position and records from the log again.
         """
-        cleaned = self._cleaned
         try:
             if not self._is_open:
-                cleaned.open()
-                self._is_open = True
-                self._check_at = 0.0
+                self.open()
             with collector_paused():
-                self._read(0.0 if self._has_read_ahead else wait_s)
-                self._has_read_ahead = False
-                if cleaned.asks_for_ends and cleaned.waiting:
-                    cleaned.ends_at(self._offsets.stable_ends(cleaned.topics))
-                return cleaned.step(self._read_ahead)
+                if self._cleaned.counting is not None:
+                    self._count(wait_s)
+                else:
+                    self._read(wait_s)
+                return self._cleaned.step(has_read_all=self._job is None and not self._has_more)
         except BaseException:
             self._drop()
             raise
 
     def catch_up(self, timeout_s: float = 60.0) -> int:
-        """Step until what is in the raw topics now has been read and published.
+        """Step until the raw log is read to its present end, and what is ready is published.
 
-        Out: how many batches. Open transactions of the source, and rows that are held, stay.
+        Returns the number of batches, also when ``timeout_s`` ends first. Open transactions of the
+        source, and held rows, stay unpublished.
         """
         deadline = time.monotonic() + timeout_s
-        batches = 0
+        batches, cleaned = 0, self._cleaned
         if not self._is_open:
-            self._cleaned.open()
-            self._is_open = True
-        ends = self._offsets.stable_ends(self._cleaned.topics)
+            self.open()
+        ends = self._offsets.stable_ends({topic for topic, _ in cleaned.parts})
         while time.monotonic() < deadline:
-            batches += self.step() is not None
-            read_to = self._cleaned.read_to()
-            if all(read_to[place] >= end for place, end in ends.items()):
-                if self._cleaned.waiting == 0:
+            done = self.step(0.0)
+            batches += done is not None
+            parts = {place: number for number, place in enumerate(cleaned.parts)}
+            if all(p in parts and cleaned.read_to[parts[p]] >= end for p, end in ends.items()):
+                if done is None and cleaned.counting is None and self._job is None:
                     return batches
         return batches
 
     def _drop(self) -> None:
-        self._is_open = self._has_read_ahead = False
-        self._unfollow()
-
-    def _unfollow(self) -> None:
-        for follower in self._followers.values():
-            follower.close()
-        self._followers = {}
-
-    def _read_ahead(self) -> None:
-        """Read and parse what has come, while the broker commits what was read before."""
-        if self._followers:
-            self._has_read_ahead = self._read_little(0.0)
+        self._is_open = self._has_more = False
+        self._job = None
 
     def _read(self, wait_s: float) -> None:
-        now = time.monotonic()
-        if now >= self._check_at or not self._cleaned.wanted():
-            self._check_at = now + _CHECK_S
-            spans = self._backlog()
-            if spans is not None:
-                self._check_at = 0.0
-                self._read_bulk(spans)
+        """Add the next range's columns, and start the job for the range after it."""
+        job = self._job or self._launch(self._cleaned.read_to, wait_s)
+        if job is None:
+            if self._cleaned.has_moved():
+                self.open()
+            return
+        columns = job.columns.result()
+        self._adapt(columns, job.spans)
+        self._cleaned.add(columns, job.spans)
+        self._job = None
+        if self._cleaned.counting is None:
+            self._job = self._launch(self._cleaned.read_to, 0.0)
+
+    def _launch(self, read_to: Mapping[int, int], wait_s: float) -> _Job | None:
+        """Start a Spark job over a bounded range of new records; ``None``: there are none."""
+        parts = self._cleaned.parts
+        topics = {topic for topic, _ in parts}
+        deadline = time.monotonic() + wait_s
+        while True:
+            ends = self._offsets.stable_ends(topics)
+            there = {number: ends[place] for number, place in enumerate(parts)}
+            for number, (topic, partition) in enumerate(parts):
+                # Detects a topic that was deleted and created again; the next open reads it.
+                check_ends(
+                    f"clean {self.name}",
+                    topic,
+                    {partition: read_to[number]},
+                    {partition: there[number]},
+                )
+            spans = self._spans(read_to, there)
+            self._has_more = any(spans[n].end < there[n] for n in spans)
+            if spans:
+                self._poll_s = _POLL_S
+                return _Job(spans, self._submit(spans, is_bare=False))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            time.sleep(min(left_s, self._poll_s))
+            self._poll_s = min(_POLL_S_MAX, 1.5 * self._poll_s)
+
+    def _spans(self, read_to: Mapping[int, int], there: Mapping[int, int]) -> dict[int, Range]:
+        """Ranges of the next step: shared fairly among the parts, or one topic after the other."""
+        if not self._cleaned.is_in_order:
+            return fair_spans(read_to, there, self._records)
+        spans: dict[int, Range] = {}
+        left = self._records
+        for _, part in groupby(enumerate(self._cleaned.parts), key=lambda one: one[1][0]):
+            ends = {number: there[number] for number, _ in part}
+            found = fair_spans({number: read_to[number] for number in ends}, ends, left)
+            spans.update(found)
+            left -= sum(len(span) for span in found.values())
+            if left <= 0:
+                break
+        return spans
+
+    def _count(self, wait_s: float) -> None:
+        """Read on, without rows, to find the end of a large transaction."""
+        counting = self._cleaned.counting
+        deadline = time.monotonic() + wait_s
+        (place,) = self._cleaned.parts
+        while True:
+            end = self._offsets.stable_ends([place[0]])[place]
+            span = Range(counting.read_to, min(end, counting.read_to + 4 * self._records_max))
+            self._has_more = span.end < end
+            if len(span):
+                columns = self._submit({0: span}, is_bare=True).result()
+                self._cleaned.add_counted(columns, span.end)
                 return
-        self._read_little(wait_s)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            time.sleep(min(left_s, self._poll_s))
+            self._poll_s = min(_POLL_S_MAX, 1.5 * self._poll_s)
 
-    def _backlog(self) -> dict[str, dict[int, Any]] | None:
-        """Ranges to read by Spark, when there is more than is quickly read here."""
-        cleaned = self._cleaned
-        ends = self._offsets.stable_ends(cleaned.topics)
-        cleaned.ends_at(ends)
-        read_to, wanted = cleaned.read_to(), cleaned.wanted()
-        listed = sorted(wanted)
-        if sum(ends[place] - read_to[place] for place in listed) <= self._bulk:
-            return None
-        room = self._config.pipeline.batch_changes_max
-        if any(topic not in cleaned.told_in for topic, _ in wanted):
-            room = max(_POLL_RECORDS, room - cleaned.waiting)
-        spans = fair_spans(
-            {n: read_to[place] for n, place in enumerate(listed)},
-            {n: ends[place] for n, place in enumerate(listed)},
-            room,
-        )
-        ranges: dict[str, dict[int, Any]] = {}
+    def _adapt(self, columns: pa.Table, spans: Mapping[int, Range]) -> None:
+        """Set how many records the next step reads, so that it has the wanted bytes."""
+        read = sum(len(span) for span in spans.values())
+        fitting = int(_STEP_BYTES * read / max(1, columns.nbytes))
+        least = min(1_000, self._records_max)
+        self._records = max(least, min(fitting, 2 * self._records, self._records_max))
+
+    def _submit(self, spans: Mapping[int, Range], *, is_bare: bool) -> Future[pa.Table]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"clean-{self.name}")
+        return self._pool.submit(self._run_job, spans, is_bare)
+
+    def _run_job(self, spans: Mapping[int, Range], is_bare: bool) -> pa.Table:
+        """One Spark job over these ranges; returns columns in the order of each part."""
+        self.jobs += 1
+        parts = self._cleaned.parts
+        ranges: dict[str, dict[int, Range]] = {}
         for number, span in spans.items():
-            topic, partition = listed[number]
+            topic, partition = parts[number]
             ranges.setdefault(topic, {})[partition] = span
-        return ranges
+        slices = sum(max(1, len(span) // _SLICE_RECORDS) for span in spans.values())
+        with spark_errors(f"cleaning {self.name}"):
+            task, schema, columns = self._task(is_bare)
+            records = read_ranges(self._spark(), self._config, ranges, slices=slices)
+            return records.selectExpr(*columns).mapInArrow(task, schema).toArrow()
 
-    def _read_little(self, wait_s: float) -> bool:
-        """Read some records, here and now; whether there were any.
-
-        Rows first, and then their ends, which are waited for when rows do.
-        """
-        wanted = self._cleaned.wanted()
-        groups = [group for group in self._groups if any(topic in group for topic, _ in wanted)]
-        found = False
-        for number, group in enumerate(groups):
-            is_patient = number == (len(groups) - 1 if self._cleaned.waiting else 0)
-            patience_s = wait_s if is_patient and not found else 0.0
-            follower = self._follower(group)
-            follower.only(place for place in wanted if place[0] in group)
-            found |= self._follow(follower, patience_s)
-        return found
-
-    def _follower(self, group: frozenset[str]) -> Follower:
-        """Reader of some of the topics, from where they were read to."""
-        if group not in self._followers:
-            starts = {p: at for p, at in self._cleaned.read_to().items() if p[0] in group}
-            client_id = f"everstate-clean-{self._cleaned.name}"
-            self._followers[group] = Follower(self._config, starts, client_id=client_id)
-        return self._followers[group]
-
-    def _follow(self, follower: Follower, wait_s: float) -> bool:
-        cleaned, read = self._cleaned, self._cleaned.reader.read
-        found: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
-        for record in follower.poll(_POLL_RECORDS, wait_s):
-            parsed = read(
-                cleaned.topics[record.topic],
-                record.key,
-                record.value,
-                record.headers,
-                record.timestamp_ms,
+    def _task(self, is_bare: bool) -> tuple[SliceTask, Any, Sequence[str]]:
+        if is_bare not in self._tasks:
+            slices = self._cleaned.slices(is_bare=is_bare)
+            columns = (
+                *("topic", "partition", "offset", "unix_millis(timestamp) AS at_ms"),
+                *("key", "value"),
+                *(
+                    f"get(filter(headers, h -> h.key = '{name}'), 0).value AS h{number}"
+                    for number, name in enumerate(slices.header_names)
+                ),
             )
-            place = (record.topic, record.partition)
-            found.setdefault(place, []).append((record.offset, parsed))
-        for place, (start, end) in follower.spans().items():
-            cleaned.add(*place, found.get(place, ()), start, end)
-        return bool(found)
+            task = SliceTask.of(slices, self._cleaned.parts)
+            self._tasks[is_bare] = (task, (from_arrow_schema(slices.schema), columns))
+        task, (schema, columns) = self._tasks[is_bare]
+        return task, schema, columns
 
-    def _read_bulk(self, ranges: Mapping[str, Mapping[int, Any]]) -> None:
-        cleaned = self._cleaned
-        task = ParseTask.of(cleaned)
-        self.bulk_jobs += 1
-        with spark_errors(f"cleaning {cleaned.name}"):
-            records = read_ranges(self._session(), self._config, ranges)
-            columns = records.selectExpr(*_COLUMNS)
-            table = columns.mapInArrow(task, _OUT_DDL).toArrow()
-        places = table.select(["topic", "partition"]).to_pydict()
-        offsets, parsed = table["offset"].to_pylist(), table["parsed"].to_pylist()
-        by_place: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
-        for topic, partition, offset, value in zip(
-            places["topic"], places["partition"], offsets, parsed, strict=True
-        ):
-            rows = by_place.setdefault((topic, partition), [])
-            rows.append((offset, cleaned.codec.decode(value)))
-        for topic, partitions in ranges.items():
-            for partition, span in partitions.items():
-                # A task gives its partition in order; tasks come back in any.
-                rows = sorted(by_place.get((topic, partition), []), key=lambda row: row[0])
-                cleaned.add(topic, partition, rows, span.start, span.end)
-        self._unfollow()
+    def _spark(self) -> SparkSession:
+        if self._session is None:
+            shared = self._make_session()
+            self._session = shared.newSession()
+            for name, value in _CONF.items():
+                self._session.conf.set(name, value)
+            # Cleaning gets its share of the cores, however much other jobs have to do.
+            shared.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        return self._session
 
 
-def cleaning_part(config: Config, open_capture: Callable[[], Cleaned]) -> Run:
-    """The part of a role that cleans one capture; ``open_capture`` is called at each start."""
+def _tell_stopped(capture: str, reason: str | None) -> None:
+    """Set the metric with the reason why a capture cannot proceed; ``None``: it is cleaned."""
+    former = _stopped_by.pop(capture, None)
+    if former is not None:
+        STOPPED.remove(capture, former)
+    if reason is not None:
+        _stopped_by[capture] = reason
+        STOPPED.labels(capture, reason).set(1)
+
+
+def cleaning_part(
+    config: Config,
+    open_capture: Callable[[], Cleaned],
+    session: Callable[[], SparkSession] | None = None,
+) -> PartRun:
+    """The part of a role that cleans one capture; ``open_capture`` is called at each start.
+
+    When another process fences the capture, this part stops, and no other part does.
+    """
 
     def clean(stop: threading.Event) -> None:
-        cleaner = Cleaner(config, open_capture())
+        cleaner = Cleaner(config, open_capture(), session=session)
+        _tell_stopped(cleaner.name, None)
         try:
             log.info("cleaning %s", cleaner.name)
             cleaner.run(stop)
+        except Fenced as error:
+            _tell_stopped(cleaner.name, error.message)
+            stopped(error)
+            stop.wait()
+        except EverstateError as error:
+            _tell_stopped(cleaner.name, error.message)
+            raise
         finally:
             cleaner.close()
 

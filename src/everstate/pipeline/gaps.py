@@ -1,8 +1,8 @@
-"""An operator accepts a version gap: the log gets changes in the place of those that never came.
+"""An operator accepts a version gap: changes are published in place of those that never came.
 
-The keeper is not told anything. It reads the changes as it reads all others, and so do every other
-view group, the archive and each consumer of the log: they agree without a word between them, and
-law 2, the chain and the proof hold as before (decision 16).
+Nothing is sent to the keeper. It reads these changes from the log like all others, and so do every
+other view group, the archive and each consumer of the log. So all of them agree, and law 2, the
+chain and the proof hold as before (decision 16).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from everstate.views.database import connect_views, views_errors
 from everstate.views.gaps import Gap, GapEdges, read_edges, read_gaps
 
 MISSING_MAX: Final = 10_000
-"""A wider gap is a wrong version number more likely than so many lost changes."""
+"""A wider gap is more likely a wrong version number than so many lost changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedGap:
-    """A gap, and the versions that were published in place of those that never came."""
+    """A gap, and the versions that were published in place of the missing ones."""
 
     gap: Gap
     published: tuple[int, ...]
 
 
 def list_gaps(config: Config, entity: str | None = None, key: str | None = None) -> list[Gap]:
-    """Keys whose changes wait behind a missing version; raises Unavailable."""
+    """Keys with changes that are held because of a missing version; raises Unavailable."""
     schema = config.views.schema_name
     with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
         control = Control(connection, schema)
-        control.install()
+        control.update()
         return read_gaps(control, entity, key)
 
 
@@ -59,20 +59,20 @@ def accept_gap(
     provenance: Provenance,
     now: datetime | None = None,
 ) -> AcceptedGap:
-    """Publish changes in the place of the missing versions of a key, so that what waits goes on.
+    """Publish changes in place of the missing versions of a key, so that held ones are released.
 
-    They lead from the state that the views have to the one that the first waiting change began
-    with; ``provenance`` says who accepts, and stays in log, archive and history. Their ids follow
-    from that change, so that accepting twice changes nothing. When a missing version comes all
-    the same, the first in the log counts, and the other is a conflict in `.dead` (C6).
+    They lead from the state in the views to the original state of the first held change.
+    ``provenance`` names who accepts the gap, and stays in log, archive and history. The ids are
+    derived from the held change, so that accepting twice changes nothing. When a missing version
+    arrives later, the first one in the log counts, and the other is a conflict in `.dead` (C6).
 
-    Raises NoGap, GapTooWide, LogIdentityChanged, TopicResized, and Unavailable: then it may be
-    done again.
+    Raises NoGap, GapTooWide, LogIdentityChanged, TopicResized, and Unavailable: then the call may
+    be repeated.
     """
     schema, dsn, name = config.views.schema_name, config.views_dsn, entity_type.name
     with views_errors(dsn), connect_views(dsn) as connection:
         control = Control(connection, schema)
-        control.install()
+        control.update()
         found = read_gaps(control, name, key)
         if not found:
             raise NoGap(name, key)
@@ -101,16 +101,17 @@ def bridge(
 ) -> Iterator[Change[bytes]]:
     """Changes for the missing versions, chained to both sides (law 3).
 
-    All but the last keep the state that was there, so that nothing is made up. An entity that is
-    on neither side, and must have been there in between, gets the state of the change that waits.
+    All but the last keep the state before the gap, so that no state is invented. An entity that
+    exists on neither side of the gap, and must have existed in between, gets the current state of
+    the held change.
     """
     after = decode_wire(edges.after)
     target = _state(after.original_entity_state)
     state = None if edges.before is None else edges.before.encode()
     reason = provenance.reason or "gap accepted"
-    said = replace(
+    filling = replace(
         provenance,
-        reason=f"{reason}: versions {gap.missing[0]} to {gap.missing[-1]} never came",
+        reason=f"{reason}: versions {gap.missing[0]} to {gap.missing[-1]} were never received",
         causation_id=str(after.id),
     )
     between = state or target or _state(after.current_entity_state)
@@ -125,7 +126,7 @@ def bridge(
             kind=_kind(state, following),
             occurred_at=after.occurred_at,
             recorded_at=now,
-            provenance=said,
+            provenance=filling,
             current=following,
             original=state,
         )

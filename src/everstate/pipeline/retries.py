@@ -1,4 +1,4 @@
-"""When what failed is tried again: with growing pauses."""
+"""Schedules retries with growing pauses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 
 class Retries:
-    """Pauses by name; a name that did not fail is always due."""
+    """Pauses by name; a name without a failure is always due."""
 
     def __init__(self) -> None:
         self._failures: dict[str, int] = {}
         self._due: dict[str, float] = {}
 
     def failed(self, name: str, pauses_s: Sequence[float]) -> float:
-        """Note a failure; seconds until the next try, more after each failure."""
+        """Record a failure; returns the seconds until the next try, more after each failure."""
         failures = self._failures.get(name, 0)
         pause = pauses_s[min(failures, len(pauses_s) - 1)]
         self._failures[name], self._due[name] = failures + 1, time.monotonic() + pause
@@ -25,6 +25,6 @@ class Retries:
         return self._due.get(name, 0.0) <= time.monotonic()
 
     def forget(self, name: str) -> bool:
-        """Note that a name works; whether it had failed before."""
+        """Clear the failures of a name; returns whether there were any."""
         self._due.pop(name, None)
         return self._failures.pop(name, None) is not None

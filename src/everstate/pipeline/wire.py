@@ -1,4 +1,4 @@
-"""Publishing an entity type in Debezium's form beside our own: `.changes` → `.debezium`."""
+"""Publishes an entity type also in Debezium's form: `.changes` → `.debezium`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOUR_MS: Final = 3_600_000
 class DebeziumForm:
     """Writes every change of one entity type in Debezium's form, once, in the same partitions.
 
-    The records and the position in `.changes` go out in one Kafka transaction. One process at a
+    The records and the position in `.changes` are sent in one Kafka transaction. One process at a
     time; a second one fences the first.
     """
 
@@ -46,12 +46,12 @@ class DebeziumForm:
             self._target = topics.names.debezium(entity_type.name)
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self._publisher.close()
         self._drop()
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until ``stop`` is set; trouble that may pass is waited out."""
+        """Publish until ``stop`` is set; retryable errors are retried."""
         while not stop.is_set():
             try:
                 self.step()
@@ -59,13 +59,17 @@ class DebeziumForm:
             except EverstateError as error:
                 if not error.retryable:
                     raise
-                log.warning("Debezium's form of %s waits: %s", self._entity_type.name, error)
+                log.warning(
+                    "publishing %s in Debezium's format is retried: %s",
+                    self._entity_type.name,
+                    error,
+                )
                 waits(error, _RETRY_S)
                 self._drop()
                 stop.wait(_RETRY_S)
 
     def step(self) -> int:
-        """Publish what is there; says how many changes. Raises Unavailable, Fenced, DataLoss."""
+        """Publish new changes; returns how many. Raises Unavailable, Fenced, DataLoss."""
         follower = self._follower or self._open()
         records, positions = [], dict(self._positions)
         key = self._entity_type.key
@@ -77,8 +81,13 @@ class DebeziumForm:
             try:
                 found = debezium_records(change.value, key, self._config.log.prefix)
             except InvalidChange as error:
-                # The archive and the keeper tell of it; here there is nothing to be made of it.
-                log.warning("%s at %d: %s", self._source, change.offset, error)
+                # The archive and the keeper report the record; it has no Debezium form.
+                log.warning(
+                    "%s: the change at offset %d cannot be written in Debezium's format: %s",
+                    self._source,
+                    change.offset,
+                    error,
+                )
                 continue
             records += [
                 OutRecord(self._target, name, value, partition=change.partition)

@@ -1,15 +1,26 @@
-"""Ways out: entities now and at any time, lists, histories, explanations, how the views stand."""
+"""Reading: entities now and at any time, lists, histories, explanations, state of the views."""
 
-from everstate.serving.answers import Entity, Explanation, Place, Standing, Version, ViewRow
+from everstate.serving.answers import (
+    ColdRead,
+    Entity,
+    Explanation,
+    FoundRow,
+    Place,
+    Standing,
+    Version,
+    ViewRow,
+)
 from everstate.serving.differences import ABSENT, Difference, differences
 from everstate.serving.moments import parse_moment
 from everstate.serving.reader import Reader
 
 __all__ = [
     "ABSENT",
+    "ColdRead",
     "Difference",
     "Entity",
     "Explanation",
+    "FoundRow",
     "Place",
     "Reader",
     "Standing",

@@ -1,7 +1,8 @@
-"""What the ways out answer: frozen records, each saying where it comes from."""
+"""The answers of readers: frozen records, with their origin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,11 +13,24 @@ from everstate.serving.differences import Difference
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the log a change lies; ``offset`` counts within generation and partition."""
+    """The place of a change in the log; ``offset`` counts within generation and partition."""
 
     generation: int
     partition: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColdRead:
+    """The cost of an answer from the lake, which the views do not have."""
+
+    files_read: int
+    """Files that were opened; the others were skipped by their statistics."""
+    files: int
+    """Files of the archive."""
+    from_log: int
+    """Changes that were read from the log, because the archive did not have them yet."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,22 @@ class Entity:
     change_id: UUID
     provenance: dict[str, Any]
     place: Place
+    cold: ColdRead | None = None
+    """``None``: it was read from the views."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """A row that a search found."""
+
+    key: str
+    version: int
+    rank: float
+    """Higher for a better match; comparable only within one search."""
+    headline: str
+    """Parts of the searched texts, with the found words between asterisks."""
+    row: dict[str, Any]
+    """The row by its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +87,19 @@ class Version:
     """Transaction of the source: its id, this change's 1-based index, and the count."""
     place: Place
     differences: tuple[Difference, ...]
-    """Against the version before; for the first of a history that was cut off, against nothing."""
+    """Differences to the previous version; to nothing if the history does not have that one."""
+    cold: ColdRead | None = None
+    """``None``: it was read from the views."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAt:
-    """Where the lake holds a change."""
+    """The place of a change in the lake."""
 
     file: str
-    """File of the lake table that holds it now."""
+    """File of the lake table that has it now."""
     commit: int
-    """Version of the table that brought it."""
+    """Version of the table whose commit added it."""
     committed_at: datetime
 
 
@@ -83,18 +115,18 @@ class AppliedBy:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Where one version of an entity comes from and where it went."""
+    """The origin of one version of an entity, and where it was archived and applied."""
 
     version: Version
     topic: str
     archived: ArchivedAt | None
-    """``None``: the archive has not come so far yet; it trails the log by its trigger."""
+    """``None``: it is not archived yet; the archive trails the log by its trigger."""
     applied_by: tuple[AppliedBy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a view is: what its answers may lack."""
+    """State and lag of a view: how much its answers may lack."""
 
     view: str
     status: str
@@ -106,17 +138,17 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class ViewRow:
-    """How one version of a view stands."""
+    """State, position and lag of one version of a view."""
 
     name: str
     version: int
     kind: str
-    """latest, history, row or linear."""
+    """Its kind of view, see :mod:`everstate.views.kinds`."""
     entity: str
     rows: int | None
-    """``None``: readers do not see this version yet."""
+    """``None``: readers do not see this version yet, or the rows were not counted."""
     position: dict[str, int]
-    """``generation/partition`` to the next offset that the view reads."""
+    """``generation/partition`` → the next offset that the view reads."""
     lag_changes: int | None
     """``None``: the log does not answer."""
     lag_seconds: float | None
@@ -127,3 +159,26 @@ class ViewRow:
     verified: dict[str, Any] | None
     status: str
     reason: str | None
+    throttled: int = 0
+    """Deferred changes, see :mod:`everstate.views.policies`."""
+    progress: dict[str, Any] | None = None
+    """Progress while it is built or catches up: ``doing``, ``share`` from 0 to 1, ``rate`` in
+    changes per second, ``left_s`` in seconds."""
+
+    @property
+    def standing(self) -> str:
+        """Its state in words."""
+        told = standing_text(self.status, self.reason, self.progress)
+        return f"{told}; {self.throttled:,} throttled changes wait" if self.throttled else told
+
+
+def standing_text(status: str, reason: str | None, progress: Mapping[str, Any] | None) -> str:
+    """The state of a version of a view in words."""
+    if reason is not None:
+        return f"{status}: {reason}"
+    if progress is None:
+        return status
+    rate, left = progress["rate"], progress["left_s"]
+    said = f"{status}: {progress['doing']} {progress['share']:.0%}"
+    said += "" if rate is None else f", {rate:,.0f} changes/s"
+    return said + ("" if left is None else f", {left:.0f} s to go")

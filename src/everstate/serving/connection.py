@@ -1,4 +1,4 @@
-"""One reading connection to the views' database, opened when first asked and kept."""
+"""One reading connection to the views' database, opened at the first statement and kept."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from psycopg import errors as pg
 from psycopg.sql import Composed
 from psycopg.types.json import set_json_loads
 
-from everstate.errors import InvalidQuery, NotFound, Unavailable
+from everstate.errors import InvalidQuery, NotFound, NoViews, Unavailable
 from everstate.views.control import Standings
+from everstate.views.tables import Row
 
 Query = Composed | bytes
-Row = tuple[Any, ...]
 
 _CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_MS = 300_000
@@ -24,10 +24,10 @@ _decode = msgspec.json.Decoder().decode
 
 
 class ReadConnection:
-    """A read-only connection whose statements stay prepared; reconnects once when it broke.
+    """A read-only connection whose statements stay prepared; reconnects once after it was lost.
 
     Not for several threads at once: a look-up is one short round trip, so give each thread its
-    own. Raises Unavailable when the server does not answer.
+    own connection. Raises Unavailable when the server does not answer.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -50,8 +50,8 @@ class ReadConnection:
         return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
 
     def standings(self, schema_name: str) -> Standings:
-        """The tables that say how the views stand, to be read."""
-        # It reads by `execute` alone, which this connection has.
+        """The control tables with the state of the views, for reading."""
+        # `Standings` uses only `execute`, which this connection has.
         return Standings(cast("psycopg.Connection[Any]", self), schema_name)
 
     def execute(self, query: Query, parameters: Any = ()) -> psycopg.Cursor[Row]:
@@ -59,7 +59,7 @@ class ReadConnection:
         return self._run(query, parameters)
 
     def close(self) -> None:
-        """Close the connection; the next question opens a new one."""
+        """Close the connection; the next statement opens a new one."""
         if self._cursor is not None:
             self._cursor.connection.close()
             self._cursor = None
@@ -107,9 +107,5 @@ def _unavailable(cause: psycopg.Error) -> Unavailable:
 
 def _translated(cause: psycopg.Error) -> NotFound | InvalidQuery:
     if isinstance(cause, pg.UndefinedTable | pg.InvalidSchemaName):
-        return NotFound(
-            "the views are not there yet.",
-            advice="`everstate run` makes them when it starts: start it, or start it again after "
-            "a view was declared.",
-        )
-    return InvalidQuery(f"the views' database refused the question: {str(cause).splitlines()[0]}.")
+        return NoViews()
+    return InvalidQuery(f"the views' database refused the query: {str(cause).splitlines()[0]}.")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 
 class Absent:
-    """The one value that says "there is no such field", which JSON null does not."""
+    """Type of the value for a missing field, which is not the same as JSON null."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -49,3 +49,18 @@ def _differences(
             yield from _differences(old, new, f"{parent}{name}.")
         elif old != new or type(old) is not type(new):
             yield Difference(f"{parent}{name}", old, new)
+
+
+def leaves(state: Mapping[str, Any] | None, parent: str = "") -> dict[str, Any]:
+    """Each field of a state that is no object, by its path; nested fields by dots.
+
+    An empty object is one, too. ``None``: the entity does not exist, and has none.
+    """
+    found: dict[str, Any] = {}
+    for name, value in (state or {}).items():
+        path = f"{parent}{name}"
+        if isinstance(value, Mapping) and value:
+            found |= leaves(value, f"{path}.")
+        else:
+            found[path] = value
+    return found

@@ -1,4 +1,4 @@
-"""Where one version of an entity comes from and where it went."""
+"""Explains the origin of one version of an entity, and where it was archived and applied."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from everstate.serving.connection import ReadConnection
 def explain(config: Config, connection: ReadConnection, version: Version) -> Explanation:
     """Follow a version to its record in the log, its file in the lake, and the views' positions.
 
-    Raises Unavailable or ArchiveError when one of them cannot be read. Cost: one statement, and a
-    look into the lake table's statistics.
+    Raises Unavailable or ArchiveError when one of them cannot be read. Cost: one statement, and
+    reading the lake table's statistics.
     """
     place = version.place
     topic = TopicNames(config.log.prefix).changes(version.entity, place.generation)

@@ -1,4 +1,4 @@
-"""Moments as people write them: RFC 3339, or a local time with the name of its zone."""
+"""Parses times as people write them: RFC 3339, or a local time with the name of its zone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everstate.errors import InvalidQuery
 def parse_moment(text: str) -> datetime:
     """Time with its offset, from `2013-02-08T18:00-05:00` or `2013-02-08 18:00 America/New_York`.
 
-    Raises InvalidQuery for a time without an offset: it would mean another moment on another
+    Raises InvalidQuery for a time without an offset, because its meaning would depend on the
     machine.
     """
     moment = _parse_moment(text)

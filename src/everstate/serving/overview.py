@@ -1,78 +1,103 @@
-"""How the views stand: versions, rows, position, lag, proof."""
+"""The state of the views: versions, rows, position, lag, proof."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from psycopg import sql
 
 from everstate.config import Config
 from everstate.errors import LogError, Unavailable
-from everstate.log.lag import Lag, LagRow, Position, is_reachable
+from everstate.log.lag import Lag, LagRow, ReaderPosition, is_reachable
 from everstate.log.topics import TopicNames
 from everstate.serving.answers import Standing, ViewRow
 from everstate.serving.connection import ReadConnection
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
-from everstate.views.project import Project
-from everstate.views.tables import history_of, latest_of
 
 _Place = tuple[str, int]
 
 
-def views(config: Config, connection: ReadConnection, project: Project) -> list[ViewRow]:
-    """One row for the version of each view that readers see, and for each that is on its way.
+def views(config: Config, connection: ReadConnection, *, is_counted: bool = True) -> list[ViewRow]:
+    """One row for each version of a view, but for replaced ones (``kept``).
 
-    Rows are counted exactly. Lag is ``None`` while the log does not answer, or has no such
-    topic. Cost: a count of each view, and one request to the log.
+    Rows are counted exactly, if they are counted. Lag is ``None`` while the log does not answer, or
+    has no such topic. Cost: a count of each view, and one request to the log.
     """
     schema = config.views.schema_name
     control = connection.standings(schema)
     versions = [row for row in control.versions() if row.status != KEPT]
     places = _by_version(control.positions())
+    inputs = {(row.name, row.version): _inputs(row, versions) for row in versions if row.inputs}
+    for version, rows in inputs.items():
+        places[version] = [place for row in rows for place in places[row.name, row.version]]
     behind = _lags(config, places)
+    waiting = control.deferred_counts()
     found = []
     for row in sorted(versions, key=lambda row: (row.entity, row.name, row.version)):
         mine = places.get((row.name, row.version), [])
         lags = behind.get((row.name, row.version))
+        reason = row.reason or _reason(inputs.get((row.name, row.version), ()))
         found.append(
             ViewRow(
                 name=row.name,
                 version=row.version,
-                kind=_kind(row, project),
+                kind=row.kind,
                 entity=row.entity,
-                rows=_count(connection, schema, row.name) if row.published else None,
-                position={f"{p.generation}/{p.partition}": p.next_offset for p in mine},
+                rows=_count(connection, schema, row.name)
+                if is_counted and row.published and not row.is_topic
+                else None,
+                position={_shown(p, row): p.next_offset for p in mine},
                 lag_changes=_changes(lags),
                 lag_seconds=_seconds(lags),
                 updated_at=max((place.updated_at for place in mine), default=None),
                 verified_at=row.verified_at,
                 verified=None if row.verified is None else dict(row.verified),
-                status=row.shown,
-                reason=row.reason,
+                status=replace(row, reason=reason).shown,
+                reason=reason,
+                throttled=sum(waiting.get((row.name, row.version), {}).values()),
+                progress=None if row.progress is None else dict(row.progress),
             )
         )
     return found
 
 
-def standing(
-    config: Config, connection: ReadConnection, project: Project, name: str
-) -> Standing | None:
-    """How far the version of a view is that readers see; ``None``: there is none."""
+def standing(config: Config, connection: ReadConnection, name: str) -> Standing | None:
+    """State and lag of a view's published version; ``None``: there is none."""
     control = connection.standings(config.views.schema_name)
     row = next((row for row in control.versions(name) if row.published), None)
     if row is None:
         return None
-    places = _by_version(control.positions(row.entity))
-    place = (row.name, row.version)
-    lags = _lags(config, {place: places.get(place, [])}).get(place)
+    versions = [row, *_inputs(row, control.versions())]
+    places = _by_version(control.positions())
+    mine = [place for each in versions for place in places.get((each.name, each.version), [])]
+    lags = _lags(config, {(row.name, row.version): mine}).get((row.name, row.version))
+    reason = row.reason or _reason(versions[1:])
     return Standing(
         view=name,
-        status=row.shown,
-        reason=row.reason,
+        status=replace(row, reason=reason).shown,
+        reason=reason,
         lag_changes=_changes(lags),
         lag_seconds=_seconds(lags),
     )
+
+
+def _inputs(row: ViewVersion, versions: Iterable[ViewVersion]) -> list[ViewVersion]:
+    """The published versions that a view reads."""
+    return [each for each in versions if each.published and each.name in row.inputs]
+
+
+def _reason(inputs: Iterable[ViewVersion]) -> str | None:
+    """Why a view over other views is behind: because one of them is."""
+    said = (f"{each.name} is behind: {each.reason}" for each in inputs if each.reason is not None)
+    return next(said, None)
+
+
+def _shown(place: ViewPosition, row: ViewVersion) -> str:
+    """`generation/partition`; for a view over other views, after the name of the input."""
+    name = f"{place.generation}/{place.partition}"
+    return f"{place.view} {name}" if row.inputs else name
 
 
 def _by_version(positions: Iterable[ViewPosition]) -> dict[_Place, list[ViewPosition]]:
@@ -93,7 +118,7 @@ def _seconds(lags: Sequence[LagRow] | None) -> float | None:
 def _lags(
     config: Config, places: Mapping[_Place, Sequence[ViewPosition]]
 ) -> dict[_Place, list[LagRow]]:
-    """Lag rows of each version; one that the log cannot tell of is left out."""
+    """Lag rows of each version; versions whose lag cannot be read are left out."""
     names = TopicNames(config.log.prefix)
     found: dict[_Place, list[LagRow]] = {}
     if not is_reachable(config):
@@ -101,7 +126,9 @@ def _lags(
     with Lag(config) as measure:
         for version, mine in places.items():
             positions = [
-                Position(p.view, names.changes(p.entity, p.generation), p.partition, p.next_offset)
+                ReaderPosition(
+                    p.view, names.changes(p.entity, p.generation), p.partition, p.next_offset
+                )
                 for p in mine
             ]
             try:
@@ -111,13 +138,6 @@ def _lags(
             except Unavailable:
                 break
     return found
-
-
-def _kind(row: ViewVersion, project: Project) -> str:
-    if row.name in (latest_of(row.entity), history_of(row.entity)):
-        return row.name.removeprefix(f"{row.entity}_")
-    plan = project.views.get(row.name)
-    return "unknown" if plan is None else plan.kind
 
 
 def _count(connection: ReadConnection, schema: str, name: str) -> int:

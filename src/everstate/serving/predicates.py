@@ -1,18 +1,19 @@
 """Conditions and orders over an entity's fields, checked against its model.
 
 A condition is written `field=value` with one of `=`, `!=`, `<`, `<=`, `>`, `>=`; nested fields
-are joined by dots; the value `null` is no value. SQL is built of bound parameters only.
+are joined by dots; the value `null` means no value. Values are always bound parameters in SQL.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 from psycopg import sql
@@ -40,21 +41,18 @@ class Predicate:
     operator: str
     value: Any
     cast: str
-    """PostgreSQL type the field is compared as."""
+    """PostgreSQL type that the field is compared as."""
 
     def compose(self) -> tuple[sql.Composable, list[Any]]:
         """SQL over the column `state`, and its parameters."""
-        if self.value is not None and self.operator == "=":
-            operator = sql.SQL("=")
-        else:
-            operator = _OPERATORS[self.operator]
+        operator = compared(self.operator, self.value)
         text = sql.SQL("{} {} %s::{}").format(_field(self.cast), operator, sql.SQL(self.cast))
         return text, [list(self.path), self.value]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Order by one field; entities without a value come last."""
+    """Order by one field; entities without a value are last."""
 
     path: tuple[str, ...]
     cast: str
@@ -70,8 +68,8 @@ def _field(cast: str) -> sql.Composable:
     return sql.SQL("(state #>> %s::text[])::{}").format(sql.SQL(cast))
 
 
-def parse_predicate(text: str, entity_type: EntityType) -> Predicate:
-    """Read a condition; raises InvalidQuery naming the field, with the nearest that there is."""
+def parse_condition(text: str) -> tuple[str, str, str]:
+    """Field, operator and written value of a condition; raises InvalidQuery."""
     match = _CONDITION.match(text)
     if match is None:
         raise InvalidQuery(
@@ -79,26 +77,45 @@ def parse_predicate(text: str, entity_type: EntityType) -> Predicate:
             advice="Write field=value, with one of = != < <= > >=.",
         )
     name, operator, written = match.groups()
-    kind = _type_of(name, entity_type)
-    cast, read = _readers(kind)
+    if written == "null" and operator not in ("=", "!="):
+        raise InvalidQuery(f"condition {text!r}: null can only be compared by = and !=.")
+    return name, operator, written
+
+
+def read_value(text: str, name: str, cast: str, written: str) -> Any:
+    """The value of a condition in the type that its field is compared as; ``None`` for `null`.
+
+    Raises InvalidQuery, naming the condition.
+    """
     if written == "null":
-        if operator not in ("=", "!="):
-            raise InvalidQuery(f"condition {text!r}: null can only be compared by = and !=.")
-        return Predicate(tuple(name.split(".")), operator, None, cast)
+        return None
     try:
-        value = read(written)
+        return PARSERS[cast](written)
     except (ValueError, ArithmeticError, InvalidQuery) as cause:
         raise InvalidQuery(
-            f"condition {text!r}: {name} is {_said(kind)}, and {written!r} is none.",
+            f"condition {text!r}: {name} is {SAID[cast]}, and {written!r} is none.",
             advice=_detail(cause),
         ) from cause
-    return Predicate(tuple(name.split(".")), operator, value, cast)
+
+
+def compared(operator: str, value: Any) -> sql.SQL:
+    """SQL of an operator; a comparison with a value can use an index."""
+    if value is not None and operator == "=":
+        return sql.SQL("=")
+    return _OPERATORS[operator]
+
+
+def parse_predicate(text: str, entity_type: EntityType) -> Predicate:
+    """Parse a condition; raises InvalidQuery with the unknown field and the nearest known ones."""
+    name, operator, written = parse_condition(text)
+    cast = _cast_of(_type_of(name, entity_type))
+    return Predicate(tuple(name.split(".")), operator, read_value(text, name, cast, written), cast)
 
 
 def parse_order(text: str, entity_type: EntityType) -> Order:
-    """Read an order: a field, with `-` before it for the largest first."""
+    """Parse an order: a field, with `-` before it for the largest first."""
     name = text.removeprefix("-")
-    cast, _ = _readers(_type_of(name, entity_type))
+    cast = _cast_of(_type_of(name, entity_type))
     return Order(tuple(name.split(".")), cast, text.startswith("-"))
 
 
@@ -125,23 +142,21 @@ def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
     return kind
 
 
-def _readers(kind: pa.DataType) -> tuple[str, Callable[[str], Any]]:
-    """PostgreSQL type of a field, and the reader of its written values."""
+def _cast_of(kind: pa.DataType) -> str:
+    """PostgreSQL type that a field is compared as."""
     if pa.types.is_integer(kind):
-        return "bigint", int
+        return "bigint"
     if pa.types.is_floating(kind):
-        return "float8", float
+        return "float8"
     if pa.types.is_decimal(kind):
-        return "numeric", Decimal
+        return "numeric"
     if pa.types.is_boolean(kind):
-        return "boolean", _boolean
+        return "boolean"
     if pa.types.is_date(kind):
-        return "date", date.fromisoformat
+        return "date"
     if pa.types.is_timestamp(kind):
-        if kind.tz is None:
-            return "timestamp", datetime.fromisoformat
-        return "timestamptz", parse_moment
-    return "text", str
+        return "timestamp" if kind.tz is None else "timestamptz"
+    return "text"
 
 
 def _boolean(text: str) -> bool:
@@ -156,19 +171,35 @@ def _said(kind: pa.DataType) -> str:
         return "an object"
     if pa.types.is_nested(kind):
         return "a list or map"
-    names = {
-        "bigint": "a whole number",
-        "float8": "a number",
-        "numeric": "a decimal number",
-        "boolean": "true or false",
-        "date": "a date (2013-02-08)",
-        "timestamp": "a local time",
-        "timestamptz": "a time with its offset",
-        "text": "text",
-    }
-    return names[_readers(kind)[0]]
+    return SAID[_cast_of(kind)]
 
 
 def _detail(cause: Exception) -> str | None:
     told = isinstance(cause, InvalidQuery) or str(cause).startswith("Write")
     return str(cause) if told else None
+
+
+PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "bigint": int,
+    "float8": float,
+    "numeric": Decimal,
+    "boolean": _boolean,
+    "date": date.fromisoformat,
+    "timestamp": datetime.fromisoformat,
+    "timestamptz": parse_moment,
+    "uuid": UUID,
+    "text": str,
+}
+"""PostgreSQL type that a field is compared as → the parser of its values."""
+SAID: Final[Mapping[str, str]] = {
+    "bigint": "a whole number",
+    "float8": "a number",
+    "numeric": "a decimal number",
+    "boolean": "true or false",
+    "date": "a date (2013-02-08)",
+    "timestamp": "a local time",
+    "timestamptz": "a time with its offset",
+    "uuid": "a UUID",
+    "text": "text",
+}
+"""The same types in words, for messages."""

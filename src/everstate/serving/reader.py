@@ -1,44 +1,57 @@
-"""Reader: any entity now, at a time or at a version; lists and histories."""
+"""Reader: reads entities now, at a time or at a version; lists and histories."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import InvalidQuery, NotFound, UnknownEntity, UnknownView
-from everstate.serving.answers import Entity, Explanation, Place, Standing, Version, ViewRow
-from everstate.serving.connection import ReadConnection, Row
+from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound, UnknownEntity, UnknownView
+from everstate.serving import statements
+from everstate.serving.answers import (
+    ColdRead,
+    Entity,
+    Explanation,
+    FoundRow,
+    Place,
+    Standing,
+    Version,
+    ViewRow,
+)
+from everstate.serving.connection import ReadConnection
 from everstate.serving.differences import differences
-from everstate.views.project import Project, kept_always
+from everstate.serving.masking import Masks, masked_entity, masked_version, no_masks
+from everstate.views.project import Project, entities_of, known_views
+from everstate.views.tables import Row
 
 if TYPE_CHECKING:
+    from everstate.serving.cold import ColdHistory
     from everstate.serving.predicates import Order, Predicate
 
-_COLUMNS = sql.SQL(
-    "key, version, kind, state, as_of, occurred_at, recorded_at, change_id, provenance, "
-    'generation, partition, "offset"'
-)
+_PAGE: Final = 100
+WAIT_S = 10.0
+"""Seconds that a reader waits for a token by default."""
 
 
 class Reader:
-    """Answers from the views; one connection, opened with the first question and kept.
+    """Answers from the views; one connection, opened at the first statement and kept.
 
-    Each thread needs its own. Every method raises UnknownEntity for an entity type that the app
-    does not have, NotFound while the views are not made, and Unavailable when the database does
+    Each thread needs its own reader. Every method raises UnknownEntity for an entity type that the
+    app does not have, NotFound while the views do not exist, and Unavailable when the database does
     not answer. A context manager.
     """
 
     def __init__(self, config: Config, project: Project) -> None:
         self.config, self.project = config, project
+        self.masks: Masks = no_masks
+        """What is hidden in the answers: that of the caller for whom the reader reads."""
         self.connection = ReadConnection(config.views_dsn)
-        self._schema = config.views.schema_name
+        self.schema = config.views.schema_name
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +65,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self.connection.close()
 
     def get(
@@ -63,31 +76,42 @@ class Reader:
         at: datetime | None = None,
         recorded_at: datetime | None = None,
         version: int | None = None,
+        wait_for: str | None = None,
+        wait_s: float = WAIT_S,
     ) -> Entity:
         """One entity: now, ``at`` a world time, as ``recorded_at`` a time, or at a version.
 
-        Raises NotFound, saying what is known, when it did not exist then. Cost: one row by index,
-        in one round trip.
+        ``wait_for``, here and elsewhere: a token; the answer includes everything that it covers, or
+        NotCaughtUp is raised after ``wait_s``. Raises NotFound, with what is known, when the entity
+        did not exist then. Cost: one row by index, in one round trip; a look-up in the lake when
+        the history does not have the version.
         """
-        kind = self._entity_type(entity)
+        kind = self.entity_type(entity)
         given = sum(choice is not None for choice in (at, recorded_at, version))
         if given > 1:
-            raise InvalidQuery("give one of at, recorded_at and version.")
-        if given:
-            self._needs_history(entity)
+            raise ContradictoryQuery("give one of at, recorded_at and version.")
+        is_cold = given and not self.project.keeps_history(entity)
+        self._wait(f"{entity}_{'history' if given and not is_cold else 'latest'}", wait_for, wait_s)
+        moment = at or recorded_at
+        if is_cold:
+            return self._cold_entity(kind, key, at, recorded_at, version)
         if at is not None:
-            row = self.connection.row(_at(self._schema, entity), (key, _aware(at)))
+            row = self.connection.row(
+                statements.at(self.schema, entity), (key, statements.aware(at))
+            )
         elif recorded_at is not None:
             row = self.connection.row(
-                _recorded_at(self._schema, entity), (key, _aware(recorded_at))
+                statements.recorded_at(self.schema, entity), (key, statements.aware(recorded_at))
             )
         elif version is not None:
-            row = self.connection.row(_version(self._schema, entity), (key, version))
+            row = self.connection.row(statements.version(self.schema, entity), (key, version))
         else:
-            row = self.connection.row(_now(self._schema, entity), (key,))
+            row = self.connection.row(statements.now(self.schema, entity), (key,))
+        if row is None and given and self._is_cut_off(entity, key):
+            return self._cold_entity(kind, key, at, recorded_at, version)
         if row is None or row[3] is None:
-            raise self._not_found(entity, key, row, at or recorded_at, version)
-        return _entity(kind, row)
+            raise self._not_found(entity, key, row, moment, version)
+        return masked_entity(entity_of(kind, row), self.masks(entity))
 
     def list(
         self,
@@ -97,104 +121,255 @@ class Reader:
         where: Sequence[str | Predicate] = (),
         order: Sequence[str | Order] = (),
         limit: int | None = 100,
+        wait_for: str | None = None,
+        wait_s: float = WAIT_S,
     ) -> Sequence[Entity]:
         """Entities that exist now, or existed ``at`` a world time, and meet all conditions.
 
-        Conditions and orders as in :mod:`everstate.serving.predicates`; by key when no order is
-        given. Raises InvalidQuery for a field the model does not have, or a value not of its
-        type. Cost: now, one pass over the entities; at a time, one over their versions.
+        Conditions and orders as in :mod:`everstate.serving.predicates`; ordered by key when no
+        order is given. Raises InvalidQuery for a field that the model does not have, or a value not
+        of its type. Cost: one pass over the entities; with ``at``, one over their versions.
         """
         # Imported here: Arrow's types take a fifth of a second, which `get` does not need.
         from everstate.serving.predicates import parse_order, parse_predicate
 
-        kind = self._entity_type(entity)
+        kind = self.entity_type(entity)
         if at is not None:
             self._needs_history(entity)
         predicates = [parse_predicate(w, kind) if isinstance(w, str) else w for w in where]
         orders = [parse_order(o, kind) if isinstance(o, str) else o for o in order]
-        query, parameters = _list(self._schema, entity, at, predicates, orders)
+        for path in (*(each.path for each in predicates), *(each.path for each in orders)):
+            self.masks(entity).refuse(path, "a condition on")
+        self._wait(f"{entity}_{'latest' if at is None else 'history'}", wait_for, wait_s)
+        query, parameters = statements.listing(self.schema, entity, at, predicates, orders)
         rows = self.connection.rows(query, [*parameters, limit])
-        return [_entity(kind, row) for row in rows]
+        mask = self.masks(entity)
+        return [masked_entity(entity_of(kind, row), mask) for row in rows]
 
-    def history(self, entity: str, key: str, *, limit: int | None = None) -> Sequence[Version]:
-        """Versions of one entity, oldest first, each with its differences to the one before.
+    def history(
+        self,
+        entity: str,
+        key: str,
+        *,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        wait_for: str | None = None,
+        wait_s: float = WAIT_S,
+    ) -> Sequence[Version]:
+        """Versions of one entity, oldest first, each with its differences to the previous one.
 
-        ``limit`` keeps the newest so many. Raises NotFound when the key was never seen. Cost: one
-        index range.
+        ``limit``: only so many of the newest. ``before`` a version: only older ones. ``after`` a
+        version: only newer ones, and then ``limit`` keeps the oldest of them. Empty when the entity
+        has no version there. Raises NotFound when the key was never seen. Cost: one index range; a
+        look-up in the lake when the history is incomplete.
         """
-        kind = self._entity_type(entity)
-        self._needs_history(entity)
+        kind = self.entity_type(entity)
+        is_hot = self.project.keeps_history(entity)
+        self._wait(f"{entity}_{'history' if is_hot else 'latest'}", wait_for, wait_s)
+        # One version more than is wanted: the differences of the first one are to that.
         wanted = None if limit is None else limit + 1
-        rows = self.connection.rows(_history(self._schema, entity), (key, wanted))
-        if not rows:
+        begin = 1 if after is None else max(1, after)
+        rows: Sequence[Row] = ()
+        cold = None
+        if is_hot:
+            rows = self._versions(entity, key, wanted, before, after)
+        is_page = wanted is not None and after is None and len(rows) == wanted
+        is_cut = rows[0][1] > begin if rows else (before or 1) > 1
+        if not is_hot or (is_cut and not is_page):
+            cold = self._cold(entity, key)
+            rows = [] if cold is None else [row for row in cold.rows if row[1] >= begin]
+            rows = rows if before is None else [row for row in rows if row[1] < before]
+            rows = rows[:wanted] if after is not None else rows[-(wanted or len(rows)) :]
+        is_none_there = bool(before or after) and self._was_seen(entity, key, cold)
+        if not rows and not is_none_there:
             raise self._not_found(entity, key, None, None, None)
-        rows.reverse()
-        first = 1 if wanted is not None and len(rows) == wanted else 0
+        read = None if cold is None else cold.read
+        is_one_more = wanted is not None and after is None and len(rows) == wanted
+        first = int(is_one_more or (after is not None and bool(rows) and rows[0][1] <= after))
+        mask = self.masks(entity)
         return [
-            _version_of(kind, row, rows[index - 1] if index else None)
+            masked_version(version_of(kind, row, rows[index - 1] if index else None, read), mask)
             for index, row in enumerate(rows)
             if index >= first
         ]
 
-    def version(self, entity: str, key: str, version: int | None = None) -> Version:
-        """One version of an entity (``None``: the newest), a deleting one included.
+    def newest_first(
+        self,
+        entity: str,
+        key: str,
+        *,
+        before: int | None = None,
+        wait_for: str | None = None,
+        wait_s: float = WAIT_S,
+    ) -> Iterator[Version]:
+        """Versions of one entity, newest first, read in pages: who stops early reads no more.
 
-        Raises NotFound, saying which versions there are.
+        Otherwise as :meth:`history`, which raises its errors with the first version. Cost: one page
+        in memory, and a statement each; what the views do not have is one look-up in the lake.
         """
-        kind = self._entity_type(entity)
-        self._needs_history(entity)
-        rows = self.connection.rows(_two_versions(self._schema, entity), (key, version, version))
+        limit = _PAGE if self.project.keeps_history(entity) else None
+        page = self.history(
+            entity, key, limit=limit, before=before, wait_for=wait_for, wait_s=wait_s
+        )
+        while page:
+            yield from reversed(page)
+            oldest = page[0]
+            if limit is None or oldest.version == 1 or len(page) < limit:
+                return
+            # The lake is asked for all that is left at once: each look-up reads its files.
+            limit = None if oldest.cold else limit
+            page = self.history(entity, key, limit=limit, before=oldest.version)
+
+    def _versions(
+        self, entity: str, key: str, wanted: int | None, before: int | None, after: int | None
+    ) -> Sequence[Row]:
+        """Kept versions, oldest first; after a version, with that one itself."""
+        if after is not None:
+            query = statements.history_from(self.schema, entity)
+            return self.connection.rows(query, (key, after, before, before, wanted))
+        query = statements.history(self.schema, entity)
+        return self.connection.rows(query, (key, before, before, wanted))[::-1]
+
+    def _was_seen(self, entity: str, key: str, cold: ColdHistory | None) -> bool:
+        if cold is not None or not self.project.keeps_history(entity):
+            return cold is not None
+        ends = self.connection.row(statements.ends(self.schema, entity), (key,))
+        return ends is not None and ends[0] is not None
+
+    def version(self, entity: str, key: str, version: int | None = None) -> Version:
+        """One version of an entity (``None``: the newest), also one that deleted it.
+
+        Raises NotFound with the existing versions.
+        """
+        kind = self.entity_type(entity)
+        rows: list[Row] = []
+        if self.project.keeps_history(entity):
+            parameters = (key, version, version)
+            rows = self.connection.rows(statements.two_versions(self.schema, entity), parameters)
+        cold = None
+        if not rows or (rows[0][1] == rows[-1][1] > 1):
+            cold = self._cold(entity, key)
+            rows = [] if cold is None else cold.rows[:version][:-3:-1]
         if not rows or (version is not None and rows[0][1] != version):
-            raise self._not_found(entity, key, None, None, version)
-        return _version_of(kind, rows[0], rows[1] if len(rows) > 1 else None)
+            known = [] if cold is None else cold.rows
+            raise self._not_found(entity, key, None, None, version, _ends(known))
+        read = None if cold is None else cold.read
+        shown = version_of(kind, rows[0], rows[1] if len(rows) > 1 else None, read)
+        return masked_version(shown, self.masks(entity))
 
     def explain(self, entity: str, key: str, version: int | None = None) -> Explanation:
-        """Where one version (``None``: the newest) comes from and where it went.
+        """The origin of one version (``None``: the newest), and where it was archived and applied.
 
-        Raises NotFound, saying which versions there are. Cost: two statements, and a look into
-        the lake table's log.
+        Raises NotFound with the existing versions. Cost: two statements, and reading the lake
+        table's log.
         """
-        # Imported here: the lake's reader takes a second that a look-up should not pay.
+        # Imported here: importing the lake's reader takes a second, which a look-up does not need.
         from everstate.serving import explanation
 
         found = self.version(entity, key, version)
         return explanation.explain(self.config, self.connection, found)
 
     def views(self) -> Sequence[ViewRow]:
-        """One row a view: rows, position, lag, when it was proved. Cost: a count of each view."""
+        """One row per version of a view: rows, position, lag, proof. Cost: a count of each view."""
         # Imported here: a look-up needs no client of the log.
         from everstate.serving import overview
 
-        return overview.views(self.config, self.connection, self.project)
+        return overview.views(self.config, self.connection)
 
     def standing(self, view: str) -> Standing | None:
-        """How far a view is: its status, and what the log has that it has not."""
+        """State and lag of a view's published version; ``None``: there is none."""
         # Imported here: a look-up needs no client of the log.
         from everstate.serving import overview
 
-        return overview.standing(self.config, self.connection, self.project, view)
+        return overview.standing(self.config, self.connection, view)
+
+    def token(self, view: str) -> str:
+        """The token of a view's present position; raises UnknownView."""
+        # Imported here: rarely needed.
+        from everstate.changes.tokens import Token
+        from everstate.serving.places import position_of, published
+
+        if view not in (known := known_views(self.project)):
+            raise UnknownView(view, known)
+        control = self.connection.standings(self.schema)
+        return str(Token(position_of(control, published(control, self.project, view))))
 
     def newest_version(self, entity: str, key: str) -> int | None:
-        """The version that the views have of an entity, also when it was deleted."""
-        self._entity_type(entity)
-        row = self.connection.row(_now(self._schema, entity), (key,))
+        """The newest version of an entity in the views, also of a deleted one; ``None``: none."""
+        self.entity_type(entity)
+        row = self.connection.row(statements.now(self.schema, entity), (key,))
         return None if row is None else int(row[1])
 
-    def rows(self, view: str, *, limit: int | None = 100) -> tuple[tuple[str, ...], Sequence[Row]]:
-        """Column names and rows of a view, by its first columns; raises UnknownView."""
-        known = (
-            *self.project.views,
-            *(n for e in self.project.entities for n in self._implicit(e)),
-        )
-        if view not in known:
-            raise UnknownView(view, known)
-        name = sql.Identifier(self._schema, view)
-        columns, _ = self.connection.table(sql.SQL("SELECT * FROM {} LIMIT 0").format(name), ())
-        order = sql.SQL("1, 2" if len(columns) > 1 else "1")
-        query = sql.SQL("SELECT * FROM {} ORDER BY {} LIMIT %s").format(name, order)
-        return self.connection.table(query, (limit,))
+    def rows(
+        self,
+        view: str,
+        *,
+        limit: int | None = 100,
+        offset: int = 0,
+        first: str | None = None,
+        wait_for: str | None = None,
+        wait_s: float = WAIT_S,
+    ) -> tuple[tuple[str, ...], Sequence[Row]]:
+        """Column names and rows of a view; raises UnknownView.
 
-    def _entity_type(self, name: str) -> EntityType:
+        Rows are in the order of the view's definition, or else ordered by its first two columns;
+        ``offset`` of them are left out. ``first``: only rows whose first column, often the key, is
+        this text.
+        """
+        known = known_views(self.project)
+        refused = self.project.refused_views.get(view)
+        if view not in known and refused is None:
+            raise UnknownView(view, known)
+        self._check_seen(view)
+        self._wait(view, wait_for, wait_s)
+        name = sql.Identifier(self.schema, view)
+        try:
+            columns, _ = self.connection.table(sql.SQL("SELECT * FROM {} LIMIT 0").format(name), ())
+        except NotFound:
+            if refused is None:
+                raise
+            raise refused from None  # an earlier version would be shown, but there is none
+        plan = self.project.views.get(view)
+        order = " ORDER BY 1, 2" if len(columns) > 1 else " ORDER BY 1"
+        if plan is not None and plan.is_ordered:
+            order = ""
+        only: sql.Composable = sql.SQL("")
+        if first is not None:
+            only = sql.SQL(" WHERE {}::text = %s").format(sql.Identifier(columns[0]))
+        text = sql.SQL("SELECT * FROM {}{}{} LIMIT %s OFFSET %s")
+        query = text.format(name, only, sql.SQL(order))
+        return self.connection.table(query, (*([] if first is None else [first]), limit, offset))
+
+    def search(
+        self, view: str, words: str, *, where: Sequence[str] = (), limit: int = 20
+    ) -> Sequence[FoundRow]:
+        """Rows of a view declared with ``search`` whose texts have the words, best first.
+
+        ``words`` as in a web search: all words must occur, in any form of the view's language;
+        ``"two words"`` next to each other, ``-without``, ``or``. ``where``: conditions on columns
+        of the view, `column=value`. Raises UnknownView, and InvalidQuery for a view that is not
+        searchable. Cost: the rows that match, by index.
+        """
+        # Imported here: a look-up needs no views.
+        from everstate.serving import searching
+
+        plan = self.project.views.get(view)
+        if plan is None:
+            if view in self.project.refused_views:
+                raise self.project.refused_views[view]
+            raise UnknownView(view, tuple(self.project.views))
+        self._check_seen(view)
+        return searching.search(self.connection, self.schema, plan, words, where=where, limit=limit)
+
+    def _check_seen(self, view: str) -> None:
+        """Raise NotPermitted when a view may show what is hidden: its columns have any names."""
+        if view in known_views(self.project):
+            for entity in entities_of(self.project, view):
+                self.masks(entity).refuse_all(f"the rows of view {view}")
+
+    def entity_type(self, name: str) -> EntityType:
+        """The entity type of that name; raises UnknownEntity."""
         known = self.project.entities
         if name not in known:
             raise UnknownEntity(name, tuple(known))
@@ -204,12 +379,51 @@ class Reader:
         if not self.project.keeps_history(entity):
             raise InvalidQuery(
                 f"no history is kept of {entity}: it was registered with history=False.",
-                advice="Only its newest version is in the views; the archive has all of them.",
+                advice=f"`everstate views query {entity} --at …` asks the archive for all of them; "
+                "`get` and `history` do for one.",
             )
 
-    def _implicit(self, entity: str) -> tuple[str, ...]:
-        """Views that an entity type has without a declaration."""
-        return entity, *(f"{entity}_{kept}" for kept in kept_always(self.project, entity))
+    def _is_cut_off(self, entity: str, key: str) -> bool:
+        """Whether the history of a key lacks its first versions."""
+        ends = self.connection.row(statements.ends(self.schema, entity), (key,))
+        return ends is not None and ends[0] is not None and ends[0] > 1
+
+    def _cold(self, entity: str, key: str) -> ColdHistory | None:
+        # Imported here: a look-up in the views needs neither the lake's reader nor the log's.
+        from everstate.serving.cold import cold_history
+
+        return cold_history(self.config, self.connection, entity, key)
+
+    def _cold_entity(
+        self,
+        kind: EntityType,
+        key: str,
+        at: datetime | None,
+        recorded_at: datetime | None,
+        version: int | None,
+    ) -> Entity:
+        """A past state of an entity, from the lake."""
+        found = self._cold(kind.name, key)
+        rows = [] if found is None else found.rows
+        if at is not None:
+            rows = [row for row in rows if row[4] <= statements.aware(at)]
+        elif recorded_at is not None:
+            rows = [row for row in rows if row[6] <= statements.aware(recorded_at)]
+        else:
+            rows = [row for row in rows if row[1] == version]
+        if found is None or not rows or rows[-1][3] is None:
+            last = rows[-1] if rows else None
+            known = [] if found is None else found.rows
+            raise self._not_found(kind.name, key, last, at or recorded_at, version, _ends(known))
+        past = entity_of(kind, rows[-1][:12], found.read)
+        return masked_entity(past, self.masks(kind.name))
+
+    def _wait(self, view: str, token: str | None, wait_s: float) -> None:
+        if token is not None:
+            # Imported here: rarely needed.
+            from everstate.serving.waiting import wait_until
+
+            wait_until(self.config, self.project, view, token, wait_s)
 
     def _not_found(
         self,
@@ -218,8 +432,9 @@ class Reader:
         row: Row | None,
         moment: datetime | None,
         version: int | None,
+        ends: Row | None = None,
     ) -> NotFound:
-        """What is known of an entity that has no state there."""
+        """The error for an entity without a state there, with what is known of it."""
         name = f"{entity} {key!r}"
         if row is not None:
             by = row[8].get("serviceName")
@@ -227,10 +442,10 @@ class Reader:
                 f"{name} was deleted by {by} at version {row[1]}, {row[5].isoformat()}.",
                 advice=f"Read it before that: --version {row[1] - 1}." if row[1] > 1 else None,
             )
-        kept = self.project.keeps_history(entity)
-        ends = self.connection.row(_ends(self._schema, entity), (key,)) if kept else None
+        if ends is None and self.project.keeps_history(entity):
+            ends = self.connection.row(statements.ends(self.schema, entity), (key,))
         if ends is None or ends[0] is None:
-            near = self.connection.rows(_near(self._schema, entity), (key, key))
+            near = self.connection.rows(statements.near(self.schema, entity), (key, key))
             keys = " or ".join(repr(found) for (found,) in near)
             return NotFound(
                 f"{name} was never seen.", advice=f"Near it are {keys}." if keys else None
@@ -242,10 +457,9 @@ class Reader:
         return NotFound(f"{name} did not exist{when}; it was first seen {since.isoformat()}.")
 
 
-def _aware(moment: datetime) -> datetime:
-    if moment.tzinfo is None:
-        raise InvalidQuery(f"time {moment.isoformat()} has no UTC offset.")
-    return moment
+def _ends(rows: Sequence[Row]) -> Row | None:
+    """First version, last version and first as-of time of the known versions of a key."""
+    return (rows[0][1], rows[-1][1], rows[0][4]) if rows else None
 
 
 def _in_order(kind: EntityType, state: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +468,8 @@ def _in_order(kind: EntityType, state: dict[str, Any]) -> dict[str, Any]:
     return ordered if len(ordered) == len(state) else {**ordered, **state}
 
 
-def _entity(entity_type: EntityType, row: Row) -> Entity:
+def entity_of(entity_type: EntityType, row: Row, cold: ColdRead | None = None) -> Entity:
+    """The entity of a row of the statements."""
     key, version, kind, state, as_of, occurred, recorded, change, provenance, g, p, o = row
     return Entity(
         entity=entity_type.name,
@@ -268,12 +483,17 @@ def _entity(entity_type: EntityType, row: Row) -> Entity:
         change_id=change,
         provenance=provenance,
         place=Place(g, p, o),
+        cold=cold,
     )
 
 
-def _version_of(entity_type: EntityType, row: Row, before: Row | None) -> Version:
+def version_of(
+    entity_type: EntityType, row: Row, before: Row | None, cold: ColdRead | None = None
+) -> Version:
+    """The version of a row of the statements; ``before``: the row of the previous version."""
     key, version, kind, state, as_of, occurred, recorded, change, provenance, g, p, o = row[:12]
     current = None if state is None else _in_order(entity_type, state)
+    original = _in_order(entity_type, before[3]) if before and before[3] else None
     return Version(
         entity=entity_type.name,
         key=key,
@@ -288,109 +508,6 @@ def _version_of(entity_type: EntityType, row: Row, before: Row | None) -> Versio
         event=row[12],
         transaction=row[13],
         place=Place(g, p, o),
-        differences=differences(before[3] if before else None, current),
+        differences=differences(original, current),
+        cold=cold,
     )
-
-
-def _table(schema: str, entity: str, view: str) -> sql.Composable:
-    # The readers' view, never a physical table: a rebuild points it to another one (C28).
-    return sql.Identifier(schema, f"{entity}_{view}")
-
-
-def _statement(text: str, schema: str, entity: str, view: str) -> bytes:
-    query = sql.SQL(text).format(_COLUMNS, _table(schema, entity, view))
-    return query.as_bytes()
-
-
-def _list(
-    schema: str,
-    entity: str,
-    at: datetime | None,
-    predicates: Sequence[Predicate],
-    orders: Sequence[Order],
-) -> tuple[sql.Composed, list[Any]]:
-    """The statement of a list and its parameters, the limit left open at the end."""
-    conditions: list[sql.Composable] = [sql.SQL("state IS NOT NULL")]
-    ordering: list[sql.Composable] = []
-    parameters: list[Any] = []
-    table = _table(schema, entity, "latest" if at is None else "history")
-    if at is not None:
-        # A version holds at a time when it is that old and the next one is not: as_of never
-        # falls from version to version, and versions are dense.
-        held = sql.SQL(
-            "as_of <= %s AND NOT EXISTS (SELECT 1 FROM {} AS later WHERE later.key = this.key "
-            "AND later.version = this.version + 1 AND later.as_of <= %s)"
-        )
-        conditions.append(held.format(table))
-        parameters += [_aware(at), at]
-    for predicate in predicates:
-        text, values = predicate.compose()
-        conditions.append(text)
-        parameters += values
-    for order in orders:
-        text, values = order.compose()
-        ordering.append(text)
-        parameters += values
-    query = sql.SQL("SELECT {} FROM {} AS this WHERE {} ORDER BY {} LIMIT %s").format(
-        _COLUMNS,
-        table,
-        sql.SQL(" AND ").join(conditions),
-        sql.SQL(", ").join([*ordering, sql.SQL("key")]),
-    )
-    return query, parameters
-
-
-@lru_cache
-def _now(schema: str, entity: str) -> bytes:
-    return _statement("SELECT {} FROM {} WHERE key = %s", schema, entity, "latest")
-
-
-@lru_cache
-def _at(schema: str, entity: str) -> bytes:
-    text = (
-        "SELECT {} FROM {} WHERE key = %s AND as_of <= %s "
-        "ORDER BY key DESC, as_of DESC, version DESC LIMIT 1"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def _recorded_at(schema: str, entity: str) -> bytes:
-    text = "SELECT {} FROM {} WHERE key = %s AND recorded_at <= %s ORDER BY version DESC LIMIT 1"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def _version(schema: str, entity: str) -> bytes:
-    text = "SELECT {} FROM {} WHERE key = %s AND version = %s"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def _history(schema: str, entity: str) -> bytes:
-    text = "SELECT {}, event, transaction FROM {} WHERE key = %s ORDER BY version DESC LIMIT %s"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def _two_versions(schema: str, entity: str) -> bytes:
-    text = (
-        "SELECT {}, event, transaction FROM {} WHERE key = %s "
-        "AND (%s::bigint IS NULL OR version <= %s) ORDER BY version DESC LIMIT 2"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def _ends(schema: str, entity: str) -> bytes:
-    text = "SELECT min(version), max(version), min(as_of) FROM {1} WHERE key = %s"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def _near(schema: str, entity: str) -> bytes:
-    text = (
-        "(SELECT key FROM {1} WHERE key < %s ORDER BY key DESC LIMIT 1) UNION ALL "
-        "(SELECT key FROM {1} WHERE key > %s ORDER BY key LIMIT 1)"
-    )
-    return _statement(text, schema, entity, "latest")

@@ -1,21 +1,25 @@
-"""Answers in words, as the command line and the demonstration show them."""
+"""Answers as text, for the command line and the demonstration."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime, tzinfo
 from typing import Any
 
 import msgspec
+import orjson
 
 from everstate.serving.answers import Explanation, Version
 from everstate.serving.differences import ABSENT, Difference
+from everstate.serving.row_json import row_json
 
 _NONE = "–"
 
 
 def value_text(value: Any) -> str:
-    """One value as people read it; objects and lists as JSON."""
+    """One value as text; objects and lists as JSON."""
     if value is ABSENT or value is None:
         return _NONE
     if isinstance(value, bool):
@@ -26,7 +30,7 @@ def value_text(value: Any) -> str:
 
 
 def difference_text(difference: Difference) -> str:
-    """One difference: `status: scheduled → departed`; of a new field only its value."""
+    """One difference: `status: scheduled → departed`; for a new field only its value."""
     if difference.before is ABSENT:
         return f"{difference.path}: {value_text(difference.after)}"
     before, after = value_text(difference.before), value_text(difference.after)
@@ -40,7 +44,7 @@ def moment_text(moment: datetime, zone: tzinfo | None = None) -> str:
 
 
 def provenance_text(provenance: Mapping[str, Any]) -> str:
-    """Who made a change: service, version of its API and identifier, then what else is known."""
+    """Who made a change: service, version of its API and identifier, then actor and reason."""
     known = [
         provenance.get("serviceName"),
         provenance.get("apiVersion"),
@@ -53,8 +57,8 @@ def provenance_text(provenance: Mapping[str, Any]) -> str:
 
 
 def happening_text(version: Version) -> str:
-    """What a version did: the name of its event, else its kind."""
-    # A foreign writer may have put anything there.
+    """What happened in a version: the type of its event, else its kind."""
+    # The event of another writer may have any form.
     if isinstance(version.event, dict) and version.event.get("type"):
         return str(version.event["type"])
     return version.kind
@@ -70,8 +74,14 @@ def difference_record(difference: Difference) -> dict[str, Any]:
     return {"op": "replace", **record, "before": difference.before, "after": difference.after}
 
 
+def version_record(version: Version) -> dict[str, Any]:
+    """A version for JSON; differences as RFC 6902 names them, with both values."""
+    changed = [difference_record(found) for found in version.differences]
+    return {**asdict(version), "differences": changed}
+
+
 def explanation_lines(explanation: Explanation) -> list[tuple[str, str]]:
-    """An explanation as pairs of what and which."""
+    """An explanation as pairs of label and text."""
     version = explanation.version
     place = version.place
     source = version.transaction
@@ -103,3 +113,44 @@ def explanation_lines(explanation: Explanation) -> list[tuple[str, str]]:
         if not found.applied:
             lines.append((f"view {found.view}", f"not yet, at offset {found.position:,}"))
     return lines
+
+
+def cell(value: object) -> object:
+    """A value of a row for a text table."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    return value_text(value) if isinstance(value, dict | list) else str(value)
+
+
+def bytes_value(content: bytes | None) -> Any:
+    """Bytes as JSON, else as text, else in base64."""
+    if content is None:
+        return None
+    try:
+        return orjson.loads(content)
+    except ValueError:
+        pass
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def bytes_text(content: bytes | None) -> str:
+    """Bytes as text for people: JSON is indented; `none` for no bytes at all."""
+    value = bytes_value(content)
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    return row_json(value, indented=True).decode()
+
+
+def duration_text(seconds: float | None) -> str:
+    """A duration in its largest unit: `0.4 s`, `12 s`, `5 min`, `2.7 days`."""
+    if seconds is None:
+        return "–"
+    for unit_s, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:,.1f} {name}"
+    return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"

@@ -1,1 +1,1 @@
-"""Public helpers for tests: contract suites and checkers with an oracle of their own."""
+"""Public helpers for tests: contract suites, and checkers with independent oracles."""

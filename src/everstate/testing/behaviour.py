@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from everstate.declarations.commands import CommandGroup, Decide, Evolve
 from everstate.errors import Rejected
-from everstate.sources.commands.group import CommandGroup, Decide, Evolve, facts_of
+from everstate.sources.commands.facts import facts_of
 
 
 class Behaviour:
@@ -17,31 +18,31 @@ class Behaviour:
 
     @classmethod
     def of(cls, group: CommandGroup) -> Behaviour:
-        """The behaviour that an app has declared."""
+        """The behaviour of a handler group that an app has declared."""
         return cls(group.decide, group.evolve)
 
     def given(self, *facts: Any) -> Given:
-        """What happened before, beginning with no entity at all."""
+        """Start with the state after these facts; without any, the entity does not exist."""
         state = None
         for fact in facts:
             state = self.evolve(state, fact)
         return Given(self, state)
 
     def given_state(self, state: Any) -> Given:
-        """An entity as it is before."""
+        """Start with an entity in this state."""
         return Given(self, state)
 
 
 class Given:
-    """An entity, to which a command comes."""
+    """An entity in its state before the command."""
 
     def __init__(self, behaviour: Behaviour, state: Any) -> None:
         self._behaviour, self.state = behaviour, state
 
     def when(self, command: Any) -> Then:
-        """Decide a command twice: a pure function says the same both times.
+        """Decide a command twice: a pure function returns the same both times.
 
-        Raises AssertionError when it does not, or when it changes the state that it was given.
+        Raises AssertionError when it does not, or when it changes the state it was passed.
         """
         before = repr(self.state)
         first, second = self._decided(command), self._decided(command)
@@ -58,14 +59,14 @@ class Given:
 
 
 class Then:
-    """What followed; every method raises AssertionError when it is something else."""
+    """Result of a command; every method raises AssertionError when the result differs."""
 
     def __init__(self, behaviour: Behaviour, state: Any, command: Any, decided: Any) -> None:
         self._behaviour, self._state = behaviour, state
         self._command, self.decided = command, decided
 
     def then(self, *facts: Any) -> Then:
-        """These facts followed, in this order; none: the command was accepted for nothing."""
+        """The command gave these facts, in this order; none: it was accepted without a fact."""
         assert not isinstance(self.decided, Rejected), (
             f"{self._command!r} was rejected: {self.decided.reason}"
         )
@@ -85,7 +86,7 @@ class Then:
         return self
 
     def then_state(self, state: Any) -> Then:
-        """The entity is this afterwards."""
+        """The entity has this state afterwards."""
         after = self._state
         for fact in () if isinstance(self.decided, Rejected) else self.decided:
             after = self._behaviour.evolve(after, fact)

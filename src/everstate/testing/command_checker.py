@@ -1,8 +1,8 @@
-"""Was every command decided once, in order, and answered? An oracle beside the handler.
+"""Checks that every command was decided once, in order, and answered, with its own oracle.
 
-It reads the log with nothing of the handler's, runs the project's own pure functions over the
-commands in the order in which they stand there, and compares: Jepsen's way, with the log as the
-history. Source: jepsen-io/jepsen, tests/kafka (lost and doubled writes, real-time order).
+It reads the log without the handler's code, runs the project's pure functions over the commands in
+log order, and compares the results: like Jepsen, with the log as the history. Source:
+jepsen-io/jepsen, tests/kafka (lost and duplicated writes, real-time order).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from everstate.config import Config
+from everstate.declarations.commands import CommandGroup
 from everstate.errors import Rejected
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
-from everstate.sources.commands.group import CommandGroup, fact_json, facts_of
+from everstate.sources.commands.facts import fact_json, facts_of
 from everstate.testing.log_checker import read_topic
 
 _PROBLEMS_MAX: Final = 50
@@ -25,7 +26,7 @@ _PROBLEMS_MAX: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What a client did and heard; times of one monotonic clock, ``None``: no answer came."""
+    """A client's command and its answer; times of one monotonic clock, ``None``: no answer."""
 
     command_id: str
     key: str
@@ -37,7 +38,7 @@ class Sent:
 
 @dataclass
 class CommandLog:
-    """Everything of one entity type that is committed, byte for byte."""
+    """All committed records of one entity type, byte for byte."""
 
     commands: Sequence[Record] = ()
     changes: Sequence[Record] = ()
@@ -47,7 +48,7 @@ class CommandLog:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What the model says: the changes of each key, and the answer of each command."""
+    """Results of the oracle: the changes of each key, and the answer of each command."""
 
     changes: dict[str, list[dict[str, Any]]]
     answers: dict[tuple[str, str], tuple[str, int]]
@@ -56,7 +57,7 @@ class _Expected:
 
 @dataclass
 class CommandReport:
-    """What the checker saw; no problems: each command was decided once, in order, and answered."""
+    """Result of the check; no problems: each command was decided once, in order, and answered."""
 
     commands: int = 0
     changes: int = 0
@@ -80,12 +81,13 @@ def read_command_log(config: Config, entity: str) -> CommandLog:
 
 
 def check_commands(group: CommandGroup, log: CommandLog, history: Iterable[Sent]) -> CommandReport:
-    """Compare a log at rest with the model, and with what clients were told.
+    """Compare a log at rest with the oracle, and with the answers that clients got.
 
-    Checked: every command is answered exactly once, and the same id always the same; changes are
-    what ``decide`` and ``evolve`` make of the commands in their order, versions dense, each with
-    its original; `.state` ends with each key's newest change; no client was told anything else;
-    and a command that was sent after another's answer was heard stands behind it.
+    It checks that every command has exactly one answer, and the same id always the same; that the
+    changes are those which ``decide`` and ``evolve`` make from the commands in their order, with
+    dense versions, each with its original; that `.state` ends with each key's newest change; that
+    no client got another answer; and that a command which was sent after another's answer was
+    received comes after it in the log.
     """
     report = CommandReport(len(log.commands), len(log.changes))
     expected = _run_model(group, log.commands)
@@ -143,7 +145,7 @@ def _decide(
     except Rejected:
         return "rejected", []
     except Exception:
-        # What the project's own code raises parks the command.
+        # Any error of the project's own code parks the command.
         return "parked", []
     if isinstance(decided, Rejected):
         return "rejected", []
@@ -205,14 +207,14 @@ def _compare(
 
 def _check_replies(expected: _Expected, log: CommandLog, report: CommandReport) -> None:
     answered: Counter[tuple[int, int]] = Counter()
-    told: dict[tuple[str, str], bytes | None] = {}
+    replies: dict[tuple[str, str], bytes | None] = {}
     for record in log.replies:
         message = json.loads(record.value or b"null")
         name = (message["key"], message["id"])
         offset = int(dict(record.headers)["command"] or b"-1")
         answered[record.partition, offset] += 1
-        if told.setdefault(name, record.value) != record.value:
-            report.tell(f"{name}: answered {told[name]!r}, then {record.value!r}")
+        if replies.setdefault(name, record.value) != record.value:
+            report.tell(f"{name}: answered {replies[name]!r}, then {record.value!r}")
         model = expected.answers.get(name)
         if model is None:
             report.tell(f"{name}: answered, and never sent")
@@ -241,7 +243,7 @@ def _check_history(expected: _Expected, history: Sequence[Sent], report: Command
             report.tell(f"{name}: a client was answered, and the log has no such command")
         elif (each.outcome, each.version) != model:
             report.tell(
-                f"{name}: a client was told {each.outcome} at version {each.version}, "
+                f"{name}: a client got the answer {each.outcome} at version {each.version}, "
                 f"the model says {model[0]} at {model[1]}"
             )
         else:
@@ -253,14 +255,14 @@ def _check_history(expected: _Expected, history: Sequence[Sent], report: Command
 def _check_real_time(
     key: str, answered: list[Sent], expected: _Expected, report: CommandReport
 ) -> None:
-    """Who was sent after another's answer was heard must stand behind it in the log."""
+    """Check that a command sent after another's answer was received follows it in the log."""
     heard = sorted(answered, key=lambda each: each.answered_ns or 0)
     latest, at = (-1, -1), 0
     for each in sorted(answered, key=lambda one: one.sent_ns):
         while at < len(heard) and (heard[at].answered_ns or 0) < each.sent_ns:
             latest = max(latest, expected.places[key, heard[at].command_id])
             at += 1
-        # The same command sent again stands where it first stood.
+        # A repeated command has the place of its first record.
         place = expected.places[key, each.command_id]
         first = min(one.sent_ns for one in answered if one.command_id == each.command_id)
         if place < latest and first == each.sent_ns:

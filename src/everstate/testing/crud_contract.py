@@ -1,4 +1,4 @@
-"""What every store promises the REST routes. A store's test class inherits `CrudStoreContract`."""
+"""Contract of stores for the REST routes. A store's test class inherits `CrudStoreContract`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from threading import Barrier
 import pytest
 
 from everstate.errors import InvalidChange, NotFound, VersionConflict
-from everstate.sources.crud.store import AnsweredBefore, Once, Store, Written
-from everstate.testing.store_contract import CLERK, Changes, Line, Order, check_chain
+from everstate.sources.stores.store import AnsweredBefore, Once, Store, Written
+from everstate.testing.store_contract import CLERK, Line, RecordedChanges, StoredOrder, check_chain
 
-Step = Callable[[str], bool]
-"""Adds one to the counter of a key, from what it read; ``False``: somebody else was first."""
+CounterStep = Callable[[str], bool]
+"""Reads the counter of a key and writes it plus one; ``False``: another writer came first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a load did: increments that were taken, by key, and attempts that lost."""
+    """Result of a load: successful increments, by key, and attempts that came too late."""
 
     taken: Counter[str]
     lost: int
 
 
-def count_up(step: Step, *, writers: int = 50, keys: int = 100, turns: int = 20) -> Counted:
-    """Let writers add to counters at once, each ``turns`` times, again until it is taken."""
+def count_up(step: CounterStep, *, writers: int = 50, keys: int = 100, turns: int = 20) -> Counted:
+    """Let concurrent writers increment counters, each ``turns`` times, with retries."""
 
     def write(writer: int) -> tuple[list[str], int]:
         chosen, lost = random.Random(writer), 0
@@ -60,14 +60,14 @@ def check_counts(counted: Counted, found: dict[str, tuple[int, int]]) -> None:
     assert wrong == {}, f"key: (increments, (counter, version)): {wrong}"
 
 
-def stepping(store: Store) -> Step:
-    """A step that reads an order's weight and writes it back by one more, at its version."""
+def stepping(store: Store) -> CounterStep:
+    """A step that reads an order's weight and writes it plus one, expecting the read version."""
 
     def step(key: str) -> bool:
         found = store.get(key)
         assert found is not None
         order = found.entity
-        assert isinstance(order, Order)
+        assert isinstance(order, StoredOrder)
         heavier = order.model_copy(update={"weight": (order.weight or 0) + 1})
         try:
             store.put(heavier, provenance=CLERK, expected_version=found.version)
@@ -82,14 +82,14 @@ def counters(store: Store, keys: int) -> dict[str, tuple[int, int]]:
     """Counter and version of each order."""
     found = {}
     for number in range(keys):
-        entity, version = store.get(f"o-{number}") or (Order(order_id="none", weight=-1), 0)
-        assert isinstance(entity, Order)
+        entity, version = store.get(f"o-{number}") or (StoredOrder(order_id="none", weight=-1), 0)
+        assert isinstance(entity, StoredOrder)
         found[f"o-{number}"] = int(entity.weight or 0), version
     return found
 
 
 def once(number: int = 1, fingerprint: str = "f") -> Once:
-    """A request that may come again; its answer is the version."""
+    """A request that may be repeated; its answer is the version."""
     return Once(
         id=f"desk-{number}",
         fingerprint=fingerprint,
@@ -100,9 +100,9 @@ def once(number: int = 1, fingerprint: str = "f") -> Once:
 class CrudStoreContract:
     """Give the fixtures ``store`` (of ORDER, empty) and ``changes`` (see `store_contract`)."""
 
-    def test_what_was_put_is_got_and_deleted(self, store: Store, changes: Changes) -> None:
-        """Read your writes, dense versions, a grave that keeps its version (C7)."""
-        order = Order(order_id="o-1", lines=[Line(article="nut", price=Decimal("1.10"))])
+    def test_what_was_put_is_got_and_deleted(self, store: Store, changes: RecordedChanges) -> None:
+        """Read your writes, dense versions, and a deleted entity that keeps its version (C7)."""
+        order = StoredOrder(order_id="o-1", lines=[Line(article="nut", price=Decimal("1.10"))])
         assert store.get("o-1") is None
         assert store.put(order, provenance=CLERK, expected_version=0).version == 1
         assert store.get("o-1") == (order, 1)
@@ -118,10 +118,10 @@ class CrudStoreContract:
         assert store.put(order, provenance=CLERK, expected_version=0).version == 3
         check_chain(changes())
 
-    def test_pages_have_every_entity_once_and_no_graves(self, store: Store) -> None:
-        """Whatever the size of the page; entities that come meanwhile do no harm."""
+    def test_pages_have_every_entity_once_and_no_deleted_ones(self, store: Store) -> None:
+        """With any page size; entities that are created meanwhile do no harm."""
         for number in range(23):
-            store.put(Order(order_id=f"o-{number:02}"), provenance=CLERK)
+            store.put(StoredOrder(order_id=f"o-{number:02}"), provenance=CLERK)
         for number in (0, 7, 8, 22):
             store.delete(f"o-{number:02}", provenance=CLERK)
         there = {f"o-{number:02}" for number in range(23)} - {"o-00", "o-07", "o-08", "o-22"}
@@ -134,18 +134,20 @@ class CrudStoreContract:
                 cursor = page.cursor
                 if cursor is None:
                     break
-                store.put(Order(order_id="o-99"), provenance=CLERK)
+                store.put(StoredOrder(order_id="o-99"), provenance=CLERK)
             if store.get("o-99") is not None:
                 store.delete("o-99", provenance=CLERK)
             assert sorted(set(seen) - {"o-99"}) == sorted(there)
             assert len(seen) == len(set(seen))
 
     def test_a_page_has_only_what_is_equal(self, store: Store) -> None:
-        """Text, numbers and null; several at once."""
+        """Filters by text, numbers and null; several at once."""
         for number in range(12):
             weight = None if number % 3 == 0 else float(number % 3)
             note = "odd" if number % 2 else "even"
-            store.put(Order(order_id=f"o-{number}", note=note, weight=weight), provenance=CLERK)
+            store.put(
+                StoredOrder(order_id=f"o-{number}", note=note, weight=weight), provenance=CLERK
+            )
 
         def keys(**equal: str | float | None) -> set[str]:
             cursor, found = None, set[str]()
@@ -162,19 +164,21 @@ class CrudStoreContract:
         assert keys(note="'; DROP TABLE") == set()
 
     def test_a_write_with_an_id_is_done_once_and_its_answer_kept(
-        self, store: Store, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
-        """Puts and deletes, an equal state among them."""
+        """Puts and deletes, including a put of an equal state."""
         assert store.answered("desk-1") is None
-        store.put(Order(order_id="o-1"), provenance=CLERK, once=once())
+        store.put(StoredOrder(order_id="o-1"), provenance=CLERK, once=once())
         kept = store.answered("desk-1")
         assert kept is not None
         assert (kept.fingerprint, kept.answer) == ("f", "version 1")
         with pytest.raises(AnsweredBefore):
-            store.put(Order(order_id="o-1", note="x"), provenance=CLERK, once=once())
+            store.put(StoredOrder(order_id="o-1", note="x"), provenance=CLERK, once=once())
         with pytest.raises(AnsweredBefore):
-            store.put(Order(order_id="o-1"), provenance=CLERK, expected_version=7, once=once())
-        assert not store.put(Order(order_id="o-1"), provenance=CLERK, once=once(2)).changed
+            store.put(
+                StoredOrder(order_id="o-1"), provenance=CLERK, expected_version=7, once=once()
+            )
+        assert not store.put(StoredOrder(order_id="o-1"), provenance=CLERK, once=once(2)).changed
         store.delete("o-1", provenance=CLERK, once=once(3))
         with pytest.raises(AnsweredBefore):
             store.delete("o-1", provenance=CLERK, once=once(3))
@@ -183,26 +187,30 @@ class CrudStoreContract:
         assert [change.kind for change in changes()] == ["created", "deleted"]
 
     def test_a_write_that_was_refused_leaves_its_id_free(
-        self, store: Store, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
         """So that the same request may succeed later."""
         with pytest.raises(VersionConflict):
-            store.put(Order(order_id="o-1"), provenance=CLERK, expected_version=4, once=once())
+            store.put(
+                StoredOrder(order_id="o-1"), provenance=CLERK, expected_version=4, once=once()
+            )
         with pytest.raises(InvalidChange):
-            store.put(Order(order_id="o-1", note="\0"), provenance=CLERK, once=once())
+            store.put(StoredOrder(order_id="o-1", note="\0"), provenance=CLERK, once=once())
         with pytest.raises(NotFound):
             store.delete("o-1", provenance=CLERK, once=once())
         assert store.answered("desk-1") is None
-        store.put(Order(order_id="o-1"), provenance=CLERK, once=once())
+        store.put(StoredOrder(order_id="o-1"), provenance=CLERK, once=once())
         assert len(changes()) == 1
 
-    def test_the_same_id_at_the_same_time_writes_once(self, store: Store, changes: Changes) -> None:
-        """Eight at once, several rounds; all others are told."""
+    def test_the_same_id_at_the_same_time_writes_once(
+        self, store: Store, changes: RecordedChanges
+    ) -> None:
+        """Eight at once, several rounds; one writes, all others get AnsweredBefore."""
         together = Barrier(8)
 
         def write(writer: int, number: int) -> Written | None:
             together.wait()
-            order = Order(order_id=f"o-{number}", note=str(writer))
+            order = StoredOrder(order_id=f"o-{number}", note=str(writer))
             try:
                 return store.put(order, provenance=CLERK, once=once(number))
             except AnsweredBefore:
@@ -216,11 +224,11 @@ class CrudStoreContract:
         assert len(changes()) == 5
 
     def test_fifty_writers_on_a_hundred_keys_lose_no_update(
-        self, store: Store, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
-        """Expected versions only: dense versions, each increment counted."""
+        """With expected versions only: versions are dense, and each increment counts."""
         for number in range(100):
-            store.put(Order(order_id=f"o-{number}", weight=0), provenance=CLERK)
+            store.put(StoredOrder(order_id=f"o-{number}", weight=0), provenance=CLERK)
         counted = count_up(stepping(store))
         assert counted.taken.total() == 50 * 20
         check_counts(counted, counters(store, 100))

@@ -1,4 +1,4 @@
-"""Is the log what was committed? An oracle that shares nothing with the relay."""
+"""Checks that the log has what was committed, with an oracle that shares no code with the relay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FROM everstate_store.outbox WHERE entity = %s ORDER BY id
 
 @dataclass
 class LogReport:
-    """What the checker saw; no problems means that the log is exactly what was committed."""
+    """Result of the check; no problems: the log has exactly what was committed."""
 
     changes: int = 0
     problems: list[str] = field(default_factory=list)
@@ -42,10 +42,10 @@ class LogReport:
 def check_log(config: Config, entities: Iterable[str], *, complete: bool = True) -> LogReport:
     """Compare the logs of these entity types with the outbox of the store.
 
-    Every committed change must be there once, with its states; the versions of a key in their
-    order; each transaction whole, its block counted right; `.state` must end with each key's
-    newest change. With ``complete=False`` changes may still be missing, if nothing overtook them.
-    The outbox must not have been trimmed. Memory: all changes.
+    The log must have every committed change once, with its states; the versions of a key in order;
+    each transaction whole, with right numbers in its block; `.state` must end with each key's
+    newest change. With ``complete=False`` changes may still be missing, if no later change of
+    their key is in the log. The outbox must not have been trimmed. Memory: all changes.
     """
     report = LogReport()
     blocks: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -74,8 +74,8 @@ def check_changes(
     """Compare one entity type's log with what was committed.
 
     Rows of ``committed``: change id, entity, key, version, kind, JSON text before and after, and
-    the transaction's id (``None``: the source has none). What came of each transaction is added
-    to ``blocks``.
+    the transaction's id (``None``: the source has none). The changes found of each transaction are
+    added to ``blocks``.
     """
     names = TopicNames(config.log.prefix)
     expected = {row[0]: row for row in committed}
@@ -146,10 +146,10 @@ def _check_message(
 
 
 def read_topic(config: Config, topic: str) -> list[Record]:
-    """Every record of a topic that is committed now, partition by partition.
+    """Every committed record of a topic, partition by partition.
 
-    A commit is decided before all readers see it: for ten seconds at most it is waited until no
-    transaction is open on the topic.
+    A commit is final before all readers see it: waits at most ten seconds until no transaction is
+    open on the topic.
     """
     deadline = time.monotonic() + _SETTLE_S
     with Offsets(config) as offsets:

@@ -1,4 +1,4 @@
-"""What every store of entities promises. A store's test class inherits `StoreContract`."""
+"""Contract of all stores of entities. A store's test class inherits `StoreContract`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everstate.errors import (
     NotFound,
     VersionConflict,
 )
-from everstate.sources.outbox import EntityStore, Written
+from everstate.sources.stores.store import Store, Written
 
 CLERK = Provenance(api_version="v1", service_name="desk", identifier="clerk-7")
 
@@ -35,7 +35,7 @@ class Line(BaseModel):
     price: Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
 
 
-class Order(BaseModel):
+class StoredOrder(BaseModel):
     """The entity of the contract: text, a number and a nested list."""
 
     order_id: str
@@ -44,7 +44,7 @@ class Order(BaseModel):
     lines: list[Line] = []
 
 
-ORDER = EntityType("order", Order, "order_id")
+ORDER = EntityType("order", StoredOrder, "order_id")
 
 
 class Recorded(NamedTuple):
@@ -60,12 +60,12 @@ class Recorded(NamedTuple):
     occurred_at: str
 
 
-Changes = Callable[[], list[Recorded]]
+RecordedChanges = Callable[[], list[Recorded]]
 """Reads every recorded change, in the order in which they were recorded."""
 
 
 def check_chain(changes: list[Recorded]) -> None:
-    """Assert dense versions, kinds that fit the states, and the chain of states, key by key."""
+    """Assert dense versions, kinds that match the states, and chained states, for each key."""
     newest: dict[str, tuple[int, str | None]] = {}
     for change in changes:
         version, state = newest.get(change.key, (0, None))
@@ -80,71 +80,73 @@ def check_chain(changes: list[Recorded]) -> None:
 class StoreContract:
     """Give the fixtures ``store`` (of ORDER, empty), ``changes``, and ``tries`` (a number)."""
 
-    def test_a_put_is_got_back_with_its_version(self, store: EntityStore) -> None:
+    def test_a_put_is_got_back_with_its_version(self, store: Store) -> None:
         """Read your writes."""
         assert store.get("o-1") is None
-        order = Order(order_id="o-1", lines=[Line(article="nut", price=Decimal("1.10"))])
+        order = StoredOrder(order_id="o-1", lines=[Line(article="nut", price=Decimal("1.10"))])
         assert store.put(order, provenance=CLERK).version == 1
         assert store.get("o-1") == (order, 1)
 
     def test_versions_are_dense_and_states_are_chained(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
         """Laws 2 and 3."""
         for note in ("a", "b", "c"):
-            store.put(Order(order_id="o-1", note=note), provenance=CLERK)
-            store.put(Order(order_id="o-2", note=note), provenance=CLERK)
+            store.put(StoredOrder(order_id="o-1", note=note), provenance=CLERK)
+            store.put(StoredOrder(order_id="o-2", note=note), provenance=CLERK)
         store.delete("o-1", provenance=CLERK)
         check_chain(changes())
         assert [change.version for change in changes() if change.key == "o-1"] == [1, 2, 3, 4]
 
     def test_C7_a_deleted_entity_keeps_its_version_and_goes_on(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
-        """A grave remembers."""
-        store.put(Order(order_id="o-1"), provenance=CLERK)
+        """A deleted entity keeps its version, and continues from it when created again."""
+        store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
         deleted = store.delete("o-1", provenance=CLERK)
         assert (deleted.version, deleted.kind) == (2, Kind.DELETED)
         assert store.get("o-1") is None
-        created = store.put(Order(order_id="o-1"), provenance=CLERK, expected_version=0)
+        created = store.put(StoredOrder(order_id="o-1"), provenance=CLERK, expected_version=0)
         assert (created.version, created.kind) == (3, Kind.CREATED)
         check_chain(changes())
 
     def test_deleting_what_is_not_there_is_refused(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
-        """Neither never created nor already deleted."""
+        """Both for an entity that was never created and for one that is already deleted."""
         with pytest.raises(NotFound):
             store.delete("o-1", provenance=CLERK)
-        store.put(Order(order_id="o-1"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-1"), provenance=CLERK)
         store.delete("o-1", provenance=CLERK)
         with pytest.raises(NotFound):
             store.delete("o-1", provenance=CLERK)
         assert len(changes()) == 2
 
     def test_a_version_conflict_carries_expected_and_actual_and_writes_nothing(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
         """Section E."""
-        store.put(Order(order_id="o-1"), provenance=CLERK, expected_version=0)
+        store.put(StoredOrder(order_id="o-1"), provenance=CLERK, expected_version=0)
         for expected in (0, 2, 7):
             with pytest.raises(VersionConflict) as conflict:
                 store.put(
-                    Order(order_id="o-1", note="x"), provenance=CLERK, expected_version=expected
+                    StoredOrder(order_id="o-1", note="x"),
+                    provenance=CLERK,
+                    expected_version=expected,
                 )
             assert (conflict.value.expected, conflict.value.actual) == (expected, 1)
         with pytest.raises(VersionConflict):
             store.delete("o-1", provenance=CLERK, expected_version=2)
         with pytest.raises(VersionConflict) as conflict:
-            store.put(Order(order_id="o-9"), provenance=CLERK, expected_version=3)
+            store.put(StoredOrder(order_id="o-9"), provenance=CLERK, expected_version=3)
         assert conflict.value.actual == 0
         assert len(changes()) == 1
 
     def test_an_equal_state_is_no_change_unless_forced(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
         """So that an import can be repeated."""
-        order = Order(order_id="o-1", note="same")
+        order = StoredOrder(order_id="o-1", note="same")
         store.put(order, provenance=CLERK)
         again = store.put(order, provenance=CLERK)
         assert not again.changed
@@ -154,14 +156,14 @@ class StoreContract:
         assert len(changes()) == 2
 
     def test_put_many_gives_each_state_of_a_key_its_version(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
         """Several versions of one key in one call."""
-        store.put(Order(order_id="o-2", note="old"), provenance=CLERK)
-        store.put(Order(order_id="o-3"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-2", note="old"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-3"), provenance=CLERK)
         store.delete("o-3", provenance=CLERK)
         orders = [
-            Order(order_id=key, note=note)
+            StoredOrder(order_id=key, note=note)
             for note in ("a", "b", "b", "c")
             for key in ("o-1", "o-2", "o-3")
         ]
@@ -175,13 +177,13 @@ class StoreContract:
         assert store.put_many([], provenance=CLERK).changes == 0
 
     def test_put_many_takes_provenance_time_and_event_for_each(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
-        """The time keeps the offset with which it was said."""
+        """A time keeps the UTC offset with which it was given."""
         zone = timezone(timedelta(hours=-5))
         times = [datetime(2013, 1, 1, hour, 17, tzinfo=zone) for hour in (5, 6)]
         store.put_many(
-            [Order(order_id="o-1"), Order(order_id="o-2")],
+            [StoredOrder(order_id="o-1"), StoredOrder(order_id="o-2")],
             provenance=[CLERK, CLERK],
             occurred_at=times,
             event=[DomainEvent(type="Opened", data={"by": "web"}), None],
@@ -192,62 +194,62 @@ class StoreContract:
         assert second.event is None
         with pytest.raises(ValueError, match="2 entities, but 1 values of provenance"):
             store.put_many(
-                [Order(order_id="o-3"), Order(order_id="o-4")],
+                [StoredOrder(order_id="o-3"), StoredOrder(order_id="o-4")],
                 provenance=[CLERK],
             )
 
     @pytest.mark.parametrize(
         ("entity", "error", "field"),
         [
-            (Order(order_id="o-1", weight=math.nan), InvalidChange, "weight"),
-            (Order(order_id="o-1", note="a\0b"), InvalidChange, "state"),
-            (Order(order_id="o\0-1"), InvalidChange, "key"),
-            (Order(order_id=""), InvalidChange, "order_id"),
+            (StoredOrder(order_id="o-1", weight=math.nan), InvalidChange, "weight"),
+            (StoredOrder(order_id="o-1", note="a\0b"), InvalidChange, "state"),
+            (StoredOrder(order_id="o\0-1"), InvalidChange, "key"),
+            (StoredOrder(order_id=""), InvalidChange, "order_id"),
             ({"order_id": "o-1", "weight": "heavy"}, InvalidChange, "weight"),
-            (Order(order_id="o-1", note="x" * 2_097_152), ChangeTooLarge, "size"),
+            (StoredOrder(order_id="o-1", note="x" * 2_097_152), ChangeTooLarge, "size"),
         ],
     )
     def test_what_the_log_could_not_hold_is_refused_and_nothing_is_written(
         self,
-        store: EntityStore,
-        changes: Changes,
+        store: Store,
+        changes: RecordedChanges,
         entity: Any,
         error: type[EverstateError],
         field: str,
     ) -> None:
-        """Bad input is answered at the write, before the commit; a 2 MiB entity among it."""
+        """Bad input is refused at the write, before the commit, including a 2 MiB entity."""
         with pytest.raises(error) as refusal:
             store.put(entity, provenance=CLERK)
         assert getattr(refusal.value, "field", None) == field
         with pytest.raises(error):
-            store.put_many([Order(order_id="o-2"), entity], provenance=CLERK)
+            store.put_many([StoredOrder(order_id="o-2"), entity], provenance=CLERK)
         assert changes() == []
         assert store.get("o-2") is None
 
     def test_provenance_and_an_offset_of_time_are_required(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
-        """Every change says who made it, and when."""
+        """Every change records who made it, and when."""
         nobody = Provenance(api_version="v1", service_name="", identifier="x")
         for missing in (nobody, None):
             with pytest.raises(MissingProvenance):
-                store.put(Order(order_id="o-1"), provenance=missing)  # type: ignore[arg-type]
+                store.put(StoredOrder(order_id="o-1"), provenance=missing)  # type: ignore[arg-type]
             with pytest.raises(MissingProvenance):
-                store.put_many([Order(order_id="o-1")], provenance=missing)  # type: ignore[arg-type]
+                store.put_many([StoredOrder(order_id="o-1")], provenance=missing)  # type: ignore[arg-type]
         naive = datetime(2026, 1, 1)  # noqa: DTZ001
         with pytest.raises(InvalidChange, match="occurredAt"):
-            store.put(Order(order_id="o-1"), provenance=CLERK, occurred_at=naive)
+            store.put(StoredOrder(order_id="o-1"), provenance=CLERK, occurred_at=naive)
         assert changes() == []
 
     def test_writers_without_expected_versions_all_get_their_own_version(
-        self, store: EntityStore, changes: Changes
+        self, store: Store, changes: RecordedChanges
     ) -> None:
         """Single and set-based writers on the same few keys, some of them new."""
 
         def write(writer: int) -> None:
             for turn in range(15):
                 keys = [f"o-{(writer + turn + step) % 5}" for step in range(3)]
-                orders = [Order(order_id=key, note=f"{writer}/{turn}") for key in keys]
+                orders = [StoredOrder(order_id=key, note=f"{writer}/{turn}") for key in keys]
                 if writer % 2:
                     store.put_many(orders, provenance=CLERK)
                 else:
@@ -261,7 +263,7 @@ class StoreContract:
         assert len(found) == 4 * 15 * 3
 
     def test_exactly_one_of_two_writers_wins_each_version(
-        self, store: EntityStore, changes: Changes, tries: int
+        self, store: Store, changes: RecordedChanges, tries: int
     ) -> None:
         """Acceptance 4: expected versions, two writers per key."""
         barrier, conflicts = Barrier(2), list[tuple[int, int]]()
@@ -269,7 +271,7 @@ class StoreContract:
         def write(writer: int) -> list[Written]:
             won = []
             for turn in range(tries):
-                order = Order(order_id=f"o-{turn % 3}", note=f"{writer}/{turn}")
+                order = StoredOrder(order_id=f"o-{turn % 3}", note=f"{writer}/{turn}")
                 barrier.wait()
                 try:
                     won.append(store.put(order, provenance=CLERK, expected_version=turn // 3))

@@ -1,476 +1,420 @@
-"""What every store of views promises, with an oracle of its own that knows no SQL and no sums.
+"""Contract of all stores of views; a store's test class inherits `ViewContract`.
 
-A store's test class inherits `ViewContract` and gives the fixture ``store``. `Log` lays changes
-of orders into partitions, with duplicates, conflicts, gaps and unreadable records where a test
-wants them; `expected` says, one record after the other, what the views must then hold.
+It provides the fixture ``kept``: a :class:`KeptOrders`, which drives the store under test. The
+oracle (:mod:`everstate.testing.view_oracle`) uses no SQL, no sums and no batches.
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from typing import Annotated, Any, Protocol
-from uuid import UUID, uuid5
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+import pytest
 
-from everstate.changes import Change as EncodedChange
-from everstate.changes import ChangeCodec, EntityType, Kind, Provenance
-from everstate.views.definition import ViewDefinition
-from everstate.views.plan import ViewPlan, compile_view
-from everstate.views.tables import KeptTable, kept_table, planned_column
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-TELLER = Provenance(api_version="v1", service_name="desk", identifier="teller")
-
-
-class Order(BaseModel):
-    """The entity of the contract."""
-
-    order_id: str
-    region: str | None = None
-    amount: Annotated[Decimal, Field(max_digits=12, decimal_places=2)] | None = None
-    quantity: int | None = None
-    status: str = "open"
-
-
-ORDER = EntityType("order", Order, "order_id")
-
-VIEWS: tuple[ViewPlan, ...] = tuple(
-    compile_view(ViewDefinition(name, sql), {"order": ORDER})
-    for name, sql in {
-        "by_region": "SELECT region, count(*) AS orders, sum(amount) AS total, "
-        "avg(quantity) AS quantity, count(quantity) AS counted FROM order "
-        "WHERE status <> 'void' GROUP BY region",
-        "totals": "SELECT count(*) AS orders, sum(quantity) AS quantity FROM order",
-        "open_orders": "SELECT region, amount FROM order WHERE status = 'open'",
-    }.items()
+from everstate.errors import HeldOverflow, PositionMoved
+from everstate.log.positions import Range
+from everstate.testing.view_oracle import OracleTables, differences, expected
+from everstate.testing.view_orders import (
+    HISTORY,
+    TABLES,
+    Log,
+    history,
+    logged,
+    orders,
+    random_logs,
+    state_of,
 )
+from everstate.views.core import Applied, CoreStore, apply_range
+from everstate.views.plain import apply_plain
+from everstate.views.tables import Core, KeptTable
+from everstate.views.trailing import Exceptions, TrailingStore, trail_range
 
-TABLES: dict[str, KeptTable] = {plan.name: kept_table(plan, 1) for plan in VIEWS}
-
-State = dict[str, Any]
-_AMOUNT = pa.decimal128(12, 2)
-TYPES: dict[str, dict[str, pa.DataType]] = {
-    "by_region": {
-        "g0": pa.string(),
-        "a0": _AMOUNT,
-        "a1": pa.int32(),
-        "a2": pa.int64(),
-        "a3": pa.int32(),
-    },
-    "totals": {"a0": pa.int64(), "a1": pa.int32()},
-    "open_orders": {"c0": pa.string(), "c1": _AMOUNT},
-}
+BY_REGION, TOTALS, OPEN = TABLES["by_region"], TABLES["totals"], TABLES["open_orders"]
 
 
-@dataclass(frozen=True)
-class Logged:
-    """A record of a partition; ``reason`` makes it one that cannot be read."""
-
-    key: str
-    version: int
-    change_id: str
-    kind: str
-    occurred_at: datetime
-    original: State | None
-    current: State | None
-    reason: str | None = None
+class ViewStore(CoreStore, TrailingStore, Protocol):
+    """A store of cores and of trailing views."""
 
 
-@dataclass
-class Log:
-    """One partition's records; an offset that is not here is a marker or an aborted record."""
+class KeptOrders(ABC):
+    """Views of orders in a store under test."""
 
-    records: dict[int, Logged] = field(default_factory=dict)
-    end: int = 0
+    @property
+    @abstractmethod
+    def under_test(self) -> ViewStore:
+        """The store."""
 
-    def append(self, record: Logged) -> int:
-        """Add a record; its offset."""
-        self.records[self.end] = record
-        self.end += 1
-        return self.end - 1
-
-    def skip(self, offsets: int = 1) -> None:
-        """Leave offsets that are never served."""
-        self.end += offsets
-
-    def between(self, start: int, end: int) -> pa.Table:
-        """What the pipeline gives a task: the planned changes of a range."""
-        chosen = [(o, r) for o, r in sorted(self.records.items()) if start <= o < end]
-        return planned(chosen)
-
-
-def history(key: str, states: Sequence[State | None], hours: Sequence[int] = ()) -> list[Logged]:
-    """Changes that take an order through some states; ``None`` deletes it."""
-    found: list[Logged] = []
-    before: State | None = None
-    for version, state in enumerate(states, start=1):
-        kind = "deleted" if state is None else "created" if before is None else "updated"
-        hour = hours[version - 1] if hours else version
-        change_id = str(uuid5(UUID(int=0), f"{key}/{version}"))
-        moment = START + timedelta(hours=hour)
-        found.append(Logged(key, version, change_id, kind, moment, before, state))
-        before = state
-    return found
-
-
-def state_of(key: str, **fields: Any) -> State:
-    """An order's state; fields that are not given are the model's."""
-    return Order(order_id=key, **fields).model_dump()
-
-
-_STRUCTS = {
-    "by_region": pa.struct(list(TYPES["by_region"].items())),
-    "totals": pa.struct(list(TYPES["totals"].items())),
-    "open_orders": pa.struct(list(TYPES["open_orders"].items())),
-}
-
-
-def _image(view: str, state: State | None) -> State | None:
-    """What Spark makes of one image, by hand."""
-    if state is None:
-        return None
-    amount, quantity = state["amount"], state["quantity"]
-    if view == "totals":
-        return {"a0": quantity, "a1": int(quantity is not None)}
-    if view == "open_orders":
-        if state["status"] != "open":
-            return None
-        return {"c0": state["region"], "c1": amount}
-    if state["status"] == "void":
-        return None
-    return {
-        "g0": state["region"],
-        "a0": amount,
-        "a1": int(amount is not None),
-        "a2": quantity,
-        "a3": int(quantity is not None),
-    }
-
-
-def planned(records: Iterable[tuple[int, Logged]]) -> pa.Table:
-    """Records as the pipeline hands them to the apply half."""
-    chosen = list(records)
-    rows = [_planned_row(offset, record) for offset, record in chosen]
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    moment = pa.timestamp("us", tz="UTC")
-    schema: list[tuple[str, pa.DataType]] = [
-        ("offset", pa.int64()),
-        ("key", pa.string()),
-        ("raw_key", pa.binary()),
-        ("raw_value", pa.binary()),
-        ("raw_headers", pa.list_(header)),
-        ("reason", pa.string()),
-        ("version", pa.int64()),
-        ("id", pa.string()),
-        ("kind", pa.string()),
-        ("occurred_at", moment),
-        ("recorded_at", moment),
-        ("schema_version", pa.int32()),
-    ]
-    for name, table in TABLES.items():
-        for image in table.images:
-            schema.append((planned_column(table, image), _STRUCTS[name]))
-    return pa.Table.from_pylist(rows, schema=pa.schema(schema))
-
-
-def _planned_row(offset: int, record: Logged) -> dict[str, Any]:
-    raw = {
-        "offset": offset,
-        "raw_key": record.key.encode(),
-        "raw_value": b"{",
-        "raw_headers": [{"key": "ce_id", "value": record.change_id.encode()}],
-        "reason": record.reason,
-    }
-    if record.reason is not None:
-        return raw
-    change: EncodedChange[State] = EncodedChange(
-        id=UUID(record.change_id),
-        entity="order",
-        schema_version=1,
-        key=record.key,
-        version=record.version,
-        kind=Kind(record.kind),
-        occurred_at=record.occurred_at,
-        recorded_at=record.occurred_at + timedelta(minutes=1),
-        provenance=TELLER,
-        current=record.current,
-        original=record.original,
-    )
-    raw |= {
-        "raw_value": ChangeCodec(ORDER).encode(change)[1],
-        "key": record.key,
-        "version": record.version,
-        "id": record.change_id,
-        "kind": record.kind,
-        "occurred_at": record.occurred_at,
-        "recorded_at": change.recorded_at,
-        "schema_version": 1,
-    }
-    for name, table in TABLES.items():
-        raw[planned_column(table, "original")] = _image(name, record.original)
-        raw[planned_column(table, "current")] = _image(name, record.current)
-    return raw
-
-
-Row = tuple[Any, ...]
-
-
-@dataclass
-class Tables:
-    """What readers must see, and the account of all records (law 7)."""
-
-    latest: list[Row]
-    history: list[Row]
-    by_region: list[Row]
-    totals: list[Row]
-    open_orders: list[Row]
-    applied: int
-    duplicate: int
-    held: int
-    dead: int
-
-
-class _Account:
-    """Follows the laws one record after the other."""
-
-    def __init__(self) -> None:
-        self.versions: dict[str, list[Logged]] = defaultdict(list)
-        self.waiting: dict[str, dict[int, Logged]] = defaultdict(dict)
-        self.duplicate = self.dead = 0
-
-    def take(self, record: Logged) -> None:
-        if record.reason is not None:
-            self.dead += 1
-            return
-        done, waiting = self.versions[record.key], self.waiting[record.key]
-        known = done[record.version - 1] if record.version <= len(done) else None
-        known = known or waiting.get(record.version)
-        if known is not None:
-            same = known.change_id == record.change_id
-            self.duplicate += same
-            self.dead += not same
-            return
-        waiting[record.version] = record
-        while len(done) + 1 in waiting:
-            done.append(waiting.pop(len(done) + 1))
-
-
-def expected(logs: Iterable[Log]) -> Tables:
-    """What the views must hold after all records of some partitions."""
-    account = _Account()
-    for log in logs:
-        for _, record in sorted(log.records.items()):
-            account.take(record)
-    alive = [done[-1].current for done in account.versions.values() if done]
-    orders = [state for state in alive if state is not None]
-    latest, older = [], []
-    for key, done in account.versions.items():
-        as_of = START
-        for change in done:
-            as_of = max(as_of, change.occurred_at)
-            older.append((key, change.version, change.kind, as_of, _text(change.current)))
-        if done:
-            latest.append((key, len(done), done[-1].kind, as_of, _text(done[-1].current)))
-    regions: dict[str | None, list[State]] = defaultdict(list)
-    for state in orders:
-        if state["status"] != "void":
-            regions[state["region"]].append(state)
-    by_region = []
-    for region, states in regions.items():
-        quantities = [s["quantity"] for s in states if s["quantity"] is not None]
-        average = Decimal(sum(quantities)) / len(quantities) if quantities else None
-        total = _sum(s["amount"] for s in states)
-        by_region.append((region, len(states), total, _rounded(average), len(quantities)))
-    return Tables(
-        latest=_sorted(latest),
-        history=_sorted(older),
-        by_region=_sorted(by_region),
-        totals=[(len(orders), _sum(s["quantity"] for s in orders))],
-        open_orders=_sorted(
-            (s["region"], s["amount"], s["order_id"]) for s in orders if s["status"] == "open"
-        ),
-        applied=len(older),
-        duplicate=account.duplicate,
-        held=sum(map(len, account.waiting.values())),
-        dead=account.dead,
-    )
-
-
-def _sum(values: Iterable[Any]) -> Any:
-    present = [value for value in values if value is not None]
-    return sum(present) if present else None
-
-
-def _rounded(value: Decimal | None) -> Decimal | None:
-    return None if value is None else round(value, 8)
-
-
-def _text(state: State | None) -> Any:
-    return None if state is None else json.loads(Order(**state).model_dump_json())
-
-
-def _sorted(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=repr)
-
-
-class ViewStore(Protocol):
-    """What the contract asks of a store under test."""
-
+    @abstractmethod
     def reset(self, partitions: int) -> None:
-        """Begin again with empty views at offset 0 of some partitions."""
+        """Start again with empty views at offset 0 of some partitions."""
 
-    def apply(self, partition: int, start: int, end: int, changes: pa.Table) -> object:
-        """Let the core judge a range, with all views riding."""
+    @abstractmethod
+    def tables(self) -> OracleTables:
+        """Rows that readers see, and the account of all records."""
 
-    def query(self, select: str) -> list[Row]:
-        """Rows of a query over the readers' names, and ``counters``."""
+    @abstractmethod
+    def vector(self, table: KeptTable | None = None) -> dict[int, int]:
+        """Positions of a view, or of the core."""
+
+    @abstractmethod
+    def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
+        """Advance the core, and the views that ride with it, over ranges without records (V8)."""
+
+    @abstractmethod
+    def exceptions(self, partition: int, start: int, end: int) -> Exceptions:
+        """The exceptions that the core recorded in a range."""
+
+    @abstractmethod
+    def trim(self, below: Mapping[int, int]) -> int:
+        """Drop notes before these offsets; returns how many (V4)."""
+
+    def core(self, riders: Sequence[KeptTable] | None = None, *, held_max: int = 10_000) -> Core:
+        """The core, with the history and all views riding, or with some."""
+        every = (HISTORY, *TABLES.values())
+        mine = every if riders is None else tuple(riders)
+        return Core("order", "orders", mine, ids=HISTORY, held_max=held_max)
+
+    def without(self, *names: str) -> Core:
+        """A core in which some views do not ride."""
+        return self.core([rider for rider in self.core().riders if rider.view not in names])
+
+    def apply(
+        self, partition: int, start: int, end: int, changes: pa.Table, *, core: Core | None = None
+    ) -> Applied:
+        """Let the core apply a range like a task: record by record if it is not plain."""
+        given, mine = Range(start, end), core or self.core()
+        with suppress(PositionMoved):  # the careful way returns what came before
+            if (done := apply_plain(self.under_test, mine, partition, given, changes)) is not None:
+                return done
+        return self.judge(partition, start, end, changes, core=mine)
+
+    def judge(
+        self, partition: int, start: int, end: int, changes: pa.Table, *, core: Core | None = None
+    ) -> Applied:
+        """Let the core judge a range record by record."""
+        given = Range(start, end)
+        return apply_range(self.under_test, core or self.core(), partition, given, changes)
+
+    def trail(
+        self,
+        table: KeptTable,
+        partition: int,
+        start: int,
+        end: int,
+        changes: pa.Table,
+        *,
+        meets: bool = False,
+    ) -> Applied:
+        """Let a lagging view apply a range that the core has judged."""
+        span, core = Range(start, end), self.core()
+        return trail_range(self.under_test, core, table, partition, span, changes, meets=meets)
 
 
-def observed(store: ViewStore) -> Tables:
-    """What readers of a store see."""
-    rounded = "region, orders, total, round(quantity, 8), counted"
-    seen = "key, version, kind, as_of, state"
-    counted = "sum(applied)::int, sum(duplicate)::int, sum(held)::int, sum(dead)::int"
-    account = store.query(f"SELECT {counted} FROM counters WHERE entity = 'order'")[0]
-    return Tables(
-        _sorted(store.query(f"SELECT {seen} FROM order_latest")),
-        _sorted(store.query(f"SELECT {seen} FROM order_history")),
-        _sorted(store.query(f"SELECT {rounded} FROM by_region")),
-        store.query("SELECT orders, quantity FROM totals"),
-        _sorted(store.query("SELECT region, amount, _key FROM open_orders")),
-        *account,
-    )
-
-
-def differences(found: Tables, wanted: Tables) -> dict[str, tuple[Any, Any]]:
-    """Fields of two sets of tables that are not equal; empty when all are."""
-    left, right = vars(found), vars(wanted)
-    return {name: (left[name], right[name]) for name in left if left[name] != right[name]}
-
-
-def check(store: ViewStore, logs: Iterable[Log]) -> None:
-    """Raise AssertionError with what differs between the views and the oracle."""
-    wrong = differences(observed(store), expected(logs))
+def check(kept: KeptOrders, logs: Iterable[Log]) -> None:
+    """Raise AssertionError with the differences between the views and the oracle."""
+    wrong = differences(kept.tables(), expected(logs))
     assert not wrong, wrong
 
 
-_AMOUNTS = st.none() | st.integers(-(10**11), 10**11).map(lambda n: Decimal(n) / 100)
-_STATES = st.none() | st.fixed_dictionaries(
-    {
-        "region": st.sampled_from([None, "north", "south", "\"odd, \\ 'name\n"]),
-        "amount": _AMOUNTS,
-        "quantity": st.none() | st.integers(-5, 2**40),
-        "status": st.sampled_from(["open", "paid", "void"]),
-    }
-)
-
-
-@st.composite
-def logs(draw: st.DrawFn, partitions: int = 2, disorder: bool = True) -> list[Log]:
-    """Partitions with random histories: deletes, re-creations, late reports.
-
-    With ``disorder`` also duplicates, conflicts, versions out of order, gaps and unreadable
-    records.
-    """
-    found = []
-    for partition in range(partitions):
-        stories = []
-        for number in range(draw(st.integers(1, 4))):
-            key = f"p{partition}-{number}"
-            given_states = draw(st.lists(_STATES, min_size=1, max_size=6))
-            states = _told(key, given_states)
-            hours = draw(st.lists(st.integers(0, 9), min_size=6, max_size=6))
-            stories.append(history(key, states, hours))
-        records = _shuffled(draw, stories, disorder)
-        log = Log()
-        for record in records:
-            log.append(record)
-            log.skip(draw(st.sampled_from([0, 0, 1])))
-        found.append(log)
-    return found
-
-
-def _told(key: str, states: Sequence[Mapping[str, Any] | None]) -> list[State | None]:
-    """States of a history that can happen: nothing is deleted twice, or before it is there."""
-    told: list[State | None] = []
-    for fields in states:
-        if fields is None and (not told or told[-1] is None):
-            continue
-        told.append(None if fields is None else state_of(key, **fields))
-    return told
-
-
-def _shuffled(draw: st.DrawFn, stories: list[list[Logged]], disorder: bool) -> list[Logged]:
-    """Stories woven into each other, with whatever disorder is wanted."""
-    records: list[Logged] = []
-    rest = [list(story) for story in stories if story]
-    while rest:
-        story = rest[draw(st.integers(0, len(rest) - 1))]
-        records.append(story.pop(0))
-        rest = [story for story in rest if story]
-    for _ in range(draw(st.integers(0, 5)) if disorder else 0):
-        if not records:
-            break
-        place = draw(st.integers(0, len(records) - 1))
-        record, to = records[place], draw(st.integers(0, len(records)))
-        what = draw(st.sampled_from(["again", "conflict", "move", "lose", "unreadable"]))
-        if what == "again":
-            records.insert(to, record)
-        elif what == "conflict":
-            other = str(uuid5(UUID(record.change_id), "other"))
-            records.insert(to, _but(record, change_id=other))
-        elif what == "unreadable":
-            records.insert(to, _but(record, reason="malformed"))
-        else:
-            records.pop(place)
-            if what == "move":
-                records.insert(min(to, len(records)), record)
-    return records
-
-
-def _but(record: Logged, **fields: Any) -> Logged:
-    return Logged(**{**vars(record), **fields})
-
-
 class ViewContract:
-    """What every store of views promises; give the fixture ``store``."""
+    """Contract of all stores of views; provide the fixture ``kept``."""
 
-    @given(data=st.data())
-    @settings(
-        max_examples=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-    def test_law_2_and_6_any_log_in_any_ranges_gives_the_tables_of_the_oracle(
-        self, store: ViewStore, data: st.DataObject
+    histories: ClassVar[int] = 10
+    """How many random histories the next test uses; a full run uses 100."""
+
+    def test_law_2_and_6_any_logs_in_any_ranges_give_the_tables_of_the_oracle(
+        self, kept: KeptOrders
     ) -> None:
-        """Ranges are cut anywhere, delivered again, and overlap what was applied before."""
-        partitions = data.draw(logs())
-        store.reset(len(partitions))
-        for number, log in enumerate(partitions):
-            position = 0
-            while position < log.end:
-                end = data.draw(st.integers(position + 1, log.end))
-                start = data.draw(st.integers(0, position))
-                store.apply(number, start, end, log.between(start, end))
-                position = end
-        check(store, partitions)
+        """Ranges are cut anywhere, in any order of partitions, repeated, and overlapping.
 
-    def test_applying_a_range_twice_changes_nothing(self, store: ViewStore) -> None:
-        """A position drops what is read twice."""
-        store.reset(1)
-        log = Log()
-        for record in history("a", [state_of("a", region="north", quantity=3), None]):
-            log.append(record)
+        Some views ride, some trail, and they switch between both.
+        """
+        for seed in range(self.histories):
+            try:
+                self._keep_random_logs(kept, Random(seed))
+            except AssertionError as wrong:
+                raise AssertionError(f"seed {seed}: {wrong}") from wrong
+
+    def _keep_random_logs(self, kept: KeptOrders, random: Random) -> None:
+        logs = random_logs(random, random.randint(1, 4), disorder=8)
+        kept.reset(len(logs))
+        # The history rides: without it an old version's conflict counts as a duplicate.
+        others = [each for each in kept.core().riders if each != HISTORY]
+        while kept.vector() != {number: log.end for number, log in enumerate(logs)}:
+            number, core = random.choice(list(kept.vector().items()))
+            log, riders = logs[number], [each for each in others if random.random() < 0.6]
+            if core < log.end:
+                end, start = random.randint(core + 1, log.end), random.randint(0, core)
+                mine = kept.core([HISTORY, *riders])
+                kept.apply(number, start, end, log.between(start, end), core=mine)
+            self._catch_up(kept, number, log, random, random.choice(others))
+        for number, log in enumerate(logs):
+            for each in others:
+                self._catch_up(kept, number, log, random, each, whole=True)
+        check(kept, logs)
+
+    @staticmethod
+    def _catch_up(
+        kept: KeptOrders,
+        number: int,
+        log: Log,
+        random: Random,
+        table: KeptTable,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Let a view catch up with the core, in part or completely."""
+        while (position := kept.vector(table)[number]) < kept.vector()[number]:
+            end = random.randint(position + 1, kept.vector()[number])
+            # Changes that were held before the range are read again with it.
+            changes = log.between(0, end)
+            kept.trail(table, number, position, end, changes, meets=random.random() < 0.5)
+            if not whole:
+                return
+
+    def test_a_range_that_is_written_quickly_gives_what_judging_it_gives(
+        self, kept: KeptOrders
+    ) -> None:
+        """Tables, account, positions and notes are the same."""
+        for seed in range(self.histories):
+            random = Random(seed)
+            self._keep_both_ways(kept, random, random_logs(random, 2, disorder=seed % 4))
+
+    def _keep_both_ways(self, kept: KeptOrders, random: Random, logs: list[Log]) -> None:
+        ends = [sorted({log.end, *(random.randint(0, log.end) for _ in range(3))}) for log in logs]
+        found = []
+        for apply in (kept.apply, kept.judge):
+            kept.reset(len(logs))
+            for number, log in enumerate(logs):
+                for start, end in pairwise(sorted({0, *ends[number]})):
+                    apply(number, start, end, log.between(start, end))
+            recorded = [kept.exceptions(number, 0, log.end) for number, log in enumerate(logs)]
+            found.append((kept.tables(), recorded, kept.vector(), kept.vector(TOTALS)))
+        assert found[0] == found[1]
+
+    def test_a_log_without_disorder_is_written_quickly_throughout(self, kept: KeptOrders) -> None:
+        """Including deletions, entities that are created again, and late reports."""
+        for seed in range(self.histories):
+            random = Random(seed)
+            (log,) = random_logs(random, 1, disorder=0)
+            kept.reset(1)
+            middle = random.randint(1, log.end)
+            for start, end in pairwise(sorted({0, middle, log.end})):
+                given, changes = Range(start, end), log.between(start, end)
+                done = apply_plain(kept.under_test, kept.core(), 0, given, changes)
+                assert done is not None
+                assert done.applied == changes.num_rows
+            check(kept, [log])
+
+    @pytest.mark.parametrize("ends", [(3,), (1, 3), (2, 3), (1, 2, 3)])
+    def test_law_3_a_broken_chain_shows_in_the_sums_however_the_log_is_cut(
+        self, kept: KeptOrders, ends: tuple[int, ...]
+    ) -> None:
+        """A batch sums every change of a key, so that the proof finds mismatches."""
+        one, two, three = history("a", [state_of("a", quantity=n) for n in (1, 2, 5)])
+        log = logged(one, two, replace(three, original=state_of("a", quantity=4)))
+        for start, end in pairwise([0, *ends]):
+            kept.apply(0, start, end, log.between(start, end))
+        assert kept.tables().totals == [(1, 1 - 1 + 2 - 4 + 5)]
+
+    def test_applying_a_range_twice_changes_nothing(self, kept: KeptOrders) -> None:
+        """The position skips records that are read twice."""
+        log = logged(*history("a", [state_of("a", region="north", quantity=3), None]))
         for _ in range(3):
-            store.apply(0, 0, log.end, log.between(0, log.end))
-        check(store, [log])
+            kept.apply(0, 0, log.end, log.between(0, log.end))
+        check(kept, [log])
+
+    def test_c12_partitions_without_records_advance_with_their_riders(
+        self, kept: KeptOrders
+    ) -> None:
+        """Only from the core's position; a range that starts after it changes nothing."""
+        kept.reset(3)
+        kept.advance(kept.core(), {0: Range(0, 7), 1: Range(5, 9), 2: Range(0, 4)})
+        kept.advance(kept.core(), {2: Range(0, 2)})
+        assert kept.vector() == kept.vector(TOTALS) == {0: 7, 1: 0, 2: 4}
+
+    def test_v8_a_view_that_is_behind_does_not_ride_over_a_range_without_records(
+        self, kept: KeptOrders
+    ) -> None:
+        """It would skip the records in between."""
+        log = orders(3)
+        kept.apply(0, 0, 3, log.between(0, 3), core=kept.without("totals"))
+        kept.advance(kept.core(), {0: Range(3, 9)})
+        vectors = [kept.vector(), kept.vector(BY_REGION), kept.vector(TOTALS)]
+        assert vectors == [{0: 9}, {0: 9}, {0: 0}]
+
+    def test_c12_the_position_is_the_end_of_the_range_not_of_the_rows(
+        self, kept: KeptOrders
+    ) -> None:
+        """Offsets without records are passed too."""
+        log = orders(3)
+        log.skip(5)
+        kept.apply(0, 0, log.end, log.between(0, log.end))
+        assert kept.vector() == kept.vector(TOTALS) == {0: 8}
+
+    def test_c13_a_view_that_was_left_behind_catches_up_and_rides_again(
+        self, kept: KeptOrders
+    ) -> None:
+        """All other views advance meanwhile."""
+        log = orders(6, versions=3)
+        kept.apply(0, 0, 5, log.between(0, 5))
+        kept.apply(0, 5, log.end, log.between(5, log.end), core=kept.without("by_region"))
+        assert differences(kept.tables(), expected([log])).keys() == {"by_region"}
+        kept.trail(BY_REGION, 0, 5, 9, log.between(5, 9))
+        kept.trail(BY_REGION, 0, 9, log.end, log.between(9, log.end), meets=True)
+        check(kept, [log])
+        later = Log({log.end: history("z", [state_of("z", region="east")])[0]}, log.end + 1)
+        kept.apply(0, log.end, later.end, later.between(log.end, later.end))
+        log.append(later.records[log.end])
+        assert kept.vector(BY_REGION) == kept.vector()
+        check(kept, [log])
+
+    def test_a_trailing_view_applies_what_waited_where_it_was_freed(self, kept: KeptOrders) -> None:
+        """It applies it at the offset that released it, not at its own."""
+        one, two, three = history("a", [state_of("a", quantity=n) for n in (1, 2, 3)])
+        log = logged(one, three, two, *orders(2).records.values())
+        behind = kept.without("totals", "order_history", "open_orders")
+        for start, end in ((0, 2), (2, log.end)):
+            kept.apply(0, start, end, log.between(start, end), core=behind)
+        # [0, 2) has the first version only: the third was held there.
+        for table in (TOTALS, OPEN, HISTORY):
+            kept.trail(table, 0, 0, 2, log.between(0, 2))
+        assert kept.tables().totals == [(1, 1)]
+        # The third is read again with the range in which it was released.
+        for table in (TOTALS, OPEN, HISTORY):
+            kept.trail(table, 0, 2, log.end, log.between(1, log.end))
+        check(kept, [log])
+
+    def test_a_trailing_view_skips_what_the_core_recorded(self, kept: KeptOrders) -> None:
+        """Duplicates, conflicts and unreadable records."""
+        (one,) = history("a", [state_of("a", quantity=1)])
+        other = replace(one, change_id="00000000-0000-0000-0000-00000000000f")
+        log = logged(
+            one, other, one, one, replace(one, reason="malformed"), *orders(1).records.values()
+        )
+        kept.apply(0, 0, log.end, log.between(0, log.end), core=kept.without("totals"))
+        kept.trail(TOTALS, 0, 0, 3, log.between(0, 3))
+        kept.trail(TOTALS, 0, 3, log.end, log.between(3, log.end))
+        check(kept, [log])
+
+    def test_a_trailing_view_never_passes_the_core(self, kept: KeptOrders) -> None:
+        """Records that the core has not judged are not accepted yet."""
+        log = orders(6)
+        kept.apply(0, 0, 3, log.between(0, 3), core=kept.without("totals"))
+        with pytest.raises(PositionMoved):
+            kept.trail(TOTALS, 0, 0, 6, log.between(0, 6))
+        assert kept.vector(TOTALS) == {0: 0}
+
+    def test_v10_a_plan_that_changed_under_the_same_version_writes_nothing(
+        self, kept: KeptOrders
+    ) -> None:
+        """A position belongs to one fingerprint."""
+        log = orders(3)
+        other = replace(TOTALS, fingerprint="another meaning")
+        kept.apply(0, 0, 3, log.between(0, 3), core=kept.core([other]))
+        assert kept.vector(TOTALS) == {0: 0}
+        with pytest.raises(PositionMoved):
+            kept.trail(other, 0, 0, 3, log.between(0, 3))
+        assert kept.tables().totals == [(0, None)]
+
+    def test_c14_a_gap_holds_and_its_filling_releases_in_order(self, kept: KeptOrders) -> None:
+        """Held changes are in the account, and in no table."""
+        states = [state_of("a", region=r, quantity=1) for r in ("north", "south", "east", "west")]
+        one, two, three, four = history("a", states)
+        log = logged(one, four, three)
+        done = kept.apply(0, 0, 3, log.between(0, 3))
+        assert (done.applied, done.held) == (1, 2)
+        check(kept, [log])
+        log.append(two)
+        done = kept.apply(0, 3, 4, log.between(3, 4))
+        assert (done.applied, done.released, done.held) == (3, 2, 0)
+        check(kept, [log])
+
+    def test_c14_more_held_than_allowed_stops_the_core(self, kept: KeptOrders) -> None:
+        """Changes up to the limit are held; no change is lost, and none is skipped."""
+        log = logged(*history("b", [state_of("b")]), *history("a", [state_of("a")] * 6)[1:])
+        for _ in range(2):
+            with pytest.raises(HeldOverflow, match="5 changes wait"):
+                kept.apply(0, 0, 6, log.between(0, 6), core=kept.core(held_max=3))
+            assert kept.vector() == kept.vector(TOTALS) == {0: 4}
+        kept.apply(0, 4, 6, log.between(4, 6), core=kept.core(held_max=5))
+        check(kept, [log])
+
+    def test_c14_what_goes_on_makes_room_for_what_waits(self, kept: KeptOrders) -> None:
+        """Released changes do not count any more."""
+        one, *later = history("a", [state_of("a")] * 4)
+        log = logged(*later, one, *history("b", [state_of("b")] * 4)[1:])
+        kept.apply(0, 0, 3, log.between(0, 3), core=kept.core(held_max=3))
+        kept.apply(0, 3, 7, log.between(3, 7), core=kept.core(held_max=3))
+        check(kept, [log])
+
+    def test_v2_a_view_that_a_held_change_was_not_planned_for_trails_the_range(
+        self, kept: KeptOrders
+    ) -> None:
+        """It reads the change again, planned for it."""
+        one, two, three = history("a", [state_of("a", quantity=n) for n in (1, 2, 3)])
+        log = logged(one, three, two)
+        first = log.between(0, 2)
+        names = [n for n in first.column_names if not n.startswith("totals__")]
+        kept.apply(0, 0, 2, first.select(names), core=kept.without("totals"))
+        kept.trail(TOTALS, 0, 0, 2, log.between(0, 2))
+        kept.apply(0, 2, 3, log.between(2, 3))
+        assert (kept.vector(), kept.vector(TOTALS)) == ({0: 3}, {0: 2})
+        kept.trail(TOTALS, 0, 2, 3, log.between(1, 3))
+        check(kept, [log])
+
+    def test_v4_only_the_bytes_of_what_everybody_passed_are_trimmed(self, kept: KeptOrders) -> None:
+        """The notes stay, so the accepted changes of any earlier range can be determined."""
+        one, two, three = history("a", [state_of("a", quantity=n) for n in (1, 2, 3)])
+        log = logged(one, one, three, two, replace(one, reason="malformed"))
+        kept.apply(0, 0, log.end, log.between(0, log.end), core=kept.without("totals"))
+        kept.trim({0: 0})
+        kept.trail(TOTALS, 0, 0, log.end, log.between(0, log.end))
+        check(kept, [log])
+        before = kept.exceptions(0, 0, log.end)
+        assert (kept.trim({0: log.end}), kept.trim({0: log.end})) == (1, 0)
+        assert kept.exceptions(0, 0, log.end) == before
+        recorded = (set(before.dead), before.duplicates, set(before.held), before.released)
+        assert recorded == ({4}, ((1, 1),), {2}, {2: 3})
+
+    def test_c16_a_group_is_gone_when_its_last_entity_is(self, kept: KeptOrders) -> None:
+        """A view without groups always has one row."""
+        log = logged(*history("a", [state_of("a", region="north", quantity=1), None]))
+        kept.apply(0, 0, log.end, log.between(0, log.end))
+        found = kept.tables()
+        assert (found.by_region, found.totals) == ([], [(0, None)])
+
+    @pytest.mark.parametrize("splits", [(4,), (1, 4), (2, 4), (3, 4), (1, 2, 3, 4)])
+    def test_verdicts_depend_on_the_log_and_not_on_the_batches(
+        self, kept: KeptOrders, splits: tuple[int, ...]
+    ) -> None:
+        """A change that was held only within a batch is recorded as held."""
+        one, two, three = history("a", [state_of("a", quantity=n) for n in (1, 2, 3)])
+        log = logged(three, two, one, two)
+        start = 0
+        for end in splits:
+            kept.apply(0, start, end, log.between(start, end), core=kept.without("totals"))
+            start = end
+        recorded = kept.exceptions(0, 0, 4)
+        assert (set(recorded.held), recorded.released) == ({0, 1}, {0: 2, 1: 2})
+        assert recorded.duplicates == ((3, 3),)
+        kept.trail(TOTALS, 0, 0, 2, log.between(0, 2))
+        assert kept.tables().totals == [(0, None)]
+        kept.trail(TOTALS, 0, 2, 4, log.between(0, 4))
+        check(kept, [log])
+
+    def test_a_late_report_never_makes_as_of_run_back(self, kept: KeptOrders) -> None:
+        """Also when the history trails, because it has the earlier times itself."""
+        records = history("a", [state_of("a", quantity=n) for n in range(4)], [3, 1, 5, 2])
+        log = logged(*records)
+        for n in range(4):
+            kept.apply(0, n, n + 1, log.between(n, n + 1), core=kept.without("order_history"))
+        kept.trail(HISTORY, 0, 0, 1, log.between(0, 1))
+        kept.trail(HISTORY, 0, 1, 4, log.between(1, 4))
+        check(kept, [log])

@@ -1,4 +1,4 @@
-"""The PostgreSQL store of views as the contract and fault tests drive it."""
+"""The PostgreSQL store of views for the contract and fault tests."""
 
 from __future__ import annotations
 
@@ -8,41 +8,35 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.log.positions import Range
-from everstate.testing.view_contract import ORDER, TABLES, TYPES, VIEWS, Row
-from everstate.views.control import Control, ViewVersion
-from everstate.views.core import Applied, apply_range
-from everstate.views.stores import PostgresStore, close_store, core_tables, view_tables
-from everstate.views.tables import (
-    CORE_FINGERPRINT,
-    HISTORY_FINGERPRINT,
-    Core,
-    HistoryTable,
-    KeptTable,
-    history_of,
-    latest_of,
-)
-from everstate.views.trailing import trail_range
+from everstate.testing.view_contract import KeptOrders
+from everstate.testing.view_oracle import OracleTables, in_order
+from everstate.testing.view_orders import ORDER, TYPES, VIEWS
+from everstate.views.control import Control
+from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
+from everstate.views.stores import PostgresViewStore, close_store, core_tables, view_tables
+from everstate.views.tables import Core, KeptTable, Row
+from everstate.views.trailing import Exceptions
+from everstate.views.versions import registered
 
-HISTORY = HistoryTable(history_of("order"), 1)
+PLANS = (HistoryPlan.of("order"), *VIEWS)
 
 
 @dataclass
-class KeptViews:
-    """The contract's views in a database; ``store`` may be a double with a planted defect."""
+class PostgresKeptOrders(KeptOrders):
+    """The contract's views in a database; ``store`` may be a test double with a defect."""
 
     dsn: str
     connection: psycopg.Connection[Any]
-    store: type[PostgresStore] = PostgresStore
+    store: type[PostgresViewStore] = PostgresViewStore
     schema_name: ClassVar[str] = "kept"
 
     @classmethod
     @contextmanager
-    def installed(cls, dsn: str) -> Iterator[KeptViews]:
+    def installed(cls, dsn: str) -> Iterator[PostgresKeptOrders]:
         """Install control tables and views; closes this thread's sessions afterwards."""
         with psycopg.connect(dsn, autocommit=True, options="-c TimeZone=UTC") as connection:
             connection.execute(f"SET search_path = {cls.schema_name}")
@@ -51,11 +45,9 @@ class KeptViews:
             tables = view_tables(control)
             with connection.transaction():
                 core_tables(control, ORDER)
-                tables.install(HISTORY.view, 1, None, {})
-                tables.point(HISTORY.view, 1, None)
-                for plan in VIEWS:
-                    tables.install(plan.name, 1, plan, TYPES[plan.name])
-                    tables.point(plan.name, 1, plan)
+                for plan in PLANS:
+                    tables.install(plan, 1, TYPES.get(plan.name, {}))
+                    tables.point(plan, 1)
             try:
                 yield cls(dsn, connection)
             finally:
@@ -66,58 +58,52 @@ class KeptViews:
         """The control tables."""
         return Control(self.connection, self.schema_name)
 
-    def core(self, riders: Sequence[KeptTable] | None = None, *, held_max: int = 10_000) -> Core:
-        """The core, with the history and all views riding, or with some."""
-        every = (HISTORY, *TABLES.values())
-        mine = every if riders is None else tuple(riders)
-        return Core("order", "orders", mine, ids=HISTORY, held_max=held_max)
-
     def reset(self, partitions: int) -> None:
         """Empty views, positions at 0."""
         for table in self._tables():
             self.connection.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(table)))
         control = self.control
-        latest = latest_of("order")
-        control.add_version(ViewVersion(latest, 1, "order", {}, CORE_FINGERPRINT, published=True))
         control.open_core("order", range(partitions))
         offsets = dict.fromkeys(range(partitions), 0)
-        for rider in self.core().riders:
-            row = ViewVersion(rider.view, 1, "order", {}, rider.fingerprint, published=True)
-            control.add_version(row)
-            control.open_positions(rider.view, 1, "order", rider.fingerprint, offsets)
+        for plan in (LatestPlan.of("order"), *PLANS):
+            control.add_version(registered(plan, 1, published=True))
+            control.open_positions(plan.name, 1, "order", plan.fingerprint, offsets)
 
     def _tables(self) -> Sequence[str]:
         query = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
         return [name for (name,) in self.connection.execute(query, (self.schema_name,))]
 
-    def apply(
-        self,
-        partition: int,
-        start: int,
-        end: int,
-        changes: pa.Table,
-        *,
-        core: Core | None = None,
-    ) -> Applied:
-        """Let the core judge a range, in the store under test."""
-        store = self.store(self.dsn, self.schema_name)
-        core = core or self.core()
-        return apply_range(store, core, partition, Range(start, end), changes)
+    @property
+    def under_test(self) -> PostgresViewStore:
+        """A store for this thread."""
+        return self.store(self.dsn, self.schema_name)
 
-    def trail(
-        self,
-        table: KeptTable,
-        partition: int,
-        start: int,
-        end: int,
-        changes: pa.Table,
-        *,
-        meets: bool = False,
-    ) -> Applied:
-        """Let a view that is behind apply a range that the core has judged."""
-        store = self.store(self.dsn, self.schema_name)
-        given = Range(start, end)
-        return trail_range(store, self.core(), table, partition, given, changes, meets=meets)
+    def tables(self) -> OracleTables:
+        """Rows that readers see, read with plain SQL."""
+        rounded = "region, orders, total, round(quantity, 8), counted"
+        seen = "key, version, kind, as_of, state"
+        counted = "sum(applied)::int, sum(duplicate)::int, sum(held)::int, sum(dead)::int"
+        account = self.query(f"SELECT {counted} FROM counters WHERE entity = 'order'")[0]
+        return OracleTables(
+            in_order(self.query(f"SELECT {seen} FROM order_latest")),
+            in_order(self.query(f"SELECT {seen} FROM order_history")),
+            in_order(self.query(f"SELECT {rounded} FROM by_region")),
+            self.query("SELECT orders, quantity FROM totals"),
+            in_order(self.query("SELECT region, amount, _key FROM open_orders")),
+            *account,
+        )
+
+    def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
+        """Advance the core, and the views that ride with it, over ranges without records."""
+        self.control.advance(core, ranges)
+
+    def exceptions(self, partition: int, start: int, end: int) -> Exceptions:
+        """The exceptions that the core recorded in a range."""
+        return self.control.exceptions(self.core(), partition, start, end)
+
+    def trim(self, below: Mapping[int, int]) -> int:
+        """Drop notes before these offsets."""
+        return self.control.trim("order", 1, dict(below))
 
     def vector(self, table: KeptTable | None = None) -> dict[int, int]:
         """Positions of a view, or of the core."""
@@ -138,18 +124,18 @@ def install_entity(
     *,
     history: bool = True,
 ) -> Control:
-    """What a keeper makes of an entity type without views, at some position; idempotent."""
+    """Create what a keeper creates for an entity type without views, at a position; idempotent."""
     control, name = Control(connection, schema_name), entity_type.name
     control.install()
     tables = view_tables(control)
-    kept = {latest_of(name): CORE_FINGERPRINT}
+    plans: list[ViewPlan] = [LatestPlan.of(name)]
     with connection.transaction():
         core_tables(control, entity_type)
         if history:
-            kept[history_of(name)] = HISTORY_FINGERPRINT
-            tables.install(history_of(name), 1, None, {})
-            tables.point(history_of(name), 1, None)
-        for view, fingerprint in kept.items():
-            control.add_version(ViewVersion(view, 1, name, {}, fingerprint, published=True))
-            control.open_positions(view, 1, name, fingerprint, vector or {})
+            plans.append(HistoryPlan.of(name))
+            tables.install(plans[-1], 1, {})
+            tables.point(plans[-1], 1)
+        for plan in plans:
+            control.add_version(registered(plan, 1, published=True))
+            control.open_positions(plan.name, 1, name, plan.fingerprint, vector or {})
     return control

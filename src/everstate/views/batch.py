@@ -1,4 +1,4 @@
-"""Accepted changes of one partition on their way into tables."""
+"""Accepted changes of one partition, prepared for writing to tables."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from everstate.views.images import Images, cut
 
 
 class Batch:
-    """Changes that apply, with what the tables need of them; versions of a key in order."""
+    """Changes that apply, with the values that tables need; versions of a key are in order."""
 
-    def __init__(self, changes: pa.Table, floors: Mapping[str, datetime]) -> None:
-        """``floors``: the as-of times from before, for the keys where they may matter."""
+    def __init__(
+        self, changes: pa.Table, floors: Mapping[str, datetime], keys: Keys | None = None
+    ) -> None:
+        """``floors``: stored as-of times, for the keys where a change may have an earlier time.
+
+        ``keys``: the changes by key, when they are known.
+        """
         self.changes = changes
         self.floors = floors
+        self._keys = keys
 
     @cached_property
     def keys(self) -> Keys:
         """The changes by key."""
-        return Keys(self.changes)
+        return Keys(self.changes) if self._keys is None else self._keys
 
     @cached_property
     def as_of(self) -> pa.Array:
@@ -37,13 +43,22 @@ class Batch:
 
     @cached_property
     def lasts(self) -> pa.Array:
-        """Row of the newest change of each key."""
+        """Row of the newest change of each key, in the order of the keys."""
         return pa.array(self.keys.lasts)
 
+    def after(self, floors: Mapping[str, datetime]) -> Batch:
+        """The same changes with these stored as-of times as floors."""
+        if not floors:
+            return self
+        found = Batch(self.changes, floors, self.keys)
+        found.__dict__["images"] = self.images
+        return found
+
     def first(self, count: int) -> Batch:
-        """The first ``count`` changes alone."""
+        """Only the first ``count`` changes."""
         return Batch(self.changes.slice(0, count), self.floors)
 
-    def newest(self) -> tuple[pa.Table, pa.Array]:
-        """The newest change of each key, and its as-of time."""
-        return self.changes.take(self.lasts), self.as_of.take(self.lasts)
+    def newest(self, values: pa.ChunkedArray | pa.Array) -> pa.Array:
+        """The values of a column of the changes in each key's newest change, by key."""
+        chosen = values.take(self.lasts)
+        return chosen.combine_chunks() if isinstance(chosen, pa.ChunkedArray) else chosen

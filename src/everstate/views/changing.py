@@ -1,6 +1,6 @@
-"""What an operator asks of a view: build it again, go back, stop building, drop it.
+"""Requests of an operator for a view: rebuild it, undo, stop building, drop it.
 
-Each call only notes what is wanted; the running pipeline does it.
+A call only changes the registry (dropping also drops tables); the running pipeline builds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from everstate.views.tables import latest_of
 def ask_rebuild(
     control: Control, name: str, *, force: bool = False, require_equal: bool = False
 ) -> ViewVersion:
-    """Let a new version of a view be built; the version that is wanted.
+    """Request a new version of a view; returns the version that will be built.
 
-    A version that waits for this is taken; one that is on its way already is left to go on. Else
-    the version that readers see is built anew, which repairs it. ``force`` publishes without
-    waiting for old readers, ``require_equal`` only when the new version has the rows of the old
-    one, if both mean the same. Raises NotFound, InvalidQuery for `latest`.
+    A version that waits to be requested, or is being built already, is used. Otherwise a new
+    version with the meaning of the published one is added, which repairs it. ``force`` publishes
+    without waiting for readers with old snapshots. ``require_equal`` publishes only when the new
+    version has the rows of the old one, if both mean the same. Raises NotFound, InvalidQuery for
+    `latest` and for a view that has no table of its own.
     """
     with control.connection.transaction():
         control.lock_installing()
@@ -33,33 +34,36 @@ def ask_rebuild(
                 control.set_options(name, row.version, options)
                 return replace(row, status=BUILDING, reason=None)
         seen = next((row for row in rows if row.published), rows[-1])
-        made = ViewVersion(
-            name=name,
-            version=rows[-1].version + 1,
-            entity=seen.entity,
-            definition=seen.definition,
-            fingerprint=seen.fingerprint,
-            status=BUILDING,
-        )
+        if seen.inputs:
+            raise InvalidQuery(
+                f"{name} has no table of its own: it is computed from {', '.join(seen.inputs)}.",
+                advice=f"Rebuild these views: `everstate views rebuild {seen.inputs[0]}`.",
+            )
+        meaning = (seen.kind, seen.definition, seen.fields, seen.fingerprint)
+        made = ViewVersion(name, rows[-1].version + 1, seen.entity, *meaning, status=BUILDING)
         control.add_version(made)
         control.set_options(name, made.version, options)
         return made
 
 
 def ask_undo(control: Control, name: str, *, force: bool = False) -> ViewVersion:
-    """Let readers see the version again that was there before; it catches up first.
+    """Request the previously published version again; it catches up, then readers see it.
 
     Raises NotFound when no older version is kept any more.
     """
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
-        kept = [row for row in rows if row.status == KEPT and control.vector(name, row.version)]
+        kept = [
+            row
+            for row in rows
+            if row.status == KEPT and (row.inputs or control.vector(name, row.version))
+        ]
         if not kept:
             raise NotFound(
-                f"view {name}: no older version is kept.",
-                advice="`views.keep_old_hours` says how long one is. `everstate views rebuild` "
-                "builds the view again.",
+                f"view {name}: there is no older version to go back to.",
+                advice="`views.keep_old_hours` says how long an older version is kept. `everstate "
+                "views rebuild` builds the view again.",
             )
         cancel(control, name)
         older = max(kept, key=lambda row: row.version)
@@ -69,33 +73,31 @@ def ask_undo(control: Control, name: str, *, force: bool = False) -> ViewVersion
 
 
 def cancel(control: Control, name: str) -> list[ViewVersion]:
-    """Stop what is on its way to readers; what was there before goes on. The versions stopped."""
+    """Stop versions that are built or wait; the published one stays. Returns the stopped ones."""
     stopped = []
     with control.connection.transaction():
         control.lock_installing()
         for row in _rows(control, name):
-            if row.status not in (BUILDING, WAITING):
-                continue
-            stopped.append(row)
-            if row.published_at is not None:
-                control.set_status(name, row.version, KEPT)
-            else:
-                forget_version(control, name, row.version)
+            if row.status in (BUILDING, WAITING):
+                stopped.append(row)
+                give_up(control, name, row.version)
     return stopped
 
 
 def drop(control: Control, name: str) -> list[ViewVersion]:
-    """Drop a view that no running app declares: its versions, and the name that readers have.
+    """Drop a view that no running app declares: its versions, and the name that readers use.
 
-    Raises NotFound, InvalidQuery when it is declared, PublishRefused when a view depends on it.
+    Raises NotFound, InvalidQuery when it is declared, PublishRefused when a database view depends
+    on it.
     """
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
         if any(row.status == LIVE for row in rows):
             raise InvalidQuery(
-                f"view {name} is declared by the app that was started last, which keeps it.",
-                advice="Take it out of the app and start `everstate run` again, then drop it.",
+                f"view {name} is still declared by the app that was started last.",
+                advice="Take its declaration out of the app, start `everstate run` again, then "
+                "drop the view.",
             )
         view_tables(control).drop_reader(name)
         for row in rows:
@@ -103,8 +105,17 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
     return rows
 
 
+def give_up(control: Control, name: str, version: int) -> None:
+    """Stop building a version: one that was published before is kept, any other is removed."""
+    row = next(row for row in control.versions(name) if row.version == version)
+    if row.published_at is not None:
+        control.set_status(name, version, KEPT)
+    else:
+        forget_version(control, name, version)
+
+
 def forget_version(control: Control, name: str, version: int) -> None:
-    """Drop a version that no reader sees: its table, its position, its row."""
+    """Drop a version that no reader sees: its table, its positions, its row in the registry."""
     view_tables(control).drop(name, version)
     control.close_positions(name, version)
     control.remove_version(name, version)
@@ -118,7 +129,9 @@ def _rows(control: Control, name: str) -> list[ViewVersion]:
         )
     if name == latest_of(rows[0].entity):
         raise InvalidQuery(
-            f"{name} is what every other view is judged by: it is not built again or dropped.",
-            advice="`everstate views verify` proves it; `everstate log begin` begins anew.",
+            f"{name} is part of the core, which all other views depend on: it cannot be rebuilt or "
+            "dropped.",
+            advice="`everstate views verify` compares it with the archive; `everstate log begin` "
+            "starts a new log.",
         )
     return rows

@@ -1,12 +1,12 @@
 """The core of an entity type: it judges every record of a partition's range, once.
 
 `latest` is the version gate. Rows, position, counters and every exception from "applied" commit
-together (law 4). The first thing in the transaction is the compare-and-swap of the position; who
-loses changes nothing (C11). The position comes from the range, never from rows (C12). Views that
-stand where the range begins ride: they are written in the same transaction, and one that fails
-stays behind alone (C13).
+together (law 4). The transaction begins with the compare-and-swap of the position; an attempt that
+loses it changes nothing (C11). The position comes from the range, never from rows (C12). Views
+whose position is the start of the range ride: they are written in the same transaction. A rider
+that fails stays behind, without stopping the others (C13).
 
-Nothing here knows a database: a store gives :class:`CoreTransaction`.
+This module does not depend on a database: a store implements :class:`CoreTransaction`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Protocol
 
 import numpy as np
@@ -32,7 +33,7 @@ REFUSED: Final = "refused_by_store"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rider that could not take a range; it stays where the range begins."""
+    """A rider that could not be written; its position stays at the start of the range."""
 
     view: str
     version: int
@@ -41,11 +42,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a range's records in the core, or in one trailing view.
+    """Verdicts on a range's records in the core, or in one trailing view, as counts.
 
-    ``applied`` counts changes too that had waited, and ``dead`` those of them that the tables
-    refused; ``released`` is how many both were. Of the records, applied - released + duplicate +
-    held + dead were read past the position.
+    ``applied`` also counts held changes that were released, and ``dead`` held changes that the
+    tables refused; ``released`` is the number of both. So applied - released + duplicate + held +
+    dead records were read past the position.
     """
 
     applied: int = 0
@@ -59,14 +60,14 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A change that waits: the planned change, and the offset of the one that freed it, if any."""
+    """A held change, and the offset of the change that released it; ``None``: it is still held."""
 
     change: pa.Table
     released_at: int | None
 
 
 class Refused(Exception):
-    """`latest` refuses a change, which is dead for every view (C19)."""
+    """`latest` refuses a change, so that it is dead for every view (C19)."""
 
     def __init__(self, offset: int, reason: str) -> None:
         self.offset, self.reason = offset, reason
@@ -74,7 +75,7 @@ class Refused(Exception):
 
 
 class Full(Exception):
-    """No more changes may wait; what was read before ``offset`` fits."""
+    """No more changes may be held; the records before ``offset`` still fit."""
 
     def __init__(self, offset: int, overflow: HeldOverflow) -> None:
         self.offset, self.overflow = offset, overflow
@@ -82,88 +83,102 @@ class Full(Exception):
 
 
 class Again(Exception):
-    """The transaction met another one and was rolled back; it may be tried again."""
+    """The transaction conflicted with another one and was rolled back; it may be retried."""
 
 
 class CoreTransaction(Protocol):
     """One transaction of a core over one partition; leaving it without `commit` rolls it back."""
 
     def take(self, start: int, end: int) -> bool:
-        """Move the core's position from start to end; whether it was at start."""
+        """Move the core's position from start to end; returns whether it was at start."""
 
     def held_keys(self) -> set[str]:
-        """Keys of this partition with changes that wait."""
+        """Keys of this partition with held changes."""
 
     def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
-        """Changes of some keys that wait, by version."""
+        """Held changes of some keys, by key and version."""
 
     def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
-        """Changes that wait and were read at some offsets: key and version, planned change."""
+        """Held changes whose records are at some offsets: key and version, planned change."""
 
     def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
-        """Gate rows of keys whose ``first`` version does not follow, or whose time runs back."""
+        """Gate rows of keys whose ``first`` version does not follow the stored one.
+
+        And of keys with a change that is older than the stored as-of time.
+        """
 
     def ids(self, versions: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], str]:
-        """Ids of applied versions, as far as a history has them."""
+        """Ids of applied versions, as far as the history has them."""
 
     def unstorable(self, changes: pa.Table) -> dict[int, str]:
-        """Reasons, by offset, of readable changes that no table can hold, whatever came with them.
+        """Reasons, by offset, of readable changes that no table can store.
 
-        Asked of every change, also of those that no row is written for, so that what is dead does
-        not depend on how the log is cut into ranges (C19).
+        It tests every change, also one for which no row is written, so that whether a record is
+        dead does not depend on how the log is cut into ranges (C19).
         """
 
     def write_latest(self, batch: Batch) -> None:
         """Put the newest change of each key into `latest`; raises Refused, ViewStoreError."""
 
+    def write_next(self, batch: Batch) -> Mapping[str, datetime] | None:
+        """Write `latest` only if the first change of every key follows the stored version.
+
+        Returns the stored as-of times of keys with an older change, as far as a rider needs them.
+        ``None``: some key's first change does not follow, or a row is refused; the transaction
+        cannot be used any more then.
+        """
+
     def ride(
         self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
     ) -> list[Failure]:
-        """Move the riders that stand at ``start`` and write them; those that fail stay there."""
+        """Move the riders whose position is ``start`` and write them; failed ones stay there."""
 
     def hold(self, held: Sequence[Held]) -> None:
-        """Note changes that wait, or waited within this range; raises HeldOverflow."""
+        """Store changes that are held, or were held within this range; raises HeldOverflow."""
 
     def release(self, released: Sequence[tuple[str, int, int]]) -> None:
-        """Note key, version, and the offset of what freed it; the bytes stay for trailing views."""
+        """Mark held changes as released: key, version, offset of the change that released it.
+
+        Their bytes stay, because trailing views need them.
+        """
 
     def forget(self, versions: Sequence[tuple[str, int]]) -> None:
-        """Drop changes that waited and are dead."""
+        """Delete held changes that are dead."""
 
-    def bury(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
-        """Note records that cannot be read or applied; each place in the log once (law 7)."""
+    def dead_letter(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
+        """Store dead records: unreadable or not applicable; each place in the log once (law 7)."""
 
     def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Note runs of duplicates: first and last offset, both in the run."""
+        """Store runs of duplicates: first and last offset, both inclusive."""
 
     def count(self, applied: Applied) -> None:
-        """Add to the account of the partition (law 7)."""
+        """Add to the counters of the partition (law 7)."""
 
     def commit(self, end: int) -> None:
-        """Commit; when the answer is lost, the position tells what happened."""
+        """Commit; when the server's answer is lost, the position shows whether it committed."""
 
 
 class CoreStore(Protocol):
-    """Where a core is kept; one for each thread."""
+    """The store of a core; one for each thread."""
 
     def transaction(self, core: Core, partition: int) -> AbstractContextManager[CoreTransaction]:
-        """Begin; raises Again and Unavailable, also from inside."""
+        """Begin a transaction; raises Again and Unavailable, also from inside the block."""
 
     def position(self, core: Core, partition: int) -> int | None:
-        """The core's position; ``None``: there is none of this plan."""
+        """The core's position; ``None``: there is none with this plan's fingerprint."""
 
 
 def apply_range(
     store: CoreStore, core: Core, partition: int, given: Range, changes: pa.Table
 ) -> Applied:
-    """Judge one partition's range and write what applies: one commit.
+    """Judge one partition's range and write the changes that apply, in one commit.
 
     ``changes`` has every record that was served in ``given``, with the planned columns of the
-    riders; records below the position are skipped, a range that is done changes nothing. Raises
-    PositionMoved when the core is behind the range, ViewStoreError, and Unavailable when the store
-    is away; nothing is changed then. Raises HeldOverflow when more changes would wait than may:
-    the core has then judged what is before the first of them that does not fit, so that the gaps
-    are seen.
+    riders. Records below the position are skipped, and a range that was judged before changes
+    nothing. Raises PositionMoved when the core is behind the range, ViewStoreError, and Unavailable
+    when the store cannot be reached; nothing is changed then. Raises HeldOverflow when more changes
+    would be held than ``core.held_max``: the core has then judged the records before the first
+    change that does not fit, so that the gaps can be seen.
     """
     offsets = changes["offset"].to_numpy()
     if np.any(offsets[1:] <= offsets[:-1]):
@@ -188,8 +203,8 @@ def apply_range(
         except Refused as refusal:
             if refusal.offset in poison:
                 raise ViewStoreError(
-                    f"{core.view}: offset {refusal.offset:,} is refused again after it was taken "
-                    f"out: {refusal.reason}"
+                    f"{core.view}: the record at offset {refusal.offset:,} was marked as dead, and "
+                    f"the database still rejects its batch: {refusal.reason}"
                 ) from refusal
             poison[refusal.offset] = f"{REFUSED}: {refusal.reason}"
             continue
@@ -197,15 +212,15 @@ def apply_range(
             retries += 1
             if retries > RETRIES_MAX:
                 raise Unavailable(
-                    f"{core.view}: {retries} attempts on partition {partition} met another "
-                    f"transaction ({cause})"
+                    f"{core.view}: {retries} attempts to write partition {partition} conflicted "
+                    f"with other transactions ({cause})"
                 ) from cause
             continue
         position = store.position(core, partition)
         if position is None or position < given.start:
-            at = "has no position of this plan" if position is None else f"is at {position:,}"
+            at = "does not exist in this version" if position is None else f"is {position:,}"
             raise PositionMoved(
-                f"{core.view} {at} in partition {partition}, before the range from "
+                f"{core.view}: the position in partition {partition} {at}, and the range begins at "
                 f"{given.start:,}.",
                 advice="Read the positions again.",
             )
@@ -221,7 +236,7 @@ class _Judging:
         self._opened, self._core, self._start, self._end = opened, core, start, end
 
     def run(self, changes: pa.Table, poison: Mapping[int, str]) -> Applied:
-        """Judge the changes, write what applies, note every exception."""
+        """Judge the changes, write those that apply, and store every exception."""
         opened = self._opened
         offsets = changes["offset"].to_numpy()
         mine = changes.filter(pa.array((offsets >= self._start) & (offsets < self._end)))
@@ -233,7 +248,7 @@ class _Judging:
             killed = pc.is_in(mine["offset"], pa.array(list(poison), pa.int64()))
             readable = pc.and_(readable, pc.invert(killed))
         alive = mine.filter(readable)
-        refused = self._bury_refused(poison)
+        refused = self._dead_letter_refused(poison)
         verdict = self._judge(Keys(alive))
         released = [found.row for found in verdict.released]
         riders = _riding(self._core.riders, released)
@@ -242,8 +257,8 @@ class _Judging:
             opened.write_latest(batch)
         failures = opened.ride(riders, self._start, self._end, batch)
         self._note(alive, verdict)
-        opened.bury(mine, dead)
-        opened.bury(alive, verdict.dead)
+        opened.dead_letter(mine, dead)
+        opened.dead_letter(alive, verdict.dead)
         applied = Applied(
             applied=batch.changes.num_rows,
             duplicate=len(verdict.duplicates),
@@ -257,7 +272,7 @@ class _Judging:
         return applied
 
     def _judge(self, keys: Keys) -> Verdict:
-        """Compare with the gate; only keys that do not simply go on are brought here."""
+        """Compare with the gate; reads gate rows only of keys whose versions do not just follow."""
         opened = self._opened
         if not len(keys):
             return judge(keys, {}, {}, opened.ids)
@@ -272,7 +287,7 @@ class _Judging:
         return judge(keys, gates, opened.held(mine) if mine else {}, opened.ids)
 
     def _note(self, alive: pa.Table, verdict: Verdict) -> None:
-        """Write down what is an exception from "applied"."""
+        """Store held, released and duplicate changes."""
         if verdict.ordinary:
             return
         offsets = alive["offset"]
@@ -289,17 +304,17 @@ class _Judging:
             raise Full(waiting[fits] if waiting else self._start, overflow) from overflow
         self._opened.note_duplicates(runs(offsets.to_numpy(), verdict.duplicates))
 
-    def _bury_refused(self, poison: Mapping[int, str]) -> int:
-        """Bury the changes that wait and that `latest` refuses; what comes after them waits."""
+    def _dead_letter_refused(self, poison: Mapping[int, str]) -> int:
+        """Store held changes that `latest` refuses as dead; later versions of a key stay held."""
         waiting = self._opened.held_at(poison) if poison else []
         for version, change in waiting:
             self._opened.forget([version])
-            self._opened.bury(change, [(0, poison[change["offset"][0].as_py()])])
+            self._opened.dead_letter(change, [(0, poison[change["offset"][0].as_py()])])
         return len(waiting)
 
 
 def runs(offsets: Ints, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows that follow each other as runs: first and last offset of each."""
+    """Adjacent rows as runs: first and last offset of each."""
     found: list[tuple[int, int]] = []
     last = -2
     for row in sorted(rows):
@@ -313,13 +328,13 @@ def runs(offsets: Ints, rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _riding(riders: Sequence[KeptTable], released: Sequence[pa.Table]) -> list[KeptTable]:
-    """Riders that every released change was planned for; the others trail this range (V2)."""
+    """Riders whose columns every released change has; the other riders trail this range (V2)."""
     absent = {table.name for change in released for table in lacking(riders, change.column_names)}
     return [table for table in riders if table.name not in absent]
 
 
 def _unreadable(changes: pa.Table, poison: Mapping[int, str]) -> list[tuple[int, str]]:
-    """Rows that are dead before the gate sees them, with their reasons."""
+    """Rows that are dead before the gate judges them, with their reasons."""
     rows = pc.indices_nonzero(pc.is_valid(changes["reason"])).to_pylist()
     found = [(row, changes["reason"][row].as_py()) for row in rows]
     if poison:
@@ -333,7 +348,7 @@ def _going(
 ) -> pa.Table:
     """Changes that apply, versions of a key in order.
 
-    A change that was let go may stand before the one that freed it, or come from the store.
+    A released change may come before the change that released it, or from the store.
     """
     if verdict.ordinary:
         return changes
@@ -341,8 +356,8 @@ def _going(
     if released:
         planned = {column for table in riders for column in planned_columns(table)}
         names = [name for name in changes.column_names if "__" not in name or name in planned]
-        # No cast: a side that a change has not (a struct that is null) holds nulls in columns that
-        # are never null in a side that it has, and Arrow refuses to cast those.
+        # No cast: an image that a change lacks (a null struct) has nulls in columns that are not
+        # nullable, and Arrow refuses to cast those.
         parts = [going.select(names), *(row.select(names) for row in released)]
         going = pa.concat_tables(parts, promote_options="permissive")
     return by_version(going)

@@ -1,4 +1,4 @@
-"""The one way to the views' database: how long it may take, and its errors in our words."""
+"""Connections to the views' database, with a time limit, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from everstate.errors import Unavailable
 from everstate.telemetry import without_secret
 
 CONNECT_S: Final = 10
-"""How long a server may take to answer, unless the connection string says otherwise."""
-# Connection lost or refused, the server shut down, or it has too little of something.
+"""Seconds that a server may take to answer, unless the connection string has another value."""
+# Connection lost or refused, the server was shut down, or it lacks a resource.
 _AWAY: Final = ("08", "57", "53")
 
 
 def connect_views(dsn: str, **settings: Any) -> psycopg.Connection[Any]:
     """A new connection in autocommit mode; raises psycopg's errors, see :func:`views_errors`.
 
-    Its time zone is UTC, whatever the server, the database or the role has: Python has no year 0,
-    which the first times of year 1 would be in a zone west of it.
+    Its time zone is always UTC, whatever the server, the database or the role has set: in a zone
+    west of it the first times of year 1 would be in year 0, which Python does not have.
     """
     given = conninfo_to_dict(dsn)
     if "connect_timeout" not in given:
@@ -34,7 +34,7 @@ def connect_views(dsn: str, **settings: Any) -> psycopg.Connection[Any]:
 
 @contextmanager
 def views_errors(dsn: str) -> Iterator[None]:
-    """Turn what the database's server cannot do now into Unavailable."""
+    """Translate OperationalError in the block to Unavailable."""
     try:
         yield
     except psycopg.OperationalError as cause:
@@ -42,7 +42,7 @@ def views_errors(dsn: str) -> Iterator[None]:
 
 
 class ViewsDatabase:
-    """One connection of a thread to the views' database, made again after it was lost."""
+    """One connection of a thread to the views' database, opened again after it was lost."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -50,7 +50,7 @@ class ViewsDatabase:
 
     @contextmanager
     def connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection; raises Unavailable when the server is away, also from inside."""
+        """The connection; raises Unavailable for an unreachable server, also from inside."""
         with views_errors(self._dsn):
             try:
                 if self._connection is None or self._connection.closed:
@@ -61,23 +61,23 @@ class ViewsDatabase:
                 raise
 
     def close(self) -> None:
-        """Give the connection up; the next question makes another."""
+        """Close the connection; the next `connected` opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def unavailable(dsn: str, cause: psycopg.OperationalError) -> Unavailable:
-    """The error of a server that is away, or that answers that it cannot do it now."""
-    said = "does not answer" if is_away(cause) else "cannot do it now"
+    """The error for a server that does not answer, or that cannot serve the statement now."""
+    problem = "does not answer" if is_away(cause) else "cannot answer now"
     reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
     return Unavailable(
-        f"the views' database {said} ({without_secret(dsn)}): {reason}",
+        f"the views' database {problem} ({without_secret(dsn)}): {reason}",
         advice="`everstate status` shows the local PostgreSQL, and `everstate up` starts it.",
     )
 
 
 def is_away(cause: psycopg.Error) -> bool:
-    """Whether an error says that the connection is of no more use."""
+    """Whether an error means that the connection cannot be used any more."""
     state = cause.sqlstate or ""
     return not state or state[:2] in _AWAY

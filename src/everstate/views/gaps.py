@@ -1,4 +1,4 @@
-"""Version gaps as the views see them: keys whose later changes wait for one that never came."""
+"""Version gaps in the views: keys whose later changes are held because a version is missing."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from everstate.views.tables import latest_of, physical
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A key whose changes wait, because a version before them did not come."""
+    """A key whose changes are held because a version before them is missing."""
 
     entity: str
     key: str
     expected_version: int
     """The version that is missing; the views have the one before it."""
     held_versions: tuple[int, ...]
-    """Versions that wait."""
+    """Versions that are held."""
     since: datetime
-    """When the first of them began to wait."""
+    """When the first of them was held."""
     views: tuple[str, ...]
-    """Views that wait, `latest` and `history` among them."""
+    """Views that lack the held changes, `latest` and `history` among them."""
 
     @property
     def missing(self) -> range:
-        """Versions between what the views have and what waits."""
+        """Versions between the newest one in the views and the first held one."""
         return range(self.expected_version, self.held_versions[0])
 
 
 @dataclass(frozen=True, slots=True)
 class GapEdges:
-    """What stands on both sides of a gap: a state as JSON text, and a message."""
+    """Both sides of a gap: the state before it as JSON text, and the message after it."""
 
     before: str | None
     """The key's newest state; ``None``: it does not exist, or is deleted."""
     after: bytes
-    """The first message that waits, byte-exact."""
+    """The message of the first held change, byte-exact."""
     generation: int
     partition: int
 
@@ -49,7 +49,7 @@ class GapEdges:
 def read_gaps(control: Control, entity: str | None = None, key: str | None = None) -> list[Gap]:
     """Gaps of all entity types, of one, or of one key; by entity type and key.
 
-    Cost: a scan of the changes that wait, which ``pipeline.held_max`` bounds.
+    Cost: a scan of the held changes, which ``pipeline.held_max`` bounds.
     """
     by_entity = defaultdict(list)
     for waiting in control.waiting(entity, key):
@@ -67,7 +67,7 @@ def read_gaps(control: Control, entity: str | None = None, key: str | None = Non
 
 
 def read_edges(control: Control, gap: Gap) -> GapEdges:
-    """What stands on both sides of a gap; raises NoGap when it has filled meanwhile."""
+    """Both sides of a gap; raises NoGap when it was filled meanwhile."""
     waiting = control.waiting_change(gap.entity, gap.key, gap.held_versions[0])
     query = sql.SQL("SELECT version, state::text FROM {} WHERE key = %s").format(
         _latest(control, gap.entity)

@@ -1,8 +1,8 @@
-"""The version gate: what becomes of each change, decided before anything is summed (law 2, C13).
+"""The version gate: decides the verdict on each change, before anything is summed (law 2, C13).
 
-Pure: the store gives the gate's rows, this module says which changes apply, wait, are duplicates
-or are dead. Keys whose versions run on without a break, which is nearly always all of them, are
-decided by whole arrays; the others one by one.
+Pure: the store reads the gate's rows, this module decides which changes apply, are held, are
+duplicates or are dead. Keys with consecutive versions, nearly always all of them, are decided with
+array operations; the others one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 NO_VERSION: Final = -1
-"""First version that is staged for a key whose gate row must be seen."""
+"""First version that is staged for a key whose gate row must be read."""
 
 CONFLICT: Final = "conflict"
 
@@ -37,20 +37,24 @@ class GateRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldRow:
-    """A change that waits: its id, and its planned row."""
+    """A held change: its id, and its planned row."""
 
     change_id: str
     row: pa.Table
 
 
 class Keys:
-    """Changes of one partition, seen key by key; ``changes`` are readable and in offset order."""
+    """Changes of one partition grouped by key; ``changes`` are readable and in offset order."""
 
     def __init__(self, changes: pa.Table) -> None:
         self.changes = changes
         encoded = changes["key"].combine_chunks().dictionary_encode()
-        self.names: pa.Array = encoded.dictionary
-        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        # Keys are sorted, because tables and their indexes are written in the order of the keys.
+        order = pc.array_sort_indices(encoded.dictionary)
+        self.names: pa.Array = encoded.dictionary.take(order)
+        ranks = np.empty(len(order), dtype=np.int64)
+        ranks[order.to_numpy()] = np.arange(len(order))
+        codes = ranks[encoded.indices.to_numpy(zero_copy_only=False)]
         self.versions: Ints = changes["version"].to_numpy()
         self.occurred: Ints = pc.cast(changes["occurred_at"], pa.int64()).to_numpy()
         # Rows by key, and in offset order within a key. Codes count the names from 0 without a
@@ -76,7 +80,7 @@ class Keys:
         return self.order[self.ends - 1]
 
     def dense(self) -> Bools:
-        """Whether each key's versions run on without a break within these changes."""
+        """Whether each key's versions are consecutive within these changes."""
         versions = self.versions[self.order]
         broken = np.zeros(len(versions), dtype=np.int64)
         broken[1:] = (versions[1:] != versions[:-1] + 1) & (self.codes[1:] == self.codes[:-1])
@@ -86,7 +90,7 @@ class Keys:
         return dense
 
     def codes_of(self, names: Iterable[str]) -> list[int | None]:
-        """Which key each name is, ``None`` for one without a change here."""
+        """The code of each name's key, ``None`` for a name without a change here."""
         codes = pc.index_in(pa.array(list(names), self.names.type), self.names)
         found: list[int | None] = codes.to_pylist()
         return found
@@ -98,7 +102,7 @@ class Keys:
     def running_as_of(self, floor: Mapping[str, datetime]) -> pa.Array:
         """As-of time of each change: the running maximum of occurredAt over its key's versions.
 
-        ``floor`` has the as-of times from before, for the keys where they may matter.
+        ``floor``: stored as-of times, for the keys where a change may have an earlier time.
         """
         times = self.occurred[self.order]
         falls = (times[1:] < times[:-1]) & (self.codes[1:] == self.codes[:-1])
@@ -120,7 +124,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A change that waited in the store, and the row of the change that frees it."""
+    """A change that was held in the store, and the row of the change that releases it."""
 
     key: str
     version: int
@@ -130,22 +134,22 @@ class Released:
 
 @dataclass(slots=True)
 class Verdict:
-    """What becomes of a partition's changes; rows count in the given changes."""
+    """The verdicts on a partition's changes; rows are indexes of the given changes."""
 
     apply: Bools
     ordinary: bool = True
-    """Whether all changes apply as they stand, so that nothing has to be put in order."""
+    """Whether all changes apply in the given order, so that they need not be sorted."""
     released: list[Released] = field(default_factory=list)
     hold: list[int] = field(default_factory=list)
     waited: list[tuple[int, int]] = field(default_factory=list)
-    """Changes that waited within this batch, each with the row of the one that freed it."""
+    """Changes held within this batch, each with the row of the change that released it."""
     dead: list[tuple[int, str]] = field(default_factory=list)
     duplicates: list[int] = field(default_factory=list)
     floors: dict[str, datetime] = field(default_factory=dict)
 
 
 Ids = Callable[[Iterable[tuple[str, int]]], Mapping[tuple[str, int], str]]
-"""Ids of versions that were applied before, where the store still knows them."""
+"""Returns the ids of versions that were applied before, where the store still has them."""
 
 
 def judge(
@@ -154,11 +158,11 @@ def judge(
     held: Mapping[str, Mapping[int, HeldRow]],
     ids: Ids,
 ) -> Verdict:
-    """Decide what becomes of each change.
+    """Decide the verdict on each change.
 
     ``gates`` has a row for every key that is not dense, that has held changes, or whose first
-    version does not follow the gate's; other keys apply as they are. Cost: arrays for those, one
-    step a change for the keys in ``gates``.
+    version does not follow the gate's; all changes of other keys apply. Cost: array operations for
+    those, one step per change for the keys in ``gates``.
     """
     verdict = Verdict(apply=np.ones(keys.changes.num_rows, dtype=np.bool_))
     verdict.ordinary = not gates
@@ -167,7 +171,7 @@ def judge(
     change_ids = keys.changes["id"]
     old: list[tuple[str, int, int, str]] = []
     for (name, gate), code in zip(gates.items(), keys.codes_of(gates), strict=True):
-        assert code is not None, "gates are of keys in the batch"
+        assert code is not None, "each gate row belongs to a key of the batch"
         if gate.as_of is not None:
             verdict.floors[name] = gate.as_of
         rows = keys.rows_of(code).tolist()
@@ -192,12 +196,12 @@ def _judge_key(
     waiting: dict[int, HeldRow],
     verdict: Verdict,
 ) -> list[tuple[str, int, int, str]]:
-    """Walk over one key's changes; gives back those whose id must be looked up."""
+    """Judge one key's changes in order; returns those whose stored id must be looked up."""
     newest = gate.version
     seen: dict[int, str] = {}
     if gate.change_id is not None:
         seen[gate.version] = gate.change_id
-    # Versions held from this very batch: their rows are here, not in the store.
+    # Versions held from this batch: their rows are here, not in the store.
     here: dict[int, tuple[int, str]] = {}
     old: list[tuple[str, int, int, str]] = []
     for row, change_id in zip(rows, change_ids, strict=True):
@@ -235,7 +239,7 @@ def _release(
     seen: dict[int, str],
     verdict: Verdict,
 ) -> int:
-    """Let changes go whose gap has filled, in order; returns the newest version applied."""
+    """Release held changes whose gap is filled, in order; returns the newest version applied."""
     while True:
         version = newest + 1
         if version in here:

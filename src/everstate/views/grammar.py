@@ -1,14 +1,13 @@
-"""Which SQL a view may be written in: reading it, naming its columns, refusing the rest.
+"""The SQL in which a view may be written: reads it, resolves its columns, refuses the rest.
 
-Every refusal gives the reason and the nearest form that can be kept.
+Every refusal has the reason and the nearest form that can be kept.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Mapping
-from typing import Final, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, NoReturn
 
 import pyarrow as pa
 import sqlglot
@@ -18,194 +17,179 @@ from everstate.changes import EntityType
 from everstate.changes.keys import NAME
 from everstate.errors import InvalidView
 from everstate.views.definition import ViewDefinition
+from everstate.views.functions import (
+    CLOCK,
+    CLOCK_NAMES,
+    ELSEWHERE,
+    OTHER_AGGREGATES,
+    PARTS,
+    PLAIN_FUNCTIONS,
+    RANDOM,
+    REWRITTEN,
+    SESSION,
+    SUPPORTED_AGGREGATES,
+    TEXTS,
+    TIME_OF_READING,
+    WINDOW_FUNCTION,
+)
+from everstate.views.kinds.images import IMAGE
 from everstate.views.names import names_of_entity, refused_name
-
-DIALECT: Final = "spark"
-IMAGE: Final = "__image__"
-"""Stands for the struct column that holds an image, until a plan is asked for its columns."""
+from everstate.views.parsing import DIALECT, parsed
 
 COLUMN_BYTES_MAX: Final = 63
-"""PostgreSQL cuts longer names without telling."""
+"""PostgreSQL truncates longer names without an error."""
 
 _CLAUSES: Final[dict[str, tuple[str, str]]] = {
     "with_": (
-        "common table expressions are not kept",
-        "Write one SELECT over the entity type.",
-    ),
-    "joins": (
-        "joins are not kept yet",
-        "Store the joined fields with the entity, or keep one view of each entity type.",
+        "WITH (a common table expression) is not allowed",
+        "Write one SELECT directly from the entity type.",
     ),
     "laterals": (
-        "LATERAL VIEW makes several rows of one entity",
-        "Make each element an entity of its own.",
+        "LATERAL VIEW is not allowed, because it makes several rows from one entity",
+        "Store each element as an entity of its own.",
     ),
     "distinct": (
-        "DISTINCT is not kept",
-        "Use SELECT a, b … GROUP BY a, b; it gives each combination once.",
+        "SELECT DISTINCT is not allowed",
+        "Write SELECT a, b … GROUP BY a, b, which gives each combination once.",
     ),
-    "having": (
-        "HAVING is not kept",
-        "Leave it out, and filter when reading: SELECT … FROM the view WHERE ….",
+    "sort": (
+        "SORT BY is not allowed, because it sorts only within each of Spark's partitions",
+        "Write ORDER BY.",
     ),
-    "order": ("a view has no order", "Leave ORDER BY out, and order when reading."),
-    "sort": ("a view has no order", "Leave SORT BY out, and order when reading."),
-    "limit": ("LIMIT is not kept", "Leave it out, and limit when reading."),
-    "offset": ("OFFSET is not kept", "Leave it out, and use it when reading."),
-    "qualify": ("window functions are not kept", "Query them from the view or the history."),
-    "windows": ("window functions are not kept", "Query them from the view or the history."),
+    "windows": (
+        "a WINDOW clause is not allowed",
+        "Compute window functions in the query that reads the view or the history.",
+    ),
 }
-_ALLOWED_ARGS: Final = frozenset({"expressions", "from_", "where", "group"})
-
-
-def _classes(*names: str) -> tuple[type[exp.Expr], ...]:
-    """Functions by the names of sqlglot's classes; a version may lack one."""
-    return tuple(getattr(exp, name) for name in names if hasattr(exp, name))
-
-
-_CLOCK: Final = _classes(
-    "CurrentDate",
-    "CurrentTime",
-    "CurrentTimestamp",
-    "CurrentTimestampLTZ",
-    "CurrentDatetime",
-    "Localtime",
-    "Localtimestamp",
-    "Systimestamp",
-    "UtcDate",
-    "UtcTime",
-    "UtcTimestamp",
-)
-_RANDOM: Final = _classes(
-    *("Rand", "Randn", "Randstr", "Uniform", "Normal", "Zipf", "Shuffle", "Uuid", "Generator"),
-    *("GenerateBool", "GenerateDouble", "GenerateInt", "GenerateText"),
-    *("Seq1", "Seq2", "Seq4", "Seq8", "NextValueFor", "Encrypt", "EncryptRaw", "Predict"),
-    *(name for name in vars(exp) if name.startswith(("AI", "ML"))),
-)
-_SESSION: Final = _classes(
-    "SessionUser",
-    # Current…: user, role, schema, session, version; the times among them are clocks.
-    *(name for name in vars(exp) if name.startswith("Current")),
-)
-_TIME_OF_READING: Final = re.compile(
-    r"\s*(?:(?:now|today|tomorrow|yesterday)\b|T?\d{1,2}:\d)", re.IGNORECASE
-)
-"""Texts that Spark reads as a moment of the day on which it reads them."""
-_CLOCK_NAMES: Final = frozenset({"now", "curdate", "current_time", "unix_timestamp"})
-
-# Deterministic functions of Spark that sqlglot has no class for.
-_PLAIN_FUNCTIONS: Final = frozenset(
-    """aggregate ascii bigint bin boolean bround btrim char char_length character_length cot csc
-    date decimal degrees double e elt endswith equal_null expm1 factorial find_in_set float
-    forall format_number hash hypot ilike int isnotnull isnull len luhn_check make_date mask
-    mean named_struct negative nvl2 octet_length overlay percentage pmod positive printf radians
-    rint sec shiftleft shiftright shiftrightunsigned signum sinh smallint soundex space
-    startswith string substring_index timestamp timestamp_micros timestamp_millis
-    timestamp_seconds tinyint to_char to_number translate try_to_number unix_date unix_micros
-    unix_millis unix_seconds url_decode url_encode weekday width_bucket xxhash64 zeroifnull
-    nullifzero""".split()
+CHANGES: Final = "_changes"
+"""Suffix of the name under which a definition reads the changes of an entity type."""
+_AFTER: Final = "current"
+_PROVENANCE: Final = (
+    *("apiVersion", "serviceName", "identifier", "actor", "reason"),
+    *("correlationId", "causationId"),
 )
 
-_PARTS: Final = (
-    *(exp.Column, exp.Dot, exp.Identifier, exp.Var, exp.Star, exp.Paren, exp.Bracket),
-    *(exp.Literal, exp.Null, exp.Boolean, exp.HexString, exp.Interval, exp.IntervalSpan),
-    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe),
-    *(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot),
-    *(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ),
-    *(exp.And, exp.Or, exp.Not, exp.Is, exp.In, exp.Between, exp.Tuple),
-    *(exp.Like, exp.ILike, exp.Escape, exp.Any, exp.All),
-    *(exp.DataType, exp.DataTypeParam, exp.ColumnDef, exp.PropertyEQ, exp.Slice),
-    *(exp.AtTimeZone, exp.FromTimeZone),
-    *(exp.JSONPath, exp.JSONPathPart, exp.Distinct, exp.Filter, exp.Where),
+_ALLOWED_ARGS: Final = frozenset(
+    {"expressions", "from_", "where", "group", "having", "qualify", "order", "limit", "offset"}
 )
-"""What an expression may have besides functions; any other form is refused."""
-
-_SAID_OTHERWISE: Final = (exp.UnixDate, exp.Space, exp.StrToUnix)
-"""Functions that sqlglot writes as others of the same meaning."""
-_TEXTS: Final = (exp.Upper, exp.Lower, exp.Substring, exp.Concat, exp.DPipe, exp.Trim)
-
-SUPPORTED_AGGREGATES: Final = (exp.Count, exp.Sum, exp.Avg, exp.CountIf)
-_EXTREMES: Final = (exp.Max, exp.Min, exp.ArgMax, exp.ArgMin)
 
 
 class Grammar:
     """Reads one definition; every method raises InvalidView with reason and advice."""
 
+    allowed: ClassVar[frozenset[str]] = _ALLOWED_ARGS
+    """Clauses that a definition may have."""
+
     def __init__(self, definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> None:
-        self.view = definition.name
+        self.view, self.declared = definition.name, definition
+        self.variables: set[str] = set()
+        """Names that are no columns, such as the start of one of several windows."""
+        self.of_changes = False
+        """Whether it is `FROM <entity>_changes`: rows are changes, not present states."""
         self.select = self._read(definition.sql)
         self.entity_type, self._aliases = self._source(entity_types)
         self._schema: pa.Schema = self.entity_type.arrow_schema
+        if self.of_changes:
+            self._schema = change_schema(self._schema)
+
+    @property
+    def key_path(self) -> tuple[str, ...]:
+        """Path of the field that is the key itself (of an entity only if its key is text)."""
+        if self.of_changes:
+            return ("key",)
+        field = self.entity_type.model.model_fields.get(self.entity_type.key)
+        is_text = field is not None and field.annotation is str
+        return (self.entity_type.key,) if is_text else ()
 
     def refuse(self, reason: str, advice: str | None = None) -> NoReturn:
         """Raise InvalidView of this view."""
         raise InvalidView(self.view, f"{reason}.", advice=advice)
 
     def _read(self, text: str) -> exp.Select:
-        if not NAME.fullmatch(self.view):
+        if not NAME.fullmatch(self.view) and not self.declared.is_part:
             self.refuse(
-                "the name cannot be a view's name",
-                f"Use lower case words joined by underscores ({NAME.pattern}).",
+                "a view cannot have this name",
+                f"Use lower-case words joined by underscores ({NAME.pattern}).",
             )
         if (reason := refused_name(self.view)) is not None:
-            self.refuse(f"the name cannot be a view's name: {reason}", "Choose another name.")
+            self.refuse(f"a view cannot have this name, because {reason}", "Choose another name.")
         if IMAGE in text:
-            self.refuse(f"{IMAGE} is a reserved word")
+            self.refuse(
+                f"the SQL contains {IMAGE}, which everstate uses itself", "Choose another name."
+            )
         if "\0" in text:
-            self.refuse("the SQL has a NUL character")
+            self.refuse("the SQL contains a NUL character (\\0)", "Remove it.")
         try:
-            statements = sqlglot.parse(text, read=DIALECT)
+            statements = parsed(text)
         except sqlglot.errors.SqlglotError as cause:
             raise InvalidView(
                 self.view,
-                f"the SQL cannot be read: {_first_line(cause)}.",
+                f"the SQL cannot be parsed: {_first_line(cause)}.",
                 advice="Write SELECT … FROM <entity> [WHERE …] [GROUP BY …].",
             ) from cause
         if len(statements) != 1 or not isinstance(statements[0], exp.Select):
             self.refuse(
-                "the SQL is not one SELECT",
+                "the SQL is not exactly one SELECT",
                 "Write SELECT … FROM <entity> [WHERE …] [GROUP BY …]; "
-                "keep the parts of a UNION as views of their own.",
+                "declare each part of a UNION as a view of its own.",
             )
         select: exp.Select = statements[0]
         for clause, found in select.args.items():
-            if found and clause in _CLAUSES:
+            if not found or clause in self.allowed:
+                continue
+            if clause in _CLAUSES:
                 self.refuse(*_CLAUSES[clause])
-            if found and clause not in _ALLOWED_ARGS:
-                self.refuse(f"{clause.strip('_').upper()} is not kept", "Leave it out.")
+            self.refuse(
+                f"the clause {clause.strip('_').upper()} is not allowed in a view", "Leave it out."
+            )
+        if not select.args.get("qualify") and any(select.find_all(exp.Window)):
+            self.refuse(*WINDOW_FUNCTION)
         return select
 
     def _source(self, entity_types: Mapping[str, EntityType]) -> tuple[EntityType, frozenset[str]]:
         source = self.select.args.get("from_")
         if source is None:
-            self.refuse("it has no FROM", "Write FROM and the name of an entity type.")
-        table = source.this
+            self.refuse("the SQL has no FROM", "Write FROM and the name of an entity type.")
+        return self._table(source.this, entity_types)
+
+    def _table(
+        self, table: exp.Expr, entity_types: Mapping[str, EntityType]
+    ) -> tuple[EntityType, frozenset[str]]:
+        """The entity type of a table in the SQL, and its names (alias) there, in lower case."""
         if not isinstance(table, exp.Table):
-            self.refuse("subqueries are not kept", "Write one SELECT over the entity type itself.")
+            self.refuse(
+                "a subquery in FROM is not allowed",
+                "Write one SELECT directly from the entity type.",
+            )
         extras = {k for k, v in table.args.items() if v and k not in ("this", "alias")}
         alias = table.args.get("alias")
         if alias is not None and alias.args.get("columns"):
             extras.add("columns")
         if extras or not isinstance(table.this, exp.Identifier):
             self.refuse(
-                f"{table.sql(dialect=DIALECT)} is no entity type",
-                "Write FROM and the bare name of an entity type.",
+                f"{table.sql(dialect=DIALECT)} is not the name of an entity type",
+                "Write FROM and only the name of an entity type.",
             )
         name = table.name
         entity_type = entity_types.get(name) or entity_types.get(name.lower())
+        if entity_type is None and name.lower().endswith(CHANGES):
+            entity_type = entity_types.get(name.lower().removesuffix(CHANGES))
+            self.of_changes = entity_type is not None
         if entity_type is None:
             self.refuse(
-                f"unknown entity type {name!r}",
+                f"there is no entity type {name!r}",
                 suggestion(name, entity_types) or "Register it with @app.entity first.",
             )
         if self.view in names_of_entity(entity_type.name):
-            self.refuse("the name is taken by the entity type", "Choose another name.")
+            self.refuse(
+                f"the entity type {entity_type.name} already uses this name", "Choose another name."
+            )
         return entity_type, frozenset({table.alias_or_name.lower()})
 
     def resolved(self, expression: exp.Expr, *, aggregates: bool) -> exp.Expr:
         """Copy with every column named by its path in the image; refuses what cannot be kept.
 
-        ``aggregates`` tells whether aggregate functions may stand in this place.
+        ``aggregates``: whether aggregate functions are allowed in this place.
         """
         for node in expression.walk():
             self._check(node, aggregates=aggregates)
@@ -213,81 +197,108 @@ class Grammar:
 
         def rename(node: exp.Expr) -> exp.Expr:
             path = _path(node)
-            return node if path is None else self._column(path)
+            return node if path is None or path[0] in self.variables else self._column(path)
 
         return expression.copy().transform(rename)
 
     def _check(self, node: exp.Expr, *, aggregates: bool) -> None:
         if isinstance(node, (exp.Query, exp.Exists, exp.Subquery)):
-            self.refuse("subqueries are not kept", "Compare with constants or the entity's fields.")
+            self.refuse(
+                "a subquery is not allowed, because its result changes with other entities",
+                "Compare with constants or with fields of the entity.",
+            )
         if isinstance(node, exp.Window):
-            self.refuse("window functions are not kept", "Query them from the view or the history.")
+            self.refuse(*WINDOW_FUNCTION)
         self._check_sameness(node)
         if isinstance(node, (exp.Explode, exp.Unnest, exp.UDTF)):
             self.refuse(
-                f"{_shown(node)} makes several rows of one entity",
-                "Make each element an entity of its own.",
+                f"{_shown(node)} is not allowed, because it makes several rows from one entity",
+                "Store each element as an entity of its own.",
             )
         if isinstance(node, exp.Lambda):
-            self.refuse("lambda functions are not kept", "Store the computed field.")
+            self.refuse(
+                "lambda functions are not allowed",
+                "Compute the value in the entity, and store it as a field.",
+            )
         if isinstance(node, (exp.Placeholder, exp.Parameter, exp.SessionParameter)):
-            self.refuse(f"{_shown(node)} has no value here", "Write the constant.")
+            self.refuse(
+                f"{_shown(node)} is a parameter, which has no value in a view", "Write a constant."
+            )
         if isinstance(node, exp.Collate) or (
             isinstance(node, exp.DataType) and "COLLATE" in node.sql(dialect=DIALECT).upper()
         ):
             self.refuse(
-                "COLLATE is not kept: rows and groups are told apart by their exact text",
+                "COLLATE is not allowed, because groups are compared by their exact text",
                 "Use lower(x) or upper(x).",
             )
         if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
-            self.refuse("* stands inside an expression", "Name the columns, or write count(*).")
+            self.refuse("* is used inside an expression", "Name the columns, or write count(*).")
         if isinstance(node, exp.Literal) and node.is_string and "\0" in _unescaped(node):
-            self.refuse("a text has a NUL character, which no view can hold")
-        self._check_aggregate(node, allowed=aggregates)
-        if isinstance(node, exp.Anonymous) and _called(node) not in _PLAIN_FUNCTIONS:
             self.refuse(
-                f"function {node.name!r} is not known to be deterministic",
-                "Use Spark's own deterministic functions, or store the value with the entity.",
+                "a text contains a NUL character (\\0), which PostgreSQL cannot store",
+                "Remove it.",
             )
-        if not isinstance(node, (*_PARTS, exp.Func)):
-            self.refuse(f"{_shown(node)} is not known", "Write it with functions and operators.")
+        self._check_aggregate(node, allowed=aggregates)
+        if isinstance(node, exp.Anonymous) and _called(node) not in PLAIN_FUNCTIONS:
+            reason = (
+                f"the function {node.name!r} is not allowed, because everstate does not know "
+                "whether it always gives the same value for the same entity"
+            )
+            advice = (
+                "Use a deterministic function of Spark, or store the value as a field of the "
+                "entity."
+            )
+            self.refuse(*ELSEWHERE.get(node.name.lower(), (reason, advice)))
+        if not isinstance(node, (*PARTS, exp.Func)):
+            self.refuse(
+                f"{_shown(node)} is not allowed in an expression",
+                "Write it with functions and operators.",
+            )
 
     def _check_text(self, expression: exp.Expr) -> None:
-        """Refuse what Spark would be told otherwise than it is written."""
+        """Refuse an expression that sqlglot would write for Spark with another meaning."""
         try:
             text = spark_text(expression)
             again = sqlglot.parse_one(f"SELECT {text} AS x", read=DIALECT).expressions[0].this
         except (sqlglot.errors.SqlglotError, ValueError) as cause:
             self.refuse(f"{_first_line(cause)}", "Write it with other functions or operators.")
-        alike = any(isinstance(node, _SAID_OTHERWISE) for node in expression.walk())
+        alike = any(isinstance(node, REWRITTEN) for node in expression.walk())
         if _comparable(expression) != _comparable(again) and not alike:
             self.refuse(
-                f"{text} is not what was written", "Write it with other functions or operators."
+                f"an expression would have another meaning in Spark, as {text}",
+                "Write it with other functions or operators.",
             )
 
     def _check_sameness(self, node: exp.Expr) -> None:
-        """Refuse what gives another value for the same image later, or elsewhere."""
-        if isinstance(node, _CLOCK) or _called(node) in _CLOCK_NAMES or self._is_clock_text(node):
+        """Refuse a part that may give another value for the same image: clock, random, session."""
+        if isinstance(node, CLOCK) or _called(node) in CLOCK_NAMES or self._is_clock_text(node):
             self.refuse(
-                f"{_shown(node)} changes without a change of an entity",
-                "Keep the times as columns, and compare with now() when reading.",
+                f"{_shown(node)} is not allowed, because its value changes while no entity changes",
+                "Select the time as a column, and compare it with now() in the query that reads "
+                "the view.",
             )
-        if isinstance(node, _RANDOM):
-            self.refuse(f"{_shown(node)} is not deterministic", "Store the value with the entity.")
-        if isinstance(node, _SESSION):
-            self.refuse(f"{_shown(node)} depends on the session", "Leave it out.")
+        if isinstance(node, RANDOM):
+            self.refuse(
+                f"{_shown(node)} is not allowed, because it gives another value at each call",
+                "Store the value as a field of the entity.",
+            )
+        if isinstance(node, SESSION):
+            self.refuse(
+                f"{_shown(node)} is not allowed, because it depends on the database session",
+                "Leave it out.",
+            )
 
     def _is_clock_text(self, node: exp.Expr) -> bool:
         """Whether it is a text like 'now' that Spark reads as the present time.
 
-        It does so where a date or a time is wanted: in a CAST, and beside one in a comparison.
-        Spark's own analysis has the last word on every other place, when the view is made
+        Spark does so where a date or a time is expected: in a CAST, and when compared with one.
+        Spark's own analysis checks all other places, when the view is installed
         (`pipeline.plan.column_types`).
         """
         if not isinstance(node, exp.Literal) or not node.is_string:
             return False
         parent: exp.Expr | None = node.parent
-        if not _TIME_OF_READING.match(str(node.this)):
+        if not TIME_OF_READING.match(str(node.this)):
             return False
         if isinstance(parent, exp.Cast):
             return parent.args["to"].this not in exp.DataType.TEXT_TYPES
@@ -297,11 +308,11 @@ class Grammar:
         return not all(self._is_text(part) for part in beside)
 
     def _is_text(self, node: exp.Expr) -> bool:
-        """Whether an expression is known to be a text, or null, which goes with every type."""
+        """Whether an expression is known to be a text, or null, which fits every type."""
         if isinstance(node, (exp.Literal, exp.Null)):
             return isinstance(node, exp.Null) or bool(node.is_string)
-        if isinstance(node, (*_TEXTS, exp.Paren, exp.Coalesce, exp.Nullif)):
-            return isinstance(node, _TEXTS) or self._is_text(node.this)
+        if isinstance(node, (*TEXTS, exp.Paren, exp.Coalesce, exp.Nullif)):
+            return isinstance(node, TEXTS) or self._is_text(node.this)
         if isinstance(node, exp.Case):
             return self._is_text(node.args["ifs"][0].args["true"])
         path = _path(node)
@@ -309,39 +320,81 @@ class Grammar:
         return kind is not None and pa.types.is_string(kind)
 
     def _check_aggregate(self, node: exp.Expr, *, allowed: bool) -> None:
-        if isinstance(node, _EXTREMES):
-            self.refuse(
-                f"{node.sql_name().lower()} cannot be kept by adding and subtracting",
-                "Keep a row view of the field and ask for it when reading, "
-                "or count(*) grouped by the field.",
-            )
         supported = isinstance(node, SUPPORTED_AGGREGATES) or _called(node) == "mean"
         if isinstance(node, exp.AggFunc) and not supported:
             self.refuse(
-                f"{node.sql_name().lower()} cannot be kept by adding and subtracting",
-                "Use count, count_if, sum or avg.",
+                f"{_shown(node).partition('(')[0]} cannot be updated change by change",
+                OTHER_AGGREGATES.get(type(node), "Use count, count_if, sum, avg, min or max."),
             )
-        if supported and isinstance(node.this, exp.Distinct):
+        if supported and isinstance(node.this, exp.Distinct) and not isinstance(node, exp.Count):
             self.refuse(
-                "DISTINCT in an aggregate is not kept",
-                "Group by the field in a view of its own, and count its rows when reading.",
+                "DISTINCT is allowed only in count",
+                "Write count(DISTINCT x), or declare a view that groups by x.",
             )
         if supported and not allowed:
             self.refuse(
-                "an aggregate stands inside WHERE, GROUP BY or another aggregate",
-                "Use aggregates in the SELECT list only.",
+                "an aggregate is used inside WHERE, GROUP BY or another aggregate",
+                "Use aggregates in the SELECT list, HAVING and ORDER BY.",
             )
+
+    def ordinal(
+        self, expression: exp.Expr, wanted: Sequence[tuple[str, exp.Expr]], clause: str
+    ) -> exp.Expr | None:
+        """The output that a number in a clause refers to; ``None``: it is no number."""
+        if not isinstance(expression, exp.Literal) or expression.is_string:
+            return None
+        index = int(expression.this) - 1 if expression.this.isdigit() else -1
+        if not 0 <= index < len(wanted):
+            self.refuse(
+                f"{clause} {expression.this} refers to a column that the SELECT list does not have",
+                "Write the number or the name of a column of the SELECT list.",
+            )
+        return wanted[index][1]
+
+    def without_aliases(
+        self, expression: exp.Expr, wanted: Sequence[tuple[str, exp.Expr]], clause: str
+    ) -> exp.Expr:
+        """An expression of HAVING or ORDER BY with its aliases replaced by their expressions.
+
+        In ORDER BY an alias has precedence over a column of its name, as in Spark; in HAVING a
+        name that is both is refused. Inside an aggregate a name is always a column.
+        """
+        meant = {name.lower(): output for name, output in wanted}
+        known = {column.lower() for column in self.columns()}
+
+        def replaced(node: exp.Expr) -> exp.Expr:
+            if not isinstance(node, exp.Column) or len(node.parts) > 1:
+                return node
+            name = node.name.lower()
+            if name not in meant or meant[name] == node or node.find_ancestor(exp.AggFunc):
+                return node
+            if clause == "HAVING" and name in known:
+                self.refuse(
+                    f"the name {node.name} in HAVING is both a column and an alias",
+                    "Give the alias another name.",
+                )
+            return exp.paren(meant[name], copy=True)
+
+        return expression.transform(replaced).unnest()
 
     def _column(self, path: list[str]) -> exp.Expr:
         """Column of the image by its path; the first part may be the entity type or its alias."""
-        identifiers = [exp.to_identifier(p, quoted=True) for p in (IMAGE, *self._names(path))]
-        return exp.Dot.build(identifiers)
+        names = self._names(path)
+        column = exp.Dot.build([exp.to_identifier(p, quoted=True) for p in (IMAGE, *names)])
+        if self.of_changes and names == ("event",):
+            return exp.func("GET_JSON_OBJECT", column, exp.Literal.string("$.type"))
+        return column
 
     def _names(self, path: list[str]) -> tuple[str, ...]:
         """A column's path in the entity's own spelling; refuses one that it does not have."""
         shown = ".".join(path)
         if path[0].lower() in self._aliases and len(path) > 1:
             path = path[1:]
+        if self.of_changes and path[0].lower() not in self._schema.names:
+            path = [_AFTER, *path]  # a field without a prefix is one of the current state
+        return self._spelled(path, shown)
+
+    def _spelled(self, path: list[str], shown: str) -> tuple[str, ...]:
         kind: pa.DataType = pa.struct(list(self._schema))
         parts: list[str] = []
         for part in path:
@@ -351,13 +404,13 @@ class Grammar:
             if exact is None and len(alike) == 1:
                 exact = alike[0]
             if exact is None and pa.types.is_map(kind):
-                # m.key reads a map's value; deeper paths go on in the value's type.
+                # m.key reads a map's value; deeper paths continue in the value's type.
                 parts.append(part)
                 kind = kind.item_type
                 continue
             if exact is None:
                 self.refuse(
-                    f"unknown column {shown!r} of {self.entity_type.name}",
+                    f"{self.entity_type.name} has no column {shown!r}",
                     suggestion(part, fields) or f"Its columns are {', '.join(fields) or 'none'}.",
                 )
             parts.append(exact.name)
@@ -365,7 +418,7 @@ class Grammar:
         return tuple(parts)
 
     def type_of(self, path: tuple[str, ...]) -> pa.DataType | None:
-        """Arrow type of a resolved path, ``None`` when it is not told by the model alone."""
+        """Arrow type of a resolved path, ``None`` when the model does not determine it."""
         kind: pa.DataType = pa.struct(list(self._schema))
         for part in path:
             if pa.types.is_map(kind):
@@ -379,6 +432,26 @@ class Grammar:
     def columns(self) -> list[str]:
         """Names of the entity's columns, in its order."""
         return list(self._schema.names)
+
+    def columns_of(self, alias: str | None) -> list[tuple[str, exp.Expr]]:
+        """The columns of `*`, or of `alias.*`."""
+        if alias and alias.lower() not in self._aliases:
+            self.refuse(f"{alias}.* names a table that is not in FROM", "Write *.")
+        return [(name, exp.column(name, quoted=True)) for name in self.columns()]
+
+
+def change_schema(state: pa.Schema) -> pa.Schema:
+    """Columns of `<entity>_changes`: those of the change, and both states."""
+    text, moment = pa.string(), pa.timestamp("us", "UTC")
+    provenance = pa.struct([(name, text) for name in _PROVENANCE])
+    return pa.schema(
+        [
+            *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),
+            *(("occurred_at", moment), ("recorded_at", moment), ("id", text)),
+            ("provenance", provenance),
+            *((name, pa.struct(list(state))) for name in (_AFTER, "original")),
+        ]
+    )
 
 
 def suggestion(word: str, known: Mapping[str, object]) -> str | None:
@@ -404,7 +477,7 @@ def spark_text(expression: exp.Expr) -> str:
 
 
 def _comparable(expression: exp.Expr) -> exp.Expr:
-    """An expression with one form of each CAST: sqlglot reads what Spark means in several."""
+    """An expression with one form of each CAST, of which sqlglot has several for one meaning."""
 
     def one_form(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.DataType) and node.this is exp.DType.TIMESTAMP:
@@ -445,7 +518,7 @@ def _called(node: exp.Expr) -> str | None:
 
 
 def _unescaped(literal: exp.Expr) -> str:
-    """A text as Spark reads it, of which sqlglot keeps some escapes as they are written."""
+    """A text with the NUL escape resolved, which sqlglot leaves as it is written."""
     return str(literal.this).replace("\\0", "\0")
 
 

@@ -1,4 +1,4 @@
-"""JSON texts cut out of raw messages, without parsing what is inside them."""
+"""Extracts JSON texts from raw messages, without parsing their content."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _NULL: Final = msgspec.Raw(b"null")
 
@@ -20,6 +21,13 @@ class _Cut(msgspec.Struct, rename="camel", gc=False):
     current_entity_state: msgspec.Raw = _NULL
 
 
+class _Newest(msgspec.Struct, rename="camel", gc=False):
+    """The parts of an envelope that `latest` stores."""
+
+    provenance: msgspec.Raw
+    current_entity_state: msgspec.Raw = _NULL
+
+
 class _Block(msgspec.Struct, gc=False):
     transaction: msgspec.Raw = _NULL
 
@@ -29,13 +37,14 @@ class _State(msgspec.Struct, rename="camel", gc=False):
 
 
 _cut = msgspec.json.Decoder(_Cut).decode
+_newest = msgspec.json.Decoder(_Newest).decode
 _block = msgspec.json.Decoder(_Block).decode
 _state = msgspec.json.Decoder(_State).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """JSON texts of many changes, one array a column; null where the message has none."""
+    """JSON texts of many changes, one array per column; null where the message has none."""
 
     provenance: pa.Array
     transaction: pa.Array
@@ -53,9 +62,9 @@ class Images:
 
 
 def cut(raw_values: Sequence[bytes]) -> Images:
-    """Cut provenance, transaction block, event and current state out of readable messages.
+    """Extract provenance, transaction block, event and current state from readable messages.
 
-    Cost: about 2 µs a message.
+    Cost: about 2 µs per message.
     """
     provenance: list[bytes] = []
     transaction: list[bytes | None] = []
@@ -65,14 +74,38 @@ def cut(raw_values: Sequence[bytes]) -> Images:
         parts = _cut(value)
         source = bytes(parts.provenance)
         provenance.append(source)
-        transaction.append(_text(_block(source).transaction) if b"transaction" in source else None)
+        has_block = b'"transaction"' in source and b'"transaction":null' not in source
+        transaction.append(_text(_block(source).transaction) if has_block else None)
         event.append(None if parts.event is _NULL else _text(parts.event))
         state.append(_text(parts.current_entity_state))
     return Images(_texts(provenance), _texts(transaction), _texts(event), _texts(state))
 
 
+def cut_latest(raw_values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Extract provenance and current state from readable messages; half the cost of `cut`."""
+    provenance: list[bytes] = []
+    state: list[bytes] = []
+    # One loop, not two comprehensions: the parsed message is still in the processor's cache.
+    for value in raw_values.to_pylist():
+        parts = _newest(value)
+        provenance.append(bytes(parts.provenance))
+        state.append(bytes(parts.current_entity_state))
+    states = pa.array(state, pa.binary())
+    states = pc.if_else(pc.equal(states, b"null"), None, states)
+    return _texts(provenance), states.cast(pa.string())
+
+
+def text_of(values: pa.Array) -> bytes:
+    """All texts or bytes of an array concatenated, to search them for characters.
+
+    For a slice it may contain more than the slice's own values.
+    """
+    written = values.buffers()[2]
+    return b"" if written is None else written.to_pybytes()
+
+
 def state_text(raw_value: bytes) -> bytes:
-    """JSON text of the current state in a readable message; whatever stands around it."""
+    """JSON text of the current state in a readable message."""
     return bytes(_state(raw_value).current_entity_state)
 
 

@@ -1,4 +1,4 @@
-"""JSON texts of nested values, in one form whatever made them."""
+"""Canonical JSON texts of nested values, independent of the engine that made the values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TO_JSON: Final = msgspec.json.Encoder(decimal_format="number", order="determini
 
 
 def json_texts(values: pa.Array) -> pa.Array:
-    """Nested values as JSON texts; raises ArrowInvalid for a time that no reader could be given."""
+    """Nested values as JSON texts; raises ArrowInvalid for a time out of Python's range."""
     try:
         listed = values.to_pylist()
     except (OverflowError, ValueError) as cause:
@@ -25,9 +25,9 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """A nested value with its maps as objects, which Arrow gives as lists of pairs.
+    """A nested value with its maps as objects, which Arrow returns as lists of pairs.
 
-    A float that JSON has no form for is its word, and -0.0 is 0.0.
+    A float that JSON cannot express (NaN, infinity) becomes a text, and -0.0 becomes 0.0.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Which names entity types and views may have: all their tables share one schema."""
+"""Names that entity types and views may have; all their tables are in one schema."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Final
 
 _TABLES: Final = (
     *("position", "counters", "view", "topic_identity", "held", "duplicate", "dead", "identity"),
-    "request",
+    *("request", "entity_model", "deployment", "deferred"),
 )
 RESERVED: Final = frozenset(
     (
-        *(*_TABLES, "view_published", "dead_id_seq", "dead_unpublished"),
+        *(*_TABLES, "view_published", "dead_id_seq", "deployment_number_seq", "dead_unpublished"),
+        *("held_offset", "held_released", "dead_offset"),
+        *("deferred_id_seq", "deferred_place"),
         "dead_topic_partition_offset_key",
     )
 )
-"""Control tables, and what PostgreSQL or we name after them."""
+"""Names of control tables, and of their indexes, sequences and constraints."""
 
 _OURS: Final = re.compile(r"__v\d|_pkey$")
 
@@ -26,12 +28,14 @@ def refused_name(name: str) -> str | None:
     `x__v1` is the table behind the view x, `x_pkey` the index of x.
     """
     if name in RESERVED:
-        return "it is the name of a control table"
+        return "one of everstate's control tables has it"
     if _OURS.search(name):
-        return "names with __v and a number, or that end in _pkey, are the store's own"
+        return (
+            "names that contain __v and a number, or end in _pkey, are for everstate's own tables"
+        )
     return None
 
 
 def names_of_entity(entity: str) -> tuple[str, ...]:
-    """What readers call the tables of an entity type."""
+    """Names under which readers find the tables of an entity type."""
     return (entity, f"{entity}_latest", f"{entity}_history")

@@ -1,36 +1,49 @@
-"""The SELECT list of a linear view: its accumulators, and what readers see made of them.
+"""The SELECT list of a view of groups: the stored columns, and the outputs that readers see.
 
-An output is PostgreSQL's arithmetic over group columns (`g0`, …) and summed accumulators (`n`,
-`a0`, …), see :mod:`everstate.views.reading`; what stands inside an aggregate is Spark's and is
-evaluated per image.
+PostgreSQL computes an output from group columns (`g0`, …), summed accumulators (`n`, `a0`, …) and
+results over the values of a group (`m0`, …), see :mod:`everstate.views.reading`; Spark computes the
+expression inside an aggregate, per image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 from sqlglot import exp
 
 from everstate.errors import InvalidView
-from everstate.views.grammar import (
-    SUPPORTED_AGGREGATES,
-    Grammar,
-    image_path,
-    spark_text,
-)
-from everstate.views.reading import Kind, NotReadable, kind_of_type, postgres_text
+from everstate.views.functions import SUPPORTED_AGGREGATES
+from everstate.views.grammar import Grammar, image_path, spark_text
+from everstate.views.kinds.shown import ALL, Shown
+from everstate.views.ordering import shown
+from everstate.views.parsing import DIALECT
+from everstate.views.reading import NotReadable, ValueKind, kind_of_type, postgres_text
+from everstate.views.tables import Sum
+from everstate.views.windows import ENDS_AFTER
 
 _FLOATS: Final = frozenset({"DOUBLE", "FLOAT"})
 
 _WRITTEN: Final = "written"
-"""Key of a made expression's notes: what the author wrote there."""
+"""Key in a replaced node's `meta`: the expression that the author wrote there."""
 
 FLOAT_ADVICE: Final = (
-    "Sums of floats do not come back to 0 when they are taken away again. "
-    "Write CAST({} AS DECIMAL(18, 4)), with the places you need."
+    "Floats are rounded, so that subtracting what was added does not always give 0. Give the "
+    "number of decimal places: app.view(…, scale=4), or CAST({} AS DECIMAL(18, 4)) for this sum "
+    "only."
 )
+
+_GROUPING_SETS: Final = (
+    "ROLLUP, CUBE and GROUPING SETS are not allowed",
+    "Declare a view for each set of groups.",
+)
+
+SCALE_MAX: Final = 18
+
+Pick: TypeAlias = Literal["min", "max", "distinct"]
+"""What is computed from the values of a group when it is read."""
 
 
 class Outputs:
@@ -42,13 +55,18 @@ class Outputs:
         wanted: Sequence[tuple[str, exp.Expr]],
         group: exp.Group | None,
     ) -> None:
-        self._grammar = grammar
+        self._grammar, self.wanted = grammar, wanted
         self.aggregates = any(_aggregates(expression) for _, expression in wanted)
         self.group_texts: list[str] = []
-        self._kinds: dict[str, Kind | None] = {"n": "number"}
-        self.accumulators: dict[str, tuple[Literal["count", "sum"], str]] = {}
+        self._kinds: dict[str, ValueKind | None] = {"n": "number"}
+        self.accumulators: dict[str, tuple[Sum, str]] = {}
         self._names: dict[tuple[str, str], str] = {}
+        self.values: list[str] = []
+        """Spark's texts of the values that are counted per group; the first one has slot 1."""
+        self.picked: dict[str, tuple[Pick, int]] = {}
+        """What is computed from the values of which slot, by its name in the outputs."""
         self.columns: list[tuple[str, str]] = []
+        self.shown = ALL
         if group is None and not self.aggregates:
             return
         if group is not None:
@@ -56,11 +74,12 @@ class Outputs:
         for name, expression in wanted:
             resolved = grammar.resolved(expression, aggregates=True)
             self.columns.append((name, self._output(name, resolved)))
+        self.shown = self._shown(wanted)
 
     def _group(self, group: exp.Group, wanted: Sequence[tuple[str, exp.Expr]]) -> list[str]:
         grammar = self._grammar
         if any(value for name, value in group.args.items() if name not in ("expressions", "all")):
-            grammar.refuse("ROLLUP, CUBE and GROUPING SETS are not kept", "Keep a view of each.")
+            grammar.refuse(*_GROUPING_SETS)
         expressions = list(group.expressions)
         if group.args.get("all"):
             expressions = [e for _, e in wanted if not _aggregates(e)]
@@ -68,13 +87,11 @@ class Outputs:
         texts: list[str] = []
         for expression in expressions:
             if isinstance(expression, (exp.Rollup, exp.Cube, exp.GroupingSets)):
-                grammar.refuse(
-                    "ROLLUP, CUBE and GROUPING SETS are not kept", "Keep a view of each."
-                )
+                grammar.refuse(*_GROUPING_SETS)
             expression = self._grouped(expression, wanted, by_name)
             if _aggregates(expression):
                 grammar.refuse(
-                    "an aggregate stands inside GROUP BY", "Group by fields of the entity."
+                    "an aggregate is used inside GROUP BY", "Group by fields of the entity."
                 )
             resolved = grammar.resolved(expression, aggregates=False)
             text = spark_text(resolved)
@@ -85,18 +102,31 @@ class Outputs:
                 texts.append(text)
         return texts
 
+    def _shown(self, wanted: Sequence[tuple[str, exp.Expr]]) -> Shown:
+        """HAVING, ORDER BY and LIMIT."""
+        grammar = self._grammar
+
+        def compiled(clause: str, expression: exp.Expr, kind: ValueKind | None = None) -> str:
+            resolved = grammar.resolved(expression, aggregates=True)
+            return self._output(clause, resolved, kind)
+
+        found = shown(grammar, wanted, lambda expression: compiled("ORDER BY", expression))
+        having = grammar.select.args.get("having")
+        if having is None:
+            return found
+        meant = grammar.without_aliases(having.this, wanted, "HAVING")
+        return replace(found, having=compiled("HAVING", meant, "boolean"))
+
     def _grouped(
         self,
         expression: exp.Expr,
         wanted: Sequence[tuple[str, exp.Expr]],
         by_name: dict[str, exp.Expr],
     ) -> exp.Expr:
-        """What GROUP BY 1 or an alias stands for; a column of the entity wins over an alias."""
-        if isinstance(expression, exp.Literal) and not expression.is_string:
-            index = int(expression.this) - 1 if expression.this.isdigit() else -1
-            if not 0 <= index < len(wanted):
-                self._grammar.refuse(f"GROUP BY {expression.this} names no column")
-            return wanted[index][1]
+        """The expression of GROUP BY 1 or of an alias; a column has precedence over an alias."""
+        output = self._grammar.ordinal(expression, wanted, "GROUP BY")
+        if output is not None:
+            return output
         if isinstance(expression, exp.Column) and len(expression.parts) == 1:
             name = expression.name.lower()
             known = {column.lower() for column in self._grammar.columns()}
@@ -104,13 +134,14 @@ class Outputs:
                 return by_name[name]
         return expression
 
-    def _output(self, name: str, resolved: exp.Expr) -> str:
-        """PostgreSQL's text of one output."""
+    def _output(self, name: str, resolved: exp.Expr, kind: ValueKind | None = None) -> str:
+        """PostgreSQL's text of one output; ``kind``: the kind that it must have."""
 
         def replace(node: exp.Expr) -> exp.Expr:
             text = spark_text(node)
             made = node
-            if text in self.group_texts and not isinstance(node, exp.Literal):
+            is_word = isinstance(node, exp.Null) and isinstance(node.parent, exp.Is)
+            if text in self.group_texts and not isinstance(node, exp.Literal) and not is_word:
                 made = exp.column(f"g{self.group_texts.index(text)}")
             elif isinstance(node, exp.Filter):
                 made = self._aggregate(node.this, node.expression.this)
@@ -122,38 +153,46 @@ class Outputs:
 
         replaced = resolved.transform(replace)
         self._check_grouped(replaced)
+        later, replaced = replaced.meta.get(ENDS_AFTER), replaced.unnest()
+        if later is not None:
+            return f"{replaced.name} + INTERVAL '{later} microseconds'"
         try:
-            return postgres_text(replaced, self._kinds)
+            return postgres_text(replaced, self._kinds, kind)
         except NotReadable as refused:
             part = refused.node.transform(lambda part: part.meta.get(_WRITTEN, part))
             self._grammar.refuse(
                 f"{name}: {_plain(part)} {refused.reason}",
-                "Group by the whole expression, use round or CAST … AS DECIMAL(p, s), "
-                "or compute it when reading.",
+                "Group by the whole expression, use round or CAST … AS DECIMAL(p, s), or compute "
+                "it in the query that reads the view.",
             )
 
     def _check_grouped(self, output: exp.Expr) -> None:
         for node in output.walk():
+            if node is not output and ENDS_AFTER in node.meta:
+                self._grammar.refuse("window.end is used inside an expression", "Use window.start.")
             if image_path(node) is not None:
                 column = ".".join(image_path(node) or ())
                 self._grammar.refuse(
-                    f"column {column!r} is neither grouped nor inside an aggregate",
-                    f"Add it to GROUP BY, or wrap it: sum({column}).",
+                    f"the column {column!r} is neither in GROUP BY nor inside an aggregate",
+                    f"Add it to GROUP BY, or put it into an aggregate, such as sum({column}).",
                 )
 
     def _aggregate(self, node: exp.Expr, condition: exp.Expr | None) -> exp.Expr:
-        """What stands for an aggregate in the output, registering its accumulators."""
+        """The expression that replaces an aggregate in an output; registers its accumulators."""
         grammar = self._grammar
         named = isinstance(node, exp.Anonymous)
         arguments = [] if named or node.this is None else [node.this]
         arguments += node.expressions
         if len(arguments) != 1:
             grammar.refuse(
-                f"{spark_text(node)} needs one argument", "Count or sum one expression at a time."
+                f"{spark_text(node)} must have exactly one argument",
+                "Count or sum one expression at a time.",
             )
         argument = arguments[0]
+        if isinstance(argument, exp.Distinct):
+            return self._distinct(argument, condition)
         if any(_is_aggregate(inner) for inner in argument.walk()):
-            grammar.refuse("an aggregate stands inside another aggregate", "Use one.")
+            grammar.refuse("an aggregate is used inside another aggregate", "Use only one.")
         if isinstance(node, exp.CountIf):
             both = argument if condition is None else exp.and_(condition, argument)
             return self._count(exp.case().when(both, exp.Literal.number(1)))
@@ -164,6 +203,9 @@ class Outputs:
                 return self._count(exp.case().when(condition, exp.Literal.number(1)))
             return self._count(_when(condition, argument))
         value = _when(condition, argument)
+        if isinstance(node, (exp.Max, exp.Min)):
+            pick: Literal["min", "max"] = "max" if isinstance(node, exp.Max) else "min"
+            return self._extreme(pick, value, image_path(argument))
         self._check_sum(value)
         total = self._accumulator("sum", spark_text(value))
         present = self._count(value)
@@ -172,11 +214,51 @@ class Outputs:
             return exp.case().when(there, total)
         return exp.Paren(this=exp.Div(this=total, expression=present))
 
+    def _distinct(self, argument: exp.Distinct, condition: exp.Expr | None) -> exp.Expr:
+        """count(DISTINCT x)."""
+        if len(argument.expressions) != 1:
+            self._grammar.refuse(
+                "count(DISTINCT a, b) with two expressions is not allowed",
+                "Write count(DISTINCT concat(a, '/', b)).",
+            )
+        value = argument.expressions[0]
+        if any(_is_aggregate(inner) for inner in value.walk()):
+            self._grammar.refuse("an aggregate is used inside another aggregate", "Use only one.")
+        return self._pick("distinct", _when(condition, value))
+
+    def _extreme(
+        self, pick: Literal["min", "max"], value: exp.Expr, path: tuple[str, ...] | None
+    ) -> exp.Expr:
+        """The expression that replaces a min or max.
+
+        Changes are never subtracted, so for them the min or max itself is stored; else the values
+        are counted. ``path``: the field that is aggregated, if the argument is a field.
+        """
+        kind = None if path is None else self._grammar.type_of(path)
+        if not self._grammar.of_changes or kind is None or not _is_ordered_alike(kind):
+            return self._pick(pick, value)
+        column = self._accumulator(pick, spark_text(value))
+        self._kinds[column.name] = kind_of_type(kind)
+        return column
+
+    def _pick(self, pick: Pick, value: exp.Expr) -> exp.Expr:
+        """The expression that replaces a min, max or count of distinct values of a slot."""
+        text = spark_text(value)
+        if text not in self.values:
+            self.values.append(text)
+        slot = self.values.index(text) + 1
+        name = self._names.setdefault((pick, text), f"m{len(self.picked)}")
+        self.picked[name] = (pick, slot)
+        path = image_path(value)
+        kind = None if path is None else self._grammar.type_of(path)
+        self._kinds[name] = "number" if pick == "distinct" else kind_of_type(kind)
+        return exp.column(name)
+
     def _check_sum(self, value: exp.Expr) -> None:
         if _number_kind(self._grammar, value) == "float":
             raise InvalidView(
                 self._grammar.view,
-                f"sum and avg over the float {_plain(value)} cannot be kept exactly.",
+                f"sum and avg over the float {_plain(value)} cannot be updated exactly.",
                 advice=FLOAT_ADVICE.format(_plain(value)),
             )
         path = image_path(value)
@@ -189,11 +271,30 @@ class Outputs:
             "count", f"CASE WHEN ({spark_text(value)}) IS NULL THEN 0 ELSE 1 END"
         )
 
-    def _accumulator(self, kind: Literal["count", "sum"], text: str) -> exp.Expr:
-        name = self._names.setdefault((kind, text), f"a{len(self._names)}")
+    def _accumulator(self, kind: Sum, text: str) -> exp.Expr:
+        name = self._names.setdefault((kind, text), f"a{len(self.accumulators)}")
         self.accumulators[name] = (kind, text)
         self._kinds[name] = "number"
         return exp.column(name)
+
+
+def in_declared_scale(grammar: Grammar) -> None:
+    """Add a CAST to each sum and avg of a definition that has a scale, unless it is exact."""
+    scale = grammar.declared.scale
+    if scale is None:
+        return
+    if not 0 <= scale <= SCALE_MAX:
+        grammar.refuse(
+            f"scale is {scale}", f"Give a number of decimal places from 0 to {SCALE_MAX}."
+        )
+    for node in list(grammar.select.find_all(exp.Sum, exp.Avg, exp.Anonymous)):
+        if not _is_aggregate(node):
+            continue
+        value = node.expressions[0] if isinstance(node, exp.Anonymous) else node.this
+        if value is None or any(_is_aggregate(inner) for inner in value.walk()):
+            continue  # refused later, with a reason
+        if _number_kind(grammar, grammar.resolved(value, aggregates=False)) != "exact":
+            value.replace(exp.cast(value.copy(), f"DECIMAL(38, {scale})", dialect=DIALECT))
 
 
 def refuse_sum_type(view: str, shown: str, kind: pa.DataType) -> None:
@@ -201,7 +302,7 @@ def refuse_sum_type(view: str, shown: str, kind: pa.DataType) -> None:
     if pa.types.is_floating(kind):
         raise InvalidView(
             view,
-            f"sum and avg over the float {shown} cannot be kept exactly.",
+            f"sum and avg over the float {shown} cannot be updated exactly.",
             advice=FLOAT_ADVICE.format(shown),
         )
     if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
@@ -210,6 +311,11 @@ def refuse_sum_type(view: str, shown: str, kind: pa.DataType) -> None:
             f"{shown} is {kind}, which cannot be summed.",
             advice="Sum a number, or count it.",
         )
+
+
+def _is_ordered_alike(kind: pa.DataType) -> bool:
+    """Whether Arrow orders values as Spark and PostgreSQL do; it ignores the NaN of floats."""
+    return not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
 
 
 def _is_aggregate(node: exp.Expr) -> bool:
@@ -229,8 +335,14 @@ def _plain(expression: exp.Expr) -> str:
     return spark_text(expression).replace("`__image__`.", "").replace("`", "")
 
 
+_EXACT_IN_ALL_PARTS: Final = (
+    *(exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Neg, exp.Paren, exp.Abs, exp.Round),
+    *(exp.Coalesce, exp.Nullif, exp.Case, exp.If),
+)
+
+
 def _number_kind(grammar: Grammar, node: exp.Expr) -> Literal["float", "exact", "unknown"]:
-    """What is known of a number without asking Spark, which has the last word at install."""
+    """Whether a number is exact, as far as known without Spark, which decides at install."""
     path = image_path(node)
     if path is not None:
         kind = grammar.type_of(path)
@@ -241,17 +353,24 @@ def _number_kind(grammar: Grammar, node: exp.Expr) -> Literal["float", "exact", 
         return "float" if node.to.this.value in _FLOATS else "exact"
     if isinstance(node, exp.Literal):
         return "float" if "e" in str(node.this).lower() else "exact"
-    parts: list[exp.Expr] = []
-    if isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Nullif)):
-        parts = [node.left, node.right] if isinstance(node, exp.Binary) else [node.this]
-    elif isinstance(node, (exp.Neg, exp.Paren, exp.Abs, exp.Round)):
+    kinds = {_number_kind(grammar, part) for part in _parts_of_number(node)}
+    if "float" in kinds:
+        return "float"
+    is_exact = kinds == {"exact"} and isinstance(node, _EXACT_IN_ALL_PARTS)
+    return "exact" if is_exact else "unknown"
+
+
+def _parts_of_number(node: exp.Expr) -> list[exp.Expr]:
+    """Parts of a number that determine its type."""
+    parts: list[exp.Expr | None] = []
+    if isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)):
+        parts = [node.left, node.right]
+    elif isinstance(node, (exp.Neg, exp.Paren, exp.Abs, exp.Round, exp.Nullif)):
         parts = [node.this]
     elif isinstance(node, exp.Coalesce):
         parts = [node.this, *node.expressions]
     elif isinstance(node, exp.Case):
-        parts = [branch.args["true"] for branch in node.args["ifs"]]
-        parts += [node.args["default"]] if node.args.get("default") is not None else []
+        parts = [branch.args["true"] for branch in node.args["ifs"]] + [node.args.get("default")]
     elif isinstance(node, exp.If):
-        parts = [p for p in (node.args.get("true"), node.args.get("false")) if p is not None]
-    kinds = {_number_kind(grammar, part) for part in parts}
-    return "float" if "float" in kinds else "unknown"
+        parts = [node.args.get("true"), node.args.get("false")]
+    return [part for part in parts if part is not None and not isinstance(part, exp.Null)]

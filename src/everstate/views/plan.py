@@ -1,169 +1,195 @@
-"""From a view's SQL to its plan: what one image of a change is worth to the view.
+"""Compiles a view's definition to its plan: decides the kind of view, and calls its compiler.
 
-Pure: no Spark, no store. A plan gives Spark SQL texts; the pipeline evaluates them per change for
-`original` (weight -1) and `current` (weight +1), and a store applies the sums.
+Pure: no Spark, no store. A plan has Spark SQL texts; the pipeline evaluates them per change for
+`original` (weight -1) and `current` (weight +1), and a store merges the results.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from dataclasses import replace
 
 from sqlglot import exp
 
 from everstate.changes import EntityType
-from everstate.errors import InvalidView
-from everstate.views.definition import ViewDefinition
-from everstate.views.grammar import COLUMN_BYTES_MAX, IMAGE, Grammar, spark_text
-from everstate.views.outputs import Outputs
+from everstate.errors import InvalidTrigger, InvalidView
+from everstate.views.control import ViewVersion
+from everstate.views.definition import (
+    Definition,
+    PythonDefinition,
+    TimelineDefinition,
+    ViewDefinition,
+)
+from everstate.views.grammar import COLUMN_BYTES_MAX, Grammar, spark_text
+from everstate.views.joining import JoinGrammar, has_join
+from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
+from everstate.views.kinds.cache import cache_plan
+from everstate.views.kinds.changes import changes_plan
+from everstate.views.kinds.join import join_plan
+from everstate.views.kinds.join_sums import join_sums_plan
+from everstate.views.kinds.last import last_plan
+from everstate.views.kinds.linear import linear_plan
+from everstate.views.kinds.python import python_plan
+from everstate.views.kinds.row import row_plan
+from everstate.views.kinds.search import search_plan
+from everstate.views.kinds.timeline import timeline_plan
+from everstate.views.kinds.values import values_plan
+from everstate.views.late import without_late
+from everstate.views.options import check_options
+from everstate.views.ordering import as_shown, ties_of, unordered
+from everstate.views.outputs import Outputs, in_declared_scale
+from everstate.views.windows import Windows, without_windows
 
-ROWS: Final = "n"
-"""Accumulator that counts a group's entities; a group is there while it is not 0."""
-
-_FORMAT: Final = 2
-"""Changes when the same SQL is kept in another way: every view is then built again."""
-_SPARK: Final = 4
-"""Spark's major version: another one may compute other values of the same SQL."""
-_FIELD: Final = re.compile(r"`" + IMAGE + r"`\.`((?:[^`]|``)+)`")
-_ENTITY: Final = "live_entity"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A physical column: its name, the reader's name for it, its Spark SQL over one image.
-
-    ``output`` is ``None`` for a group column, whose reader names stand in the outputs.
-    """
-
-    name: str
-    spark_sql: str
-    output: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulator:
-    """A sum that is kept per group.
-
-    ``spark_sql`` gives what one image adds: for `count` 0 or 1 (``None``: always 1), for `sum` a
-    number or null, which adds nothing.
-    """
-
-    name: str
-    kind: Literal["count", "sum"]
-    spark_sql: str | None
+_KEPT_ALWAYS = {kind.kind: kind for kind in (LatestPlan, HistoryPlan)}
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A column that readers see: its name and its PostgreSQL text over groups and accumulators."""
-
-    name: str
-    postgres_sql: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPlan:
-    """A view of counts, sums and averages per group; kept by adding and subtracting images."""
-
-    name: str
-    sql: str
-    entity: str
-    group: tuple[Column, ...]
-    accumulators: tuple[Accumulator, ...]
-    where_sql: str | None
-    outputs: tuple[Output, ...]
-    fingerprint: str
-    kind: Literal["linear"] = "linear"
-
-    @property
-    def types_needed(self) -> tuple[str, ...]:
-        """Fields of :meth:`columns` whose analysed types `install` wants to be told."""
-        return (*(c.name for c in self.group), *(a.name for a in self._inputs))
-
-    @property
-    def _inputs(self) -> tuple[Accumulator, ...]:
-        return tuple(a for a in self.accumulators if a.spark_sql is not None)
-
-    def columns(self, prefix: str) -> str:
-        """Spark SQL of what one image is worth: a struct, or null when the view has no part in it.
-
-        ``prefix`` is the struct column that holds the image: `original` or `current`.
-        """
-        fields = [(c.name, c.spark_sql) for c in self.group]
-        fields += [(a.name, a.spark_sql) for a in self._inputs if a.spark_sql is not None]
-        return _row_delta(prefix, fields or [("one", "1")], self.where_sql)
-
-    def batch_sql(self, table: str) -> str:
-        """Groups and inputs of the sums in Spark SQL, of each of a table's live entities.
-
-        What the oracle of what is kept sums up (`pipeline.verify`). It proves the keeping; the
-        outputs are proved by the definition's own SQL.
-        """
-        wanted = [f"{_over(column.spark_sql, _ENTITY)} AS {column.name}" for column in self.group]
-        for accumulator in self._inputs:
-            text = _over(accumulator.spark_sql or "1", _ENTITY)
-            wanted.append(f"{text} AS {accumulator.name}")
-        return f"SELECT {', '.join(wanted) or '1 AS one'} {_from(table, self.where_sql)}"
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """A view with one row per live entity that its WHERE holds for."""
-
-    name: str
-    sql: str
-    entity: str
-    row: tuple[Column, ...]
-    where_sql: str | None
-    fingerprint: str
-    kind: Literal["row"] = "row"
-
-    @property
-    def types_needed(self) -> tuple[str, ...]:
-        """Fields of :meth:`columns` whose analysed types `install` wants to be told."""
-        return tuple(column.name for column in self.row)
-
-    def columns(self, prefix: str) -> str:
-        """Spark SQL of the row of one image: a struct, or null when it is not in the view."""
-        return _row_delta(prefix, [(c.name, c.spark_sql) for c in self.row], self.where_sql)
-
-    def batch_sql(self, table: str, key: str = "key") -> str:
-        """The definition in Spark SQL over a table of live entities: the key, then the row."""
-        wanted = [key, *(f"{_over(c.spark_sql, _ENTITY)} AS {c.name}" for c in self.row)]
-        return f"SELECT {', '.join(wanted)} {_from(table, self.where_sql)}"
-
-
-ViewPlan: TypeAlias = LinearPlan | RowPlan
-
-
-def compile_view(definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
+def compile_view(definition: Definition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
     """Plan of a definition. Raises InvalidView with the reason and the nearest form that works."""
+    if isinstance(definition, PythonDefinition):
+        return python_plan(definition, entity_types[definition.entity])
+    if isinstance(definition, TimelineDefinition):
+        return timeline_plan(definition, entity_types[definition.entity])
     try:
-        return _compiled(definition, entity_types)
+        if has_join(definition):
+            if definition.rules:
+                raise InvalidView(
+                    definition.name,
+                    "a join cannot have a trigger or policies, because it shows the states of "
+                    "both sides.",
+                    advice="Declare them for a view of one side, and join that view in the query "
+                    "that reads it.",
+                )
+            return _compiled_join(definition, entity_types)
+        return _with_rules(_compiled(definition, entity_types), definition, entity_types)
     except RecursionError as cause:
         raise InvalidView(
             definition.name,
-            "the SQL is nested too deep.",
-            advice="Compute a part of it in the entity, as a field.",
+            "the SQL is nested too deeply.",
+            advice="Compute a part of it in the entity, and store it as a field.",
         ) from cause
+
+
+def plan_of(
+    row: ViewVersion,
+    entity_types: Mapping[str, EntityType],
+    declared: Mapping[str, ViewPlan] | None = None,
+) -> ViewPlan:
+    """Plan of a version as it is registered, whatever is declared now.
+
+    ``declared``: the app's plans, needed for the function of a Python view, which the registry does
+    not have. Raises InvalidView when this app's model, or this release of everstate, gives its SQL
+    another meaning.
+    """
+    plan: ViewPlan | None = None
+    if "sql" in row.definition:
+        plan = compile_view(ViewDefinition.of(row.name, row.definition), entity_types)
+    elif "python" in row.definition:
+        plan = (declared or {}).get(row.name)
+        if plan is None or plan.fingerprint != row.fingerprint:
+            raise InvalidView(
+                row.name,
+                "this app does not declare the Python function from which this version was built.",
+                advice="`everstate run` builds a new version if its app declares another function.",
+            )
+    elif "timeline" in row.definition:
+        attributes = tuple(row.definition["timeline"])
+        plan = compile_view(TimelineDefinition(row.name, row.entity, attributes), entity_types)
+    elif (keeps := row.definition.get("keeps")) in _KEPT_ALWAYS:
+        plan = _KEPT_ALWAYS[keeps].of(row.entity)
+    if plan is None or plan.fingerprint != row.fingerprint:
+        raise InvalidView(
+            row.name,
+            "its SQL means something else with this app's model, or with this release of "
+            "everstate.",
+            advice="`everstate plan` shows what changed; `everstate run` builds a new version.",
+        )
+    return plan
+
+
+def _with_rules(
+    plan: ViewPlan, definition: ViewDefinition, entity_types: Mapping[str, EntityType]
+) -> ViewPlan:
+    """The plan with the rules of its declaration; raises InvalidView."""
+    rules = definition.rules
+    if not rules:
+        return plan
+    if rules.trigger is not None:
+        try:
+            rules.trigger.check(entity_types[plan.entity])
+        except InvalidTrigger as cause:
+            raise InvalidView(plan.name, cause.message, advice=cause.advice) from cause
+    elif rules.ignored and "original" in plan.table(0).images:
+        # If a → b were ignored and b → c applied, b would be subtracted and never added (C30).
+        raise InvalidView(
+            plan.name,
+            "a view of sums cannot ignore changes: the next change of the entity would subtract a "
+            "value that the ignored change never added.",
+            advice="Use throttle(…), ignore changes in a view of rows, or sum over changes with a "
+            "trigger (when=…).",
+        )
+    return replace(plan, rules=rules, fingerprint=rules.fingerprint(plan.fingerprint))
 
 
 def _compiled(definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
     grammar = Grammar(definition, entity_types)
+    check_options(grammar)
+    in_declared_scale(grammar)
+    without_late(grammar)
+    wanted = _output_expressions(grammar, grammar.select.expressions)
+    as_read = unordered(grammar.select, wanted)
+    whole = as_shown(grammar.select, wanted, ties_of(grammar, wanted))
+    windows = without_windows(grammar)
+    plan = replace(_plan(grammar, windows), is_ordered=_is_ordered(grammar))
+    if plan.batch_as_read or not plan.is_plain_sql:
+        return plan
+    return replace(plan, batch_as_read=as_read, batch_as_shown=whole)
+
+
+def _compiled_join(definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
+    grammar = JoinGrammar(definition, entity_types)
+    check_options(grammar)
+    in_declared_scale(grammar)
+    wanted = _output_expressions(grammar, grammar.select.expressions)
+    group = grammar.select.args.get("group")
+    outputs = Outputs(grammar, wanted, group)
+    plan: ViewPlan
+    if group is None and not outputs.aggregates:
+        plan = join_plan(grammar, entity_types, wanted, compile_view)
+    else:
+        plan = join_sums_plan(grammar, entity_types, wanted, outputs, compile_view)
+    return replace(plan, is_ordered=_is_ordered(grammar))
+
+
+def _is_ordered(grammar: Grammar) -> bool:
+    return grammar.select.args.get("order") is not None
+
+
+def _plan(grammar: Grammar, windows: Windows | None) -> ViewPlan:
+    """The plan of a definition over one entity type; its clauses decide the kind."""
     select = grammar.select
-    where = select.args.get("where")
+    where, group = select.args.get("where"), select.args.get("group")
     where_sql = None
     if where is not None:
         where_sql = spark_text(grammar.resolved(where.this, aggregates=False))
     wanted = _output_expressions(grammar, select.expressions)
-    group = select.args.get("group")
     outputs = Outputs(grammar, wanted, group)
+    qualified = select.args.get("qualify") is not None
     if group is None and not outputs.aggregates:
-        return _row_plan(definition, grammar, wanted, where_sql)
-    return _linear_plan(definition, grammar, outputs, where_sql)
+        if qualified:
+            return last_plan(grammar, wanted, where_sql)
+        rows = row_plan(grammar, wanted, where_sql)
+        if grammar.declared.search:
+            return search_plan(grammar, rows)
+        if grammar.declared.ttl is not None:
+            return cache_plan(grammar, rows)
+        return changes_plan(grammar, rows) if grammar.of_changes else rows
+    if qualified:
+        grammar.refuse(
+            "QUALIFY is not allowed with aggregates or GROUP BY",
+            "Order the groups: GROUP BY … ORDER BY … LIMIT n.",
+        )
+    plan = values_plan if outputs.values else linear_plan
+    return plan(grammar, outputs, where_sql, windows)
 
 
 def _output_expressions(
@@ -176,107 +202,25 @@ def _output_expressions(
         if isinstance(expression, exp.Star) or starred:
             extras = any(expression.args.values()) and not starred
             if extras:
-                grammar.refuse("* EXCEPT and REPLACE are not kept", "Name the columns.")
-            found += [(name, exp.column(name, quoted=True)) for name in grammar.columns()]
+                grammar.refuse("* EXCEPT and * REPLACE are not allowed", "Name the columns.")
+            alias = expression.table if isinstance(expression, exp.Column) else None
+            found += grammar.columns_of(alias or None)
             continue
         name = expression.output_name
         if not name:
             grammar.refuse(
-                f"{spark_text(expression)} has no name", f"Write {spark_text(expression)} AS name."
+                f"the column {spark_text(expression)} has no name",
+                f"Write {spark_text(expression)} AS name.",
             )
         found.append((name, expression.unalias()))
     seen: set[str] = set()
     for name, _ in found:
         if name.lower() in seen:
-            grammar.refuse(f"column {name!r} is there twice", "Give each column its own name.")
+            grammar.refuse(f"two columns have the name {name!r}", "Give each column its own name.")
         if len(name.encode()) > COLUMN_BYTES_MAX:
-            grammar.refuse(f"column {name!r} is longer than {COLUMN_BYTES_MAX} bytes")
+            grammar.refuse(
+                f"the name of the column {name!r} is longer than {COLUMN_BYTES_MAX} bytes",
+                "Give it a shorter name.",
+            )
         seen.add(name.lower())
     return found
-
-
-def _row_plan(
-    definition: ViewDefinition,
-    grammar: Grammar,
-    wanted: Sequence[tuple[str, exp.Expr]],
-    where_sql: str | None,
-) -> RowPlan:
-    for name, _ in wanted:
-        if name.lower() in ("_key", "_version"):
-            grammar.refuse(f"column {name!r} is there already", "Leave it out, or rename it.")
-    row = tuple(
-        Column(f"c{i}", spark_text(grammar.resolved(expression, aggregates=False)), name)
-        for i, (name, expression) in enumerate(wanted)
-    )
-    texts = ["row", *(f"{c.spark_sql} AS {c.output}" for c in row), where_sql or ""]
-    return RowPlan(
-        definition.name,
-        definition.sql,
-        grammar.entity_type.name,
-        row,
-        where_sql,
-        _fingerprint(grammar.entity_type, texts),
-    )
-
-
-def _linear_plan(
-    definition: ViewDefinition, grammar: Grammar, outputs: Outputs, where_sql: str | None
-) -> LinearPlan:
-    group = tuple(Column(f"g{i}", text) for i, text in enumerate(outputs.group_texts))
-    accumulators = [Accumulator(ROWS, "count", None)]
-    for name, (kind, text) in outputs.accumulators.items():
-        accumulators.append(Accumulator(name, kind, text))
-    shown = tuple(Output(name, text) for name, text in outputs.columns)
-    texts = [
-        "linear",
-        *(column.spark_sql for column in group),
-        *(f"{a.kind}({a.spark_sql})" for a in accumulators),
-        *(f"{output.postgres_sql} AS {output.name}" for output in shown),
-        where_sql or "",
-    ]
-    return LinearPlan(
-        definition.name,
-        definition.sql,
-        grammar.entity_type.name,
-        group,
-        tuple(accumulators),
-        where_sql,
-        shown,
-        _fingerprint(grammar.entity_type, texts),
-    )
-
-
-def _row_delta(prefix: str, fields: Sequence[tuple[str, str]], where_sql: str | None) -> str:
-    image = f"`{prefix}`"
-    pairs = ", ".join(f"'{name}', {_over(text, prefix)}" for name, text in fields)
-    condition = f"{image} IS NOT NULL"
-    if where_sql is not None:
-        condition += f" AND ({_over(where_sql, prefix)})"
-    return f"CASE WHEN {condition} THEN named_struct({pairs}) END"
-
-
-def _from(table: str, where_sql: str | None) -> str:
-    source = f"FROM {table} AS {_ENTITY}"
-    return source if where_sql is None else f"{source} WHERE {_over(where_sql, _ENTITY)}"
-
-
-def _over(text: str, image: str) -> str:
-    """Canonical text with the image's place holder filled in."""
-    return text.replace(f"`{IMAGE}`.", f"`{image}`.")
-
-
-def _fingerprint(entity_type: EntityType, texts: Sequence[str]) -> str:
-    """Equal for definitions that mean the same, whatever their layout (V10).
-
-    The types of the fields that the SQL uses belong to its meaning; the entity type's schema
-    version does not, so that a new optional field builds nothing again.
-    """
-    used = sorted({name for text in texts for name in _FIELD.findall(text)})
-    types = [f"{name} {_type_of(entity_type, name)}" for name in used]
-    parts = [str(_FORMAT), str(_SPARK), entity_type.name, *types, *texts]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def _type_of(entity_type: EntityType, name: str) -> str:
-    place = entity_type.arrow_schema.get_field_index(name.replace("``", "`"))
-    return str(entity_type.arrow_schema.field(place).type) if place >= 0 else "?"

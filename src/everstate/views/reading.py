@@ -1,8 +1,8 @@
-"""What readers of a linear view see: PostgreSQL's text over groups, counts and sums.
+"""Outputs of a linear view: PostgreSQL's texts over groups, counts and sums.
 
-An output is taken only when PostgreSQL computes it as Spark would: each of its parts is a number,
-a text or a boolean, and only forms that mean the same in both are known here. Everything else is
-refused; grouping by the whole expression is always possible, because Spark then computes it.
+An output is accepted only when PostgreSQL computes it as Spark would: each of its parts is a
+number, a text or a boolean, and only forms with the same meaning in both are accepted. Everything
+else is refused; grouping by the whole expression is always possible, because Spark computes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 from sqlglot import exp
 
-Kind: TypeAlias = Literal["number", "text", "boolean", "null"]
+ValueKind: TypeAlias = Literal["number", "text", "boolean", "null"]
 
 _ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
 _ORDERED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -28,24 +28,26 @@ _ARGUMENTS: Final[Mapping[type[exp.Expr], frozenset[str]]] = {
     exp.In: frozenset({"this", "expressions"}),
     exp.Between: frozenset({"this", "low", "high"}),
 }
-"""What may be given to those that have more forms than are known here."""
+"""Accepted arguments of functions and operators that have other forms, too."""
 
 
 class NotReadable(Exception):
     """A part of an output that has no form which PostgreSQL and Spark compute alike.
 
-    ``reason`` goes on with a sentence that begins with the part.
+    ``reason`` continues a sentence that begins with the part.
     """
 
-    def __init__(
-        self, node: exp.Expr, reason: str = "cannot be made from aggregates and groups"
-    ) -> None:
-        self.node, self.reason = node, reason
-        super().__init__(reason)
+    def __init__(self, node: exp.Expr, reason: str | None = None) -> None:
+        self.node, self.has_reason = node, reason is not None
+        self.reason = reason or (
+            "is not allowed over aggregates and groups, because Spark and PostgreSQL may compute "
+            "it differently"
+        )
+        super().__init__(self.reason)
 
 
-def kind_of_type(kind: pa.DataType | None) -> Kind | None:
-    """What a group column of an Arrow type may be used as inside an output; ``None``: nothing."""
+def kind_of_type(kind: pa.DataType | None) -> ValueKind | None:
+    """The kind of a group column of an Arrow type in an output; ``None``: it cannot be used."""
     if kind is None:
         return None
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
@@ -55,21 +57,24 @@ def kind_of_type(kind: pa.DataType | None) -> Kind | None:
     return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
 
 
-def postgres_text(output: exp.Expr, kinds: Mapping[str, Kind | None]) -> str:
+def postgres_text(
+    output: exp.Expr, kinds: Mapping[str, ValueKind | None], wanted: ValueKind | None = None
+) -> str:
     """PostgreSQL's text of an output; ``kinds`` has the columns that it may use.
 
-    Raises NotReadable with the part that cannot be taken.
+    ``wanted``: the kind that it must have. Raises NotReadable with the part that is not accepted.
     """
-    if isinstance(output, exp.Column):
-        return _text(output)  # a group or a count as it is: of any type
+    if isinstance(output, exp.Column) and wanted is None:
+        return _text(output)  # a group or a count itself may have any type
     inner = _without_double(output)
-    _Kinds(kinds).of(inner)
+    if _Kinds(kinds).of(inner) not in (wanted, "null") and wanted is not None:
+        raise NotReadable(output, f"is not a {wanted}")
     exact = _exact(inner)
     return _text(exact if inner is output else exp.cast(exact, "DOUBLE"))
 
 
 def _without_double(output: exp.Expr) -> exp.Expr:
-    """What a whole output that is cast to DOUBLE is made of; any other output as it is."""
+    """The argument of an output that is cast to DOUBLE; any other output unchanged."""
     if _is_cast(output) and output.args["to"].this is exp.DType.DOUBLE:
         found: exp.Expr = output.this
         return found
@@ -84,10 +89,10 @@ def _is_cast(node: exp.Expr) -> bool:
 class _Kinds:
     """The kind of each part of an output; raises NotReadable for a part that has none."""
 
-    def __init__(self, columns: Mapping[str, Kind | None]) -> None:
+    def __init__(self, columns: Mapping[str, ValueKind | None]) -> None:
         self._columns = columns
 
-    def of(self, node: exp.Expr) -> Kind:
+    def of(self, node: exp.Expr) -> ValueKind:
         """The kind of a part."""
         allowed = _ARGUMENTS.get(type(node))
         if allowed is not None and {name for name, value in node.args.items() if value} - allowed:
@@ -97,75 +102,85 @@ class _Kinds:
                 return judge(self, node)
         raise NotReadable(node)
 
-    def _all(self, wanted: Kind, *parts: exp.Expr) -> Kind:
+    def _all(self, wanted: ValueKind, *parts: exp.Expr) -> ValueKind:
         for part in parts:
             if self.of(part) not in (wanted, "null"):
-                raise NotReadable(part, f"is no {wanted}")
+                raise NotReadable(part, f"is not a {wanted}")
         return wanted
 
-    def _same(self, *parts: exp.Expr) -> Kind:
-        """The one kind of all parts; null goes with every kind."""
-        found: Kind = "null"
+    def _same(self, *parts: exp.Expr) -> ValueKind:
+        """The common kind of all parts; null fits every kind."""
+        found: ValueKind = "null"
         for part in parts:
             kind = self.of(part)
             if "null" not in (kind, found) and kind != found:
-                raise NotReadable(part, f"is a {kind} where others are a {found}")
+                raise NotReadable(
+                    part, f"is a {kind}, but the values beside it are of kind {found}"
+                )
             found = kind if found == "null" else found
         return found
 
-    def _column(self, node: exp.Expr) -> Kind:
+    def _column(self, node: exp.Expr) -> ValueKind:
         kind = self._columns.get(node.name)
         if kind is None:
             raise NotReadable(node)
         return kind
 
-    def _literal(self, node: exp.Expr) -> Kind:
+    def _literal(self, node: exp.Expr) -> ValueKind:
         if node.is_string:
             return "text"
         if not _NUMBER.fullmatch(str(node.this)):
-            raise NotReadable(node, "is no plain number")
+            raise NotReadable(node, "is not a number in plain digits")
         return "number"
 
-    def _rounded(self, node: exp.Expr) -> Kind:
+    def _rounded(self, node: exp.Expr) -> ValueKind:
         places = node.args.get("decimals")
         if places is not None:
             places = places.this if isinstance(places, exp.Neg) else places
             if not isinstance(places, exp.Literal) or not _PLACES.fullmatch(str(places.this)):
-                raise NotReadable(node, "is not rounded to a plain number of places")
+                raise NotReadable(node, "is not rounded to a constant number of decimal places")
         return self._all("number", node.this)
 
-    def _cast(self, node: exp.Expr) -> Kind:
+    def _cast(self, node: exp.Expr) -> ValueKind:
         to = node.args["to"]
         if not _is_cast(node) or to.this is not exp.DType.DECIMAL:
-            raise NotReadable(node, "is a CAST over an aggregate or a group, which is not kept")
+            raise NotReadable(
+                node,
+                "is a CAST over an aggregate or a group; only a CAST to DECIMAL(p, s) or DOUBLE "
+                "is allowed",
+            )
         if not to.expressions:
-            raise NotReadable(node, "is DECIMAL(10, 0) in Spark; write DECIMAL(p, s)")
+            raise NotReadable(
+                node,
+                "has no decimal places, because DECIMAL means DECIMAL(10, 0) in Spark; write "
+                "DECIMAL(p, s)",
+            )
         return self._all("number", node.this)
 
-    def _is(self, node: exp.Expr) -> Kind:
+    def _is(self, node: exp.Expr) -> ValueKind:
         if not isinstance(node.expression, exp.Null):
             return self._all("boolean", node.this, node.expression)
         if not isinstance(node.this, exp.Column):
             self.of(node.this)
         return "boolean"
 
-    def _equal(self, node: exp.Binary) -> Kind:
+    def _equal(self, node: exp.Binary) -> ValueKind:
         self._same(node.left, node.right)
         return "boolean"
 
-    def _ordered(self, node: exp.Binary) -> Kind:
+    def _ordered(self, node: exp.Binary) -> ValueKind:
         self._all("number", node.left, node.right)
         return "boolean"
 
-    def _between(self, node: exp.Expr) -> Kind:
+    def _between(self, node: exp.Expr) -> ValueKind:
         self._all("number", node.this, node.args["low"], node.args["high"])
         return "boolean"
 
-    def _in(self, node: exp.Expr) -> Kind:
+    def _in(self, node: exp.Expr) -> ValueKind:
         self._same(node.this, *node.expressions)
         return "boolean"
 
-    def _case(self, node: exp.Expr) -> Kind:
+    def _case(self, node: exp.Expr) -> ValueKind:
         branches: Sequence[exp.Expr] = node.args["ifs"]
         if node.this is not None:
             self._same(node.this, *(branch.this for branch in branches))
@@ -175,16 +190,16 @@ class _Kinds:
         results = [branch.args["true"] for branch in branches]
         return self._same(*results, *([] if rest is None else [rest]))
 
-    def _if(self, node: exp.Expr) -> Kind:
+    def _if(self, node: exp.Expr) -> ValueKind:
         self._all("boolean", node.this)
         results = [node.args.get("true"), node.args.get("false")]
         return self._same(*(result for result in results if result is not None))
 
-    def _first(self, node: exp.Expr) -> Kind:
+    def _first(self, node: exp.Expr) -> ValueKind:
         others = node.expressions or [node.args.get("expression")]
         return self._same(node.this, *(other for other in others if other is not None))
 
-    _JUDGES: Final[Sequence[tuple[tuple[type[exp.Expr], ...], Callable[..., Kind]]]] = (
+    _JUDGES: Final[Sequence[tuple[tuple[type[exp.Expr], ...], Callable[..., ValueKind]]]] = (
         ((exp.Paren,), lambda self, node: self.of(node.this)),
         ((exp.Column,), _column),
         ((exp.Literal,), _literal),
@@ -212,7 +227,7 @@ class _Kinds:
 
 
 def _exact(output: exp.Expr) -> exp.Expr:
-    """The same with numbers that do not overflow, and null where Spark divides by zero."""
+    """The same with numbers that cannot overflow, and null for a division by zero."""
 
     def widen(node: exp.Expr) -> exp.Expr:
         if isinstance(node, (exp.Div, exp.Mod)):
@@ -225,7 +240,7 @@ def _exact(output: exp.Expr) -> exp.Expr:
             return exp.cast(node, "DECIMAL")
         return node
 
-    # From the leaves to the root: what is made here is not walked through again.
+    # From the leaves to the root, so that replaced nodes are not visited again.
     nodes = list(output.copy().walk(bfs=False))
     root = nodes[0]
     for node in reversed(nodes):

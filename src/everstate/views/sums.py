@@ -1,4 +1,4 @@
-"""What a batch of changes adds to a view of sums: exact, and in one form for equal groups."""
+"""The sums that a batch of changes adds to a view: exact, with equal groups in one form."""
 
 from __future__ import annotations
 
@@ -9,45 +9,56 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everstate.views.json_texts import json_texts
-from everstate.views.tables import SumTable, planned_column
+from everstate.views.tables import Sum, SumTable, planned_column
 
 _DECIMAL128_DIGITS: Final = 38
 _BATCH_DIGITS: Final = 10
-"""A batch has fewer changes than a number of so many digits."""
+"""The number of changes of a batch has at most so many digits."""
 _SUMMED_MAX: Final = 2**63 // 10**_BATCH_DIGITS
 """Whole numbers below this can be summed over a batch in 64 bits."""
 _COUNTED: Final = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
 
 
 def sum_deltas(table: SumTable, changes: pa.Table) -> pa.Table:
-    """Sums per group of what the changes take away (`original`) and add (`current`).
+    """Sums per group of the values that changes subtract (`original`) and add (the other images).
 
     Out: groups, then sums; counts as int64, sums as int64 or decimal without overflow. Groups
-    that nothing happens to are left out.
+    whose sums do not change are left out.
     """
-    taken, added = (
-        _worth(table, changes[planned_column(table, image)]) for image in ("original", "current")
-    )
-    rows = pa.concat_tables([taken, added]).combine_chunks()
-    names = [name for name, _ in table.sums]
-    is_added = pa.array(np.arange(rows.num_rows) >= taken.num_rows)
-    for name in names:
+    sides = [_worth(table, changes[planned_column(table, image)]) for image in table.images]
+    rows = pa.concat_tables(sides).combine_chunks()
+    taken = sides[0].num_rows if table.images[0] == "original" else 0
+    is_added = pa.array(np.arange(rows.num_rows) >= taken)
+    for name in _added(table):
         values = _wide(rows[name])
-        signed = pc.if_else(is_added, values, pc.negate_checked(values))
-        rows = rows.set_column(rows.column_names.index(name), name, signed)
-    # `use_threads` off: one task has one core, and the sums of a batch are small.
+        if taken:
+            values = pc.if_else(is_added, values, pc.negate_checked(values))
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    # Without threads: one task has one core, and the sums of a batch are small.
     found = rows.group_by(list(table.groups), use_threads=False).aggregate(
-        [(name, "sum", _COUNTED) for name in names]
+        [_aggregate(name, kind) for name, kind in table.sums]
     )
-    found = found.rename_columns([name.removesuffix("_sum") for name in found.column_names])
+    names = [name for name, _ in table.sums]
+    found = found.rename_columns([*table.groups, *names])
     changed = pa.array(np.zeros(found.num_rows, dtype=np.bool_))
-    for name in names:
+    for name in _added(table):
         changed = pc.or_(changed, pc.not_equal(found[name], pa.scalar(0, found[name].type)))
-    return found.select([*table.groups, *names]).filter(changed)
+    return found.filter(changed)
+
+
+def _added(table: SumTable) -> list[str]:
+    """Names of added columns (counts and sums); the others are maximum or minimum."""
+    return [name for name, kind in table.sums if kind in ("count", "sum")]
+
+
+def _aggregate(name: str, kind: Sum) -> tuple[str, str, pc.FunctionOptions]:
+    if kind in ("count", "sum"):
+        return name, "sum", _COUNTED
+    return name, kind, pc.ScalarAggregateOptions(skip_nulls=True)
 
 
 def one_zero(values: pa.Array) -> pa.Array:
-    """Floats in the form in which equal ones are alike, as Spark and PostgreSQL compare them.
+    """Floats with one form for equal values, as Spark and PostgreSQL compare them.
 
     -0.0 is 0.0, and there is one NaN.
     """
@@ -58,14 +69,16 @@ def one_zero(values: pa.Array) -> pa.Array:
 
 
 def grouped(values: pa.Array) -> pa.Array:
-    """Values of a group column in the form in which equal groups are alike."""
+    """Values of a group column, with one form for equal groups."""
     return json_texts(values) if pa.types.is_nested(values.type) else one_zero(values)
 
 
 def _worth(table: SumTable, images: pa.ChunkedArray) -> pa.Table:
-    """Groups and inputs of the images that the view has a part in."""
+    """Groups and inputs of the images that count in the view: one row or several for each."""
     present = images.combine_chunks()
     present = present.filter(present.is_valid())
+    if pa.types.is_list(present.type):
+        present = present.flatten()
     fields = dict(zip([field.name for field in present.type], present.flatten(), strict=True))
     columns: dict[str, pa.Array] = {name: grouped(fields[name]) for name in table.groups}
     for name, _ in table.sums:

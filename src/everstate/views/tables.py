@@ -1,18 +1,14 @@
-"""What a kept view is to a store: its table and columns; small, and pickled to tasks.
+"""Descriptions of kept views for a store: table and columns; small, and pickled to tasks.
 
-A view is (name, version). Its table carries the version from the first day, so that a new version
-is built beside the one that readers see (C28).
+A view is (name, version). The name of its table always has the version, so that a new version is
+built beside the one that readers see (C28).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    # Tasks unpickle tables, and have no use for the SQL parser.
-    from everstate.views.plan import ViewPlan
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
 
 LATEST_COLUMNS: Final = (
     *("key", "version", "change_id", "kind", "as_of", "occurred_at", "recorded_at"),
@@ -25,7 +21,16 @@ HISTORY_COLUMNS: Final = (
 )
 HISTORY_FINGERPRINT: Final = "history/2"
 
-Image: TypeAlias = Literal["original", "current"]
+Image: TypeAlias = Literal["original", "current", "change"]
+"""The part of a change that a view uses: the state before, the state after, or the change."""
+Sum: TypeAlias = Literal["count", "sum", "max", "min"]
+"""How values are aggregated; the last two only where nothing is ever subtracted."""
+Merge: TypeAlias = Literal["row", "sum", "append"]
+"""How a batch is merged: the newest version of a key wins, sums are added, rows are appended.
+
+Every store implements these three; every kind of view (:mod:`everstate.views.kinds`) uses one of
+them.
+"""
 
 
 def physical(name: str, version: int = 1) -> str:
@@ -45,18 +50,21 @@ def history_of(entity: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """One row a key: ``columns`` of the newest version that the view's WHERE holds for."""
+    """One row per key: ``columns`` of its newest version, if the view's WHERE holds for it."""
 
     view: str
     version: int
     fingerprint: str
     columns: tuple[str, ...]
-    kind: Literal["row"] = "row"
+    merge: Literal["row"] = "row"
     images: tuple[Image, ...] = ("current",)
+    lifetime_us: int | None = None
+    """Microseconds that a row is kept after its entity's last change; ``None``: for ever."""
+    has_rules: bool = False
 
     @property
     def name(self) -> str:
-        """The table behind the view."""
+        """Name of the table behind the view."""
         return physical(self.view, self.version)
 
 
@@ -68,13 +76,32 @@ class SumTable:
     version: int
     fingerprint: str
     groups: tuple[str, ...]
-    sums: tuple[tuple[str, Literal["count", "sum"]], ...]
-    kind: Literal["linear"] = "linear"
+    sums: tuple[tuple[str, Sum], ...]
+    merge: Literal["sum"] = "sum"
     images: tuple[Image, ...] = ("original", "current")
+    has_rules: bool = False
 
     @property
     def name(self) -> str:
-        """The table behind the view."""
+        """Name of the table behind the view."""
+        return physical(self.view, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTable:
+    """One row per change for which the view's WHERE holds, with its ``columns``; never updated."""
+
+    view: str
+    version: int
+    fingerprint: str
+    columns: tuple[str, ...]
+    merge: Literal["append"] = "append"
+    images: tuple[Image, ...] = ("change",)
+    has_rules: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the table behind the view."""
         return physical(self.view, self.version)
 
 
@@ -85,54 +112,76 @@ class HistoryTable:
     view: str
     version: int
     fingerprint: str = HISTORY_FINGERPRINT
-    kind: Literal["history"] = "history"
+    merge: Literal["append"] = "append"
     images: tuple[Image, ...] = ()
+    has_rules: bool = False
+    """Whether planned changes have a column with the treatment by the view's rules."""
 
     @property
     def name(self) -> str:
-        """The table behind the view."""
+        """Name of the table behind the view."""
         return physical(self.view, self.version)
 
 
-KeptTable: TypeAlias = RowTable | SumTable | HistoryTable
+@dataclass(frozen=True, slots=True)
+class PythonTable:
+    """The rows that a function returns for each key, computed from all changes of the key."""
+
+    view: str
+    version: int
+    fingerprint: str
+    function: Callable[[Any], Any] = field(compare=False)
+    columns: tuple[Any, ...]
+    """The columns of a row, as Arrow fields."""
+    fields: tuple[Any, ...]
+    """The fields of the states that the function gets, as Arrow fields."""
+    history: str
+    """Name under which the history is read, for the changes before a batch."""
+    merge: Literal["row"] = "row"
+    images: tuple[Image, ...] = ("change",)
+    has_rules: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the table behind the view."""
+        return physical(self.view, self.version)
+
+
+KeptTable: TypeAlias = RowTable | SumTable | AppendTable | HistoryTable | PythonTable
 
 
 def planned_columns(table: KeptTable) -> tuple[str, ...]:
-    """Columns of planned changes that hold what each image is to a view."""
-    return tuple(planned_column(table, image) for image in table.images)
+    """Columns of planned changes that belong to a view."""
+    images = tuple(planned_column(table, image) for image in table.images)
+    return (*images, rule_column(table)) if table.has_rules else images
+
+
+def rule_column(table: KeptTable) -> str:
+    """Column of planned changes with a view's treatment: taken, ignored or deferred."""
+    return f"{table.name}__rule"
 
 
 def planned_column(table: KeptTable, image: Image) -> str:
-    """Column of planned changes with what an image is to a view.
+    """Column of planned changes with the row delta of an image for a view.
 
-    Named by the version's table, which means one plan for ever: a change that waits is applied
-    only to those views that it was planned for (V2).
+    Its name has the version's table and fingerprint: a held change is applied only to views for
+    which it was planned, also when the number of a version was used before (V2).
     """
-    return f"{table.name}__{image}"
-
-
-def kept_table(plan: ViewPlan, version: int) -> KeptTable:
-    """The table of a version of a declared view."""
-    if plan.kind == "linear":
-        groups = tuple(column.name for column in plan.group)
-        sums = tuple((a.name, a.kind) for a in plan.accumulators)
-        return SumTable(plan.name, version, plan.fingerprint, groups, sums)
-    columns = tuple(column.name for column in plan.row)
-    return RowTable(plan.name, version, plan.fingerprint, columns)
+    return f"{table.name}__{table.fingerprint}__{image}"
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
     """The core of an entity type: `latest`, which judges every record, and the views that ride.
 
-    A rider is written in the core's own transaction when its position is where the range begins.
+    A rider is written in the core's transaction when its position is the start of the range.
     """
 
     entity: str
     topic: str
     riders: tuple[KeptTable, ...] = ()
     ids: HistoryTable | None = None
-    """Where ids of older versions are looked up, if a history is kept."""
+    """The history in which ids of older versions are looked up, if there is one."""
     generation: int = 1
     version: int = 1
     held_max: int = 10_000
@@ -160,7 +209,7 @@ def covers(ahead: Vector, behind: Vector) -> bool:
 
 
 def lacking(tables: Sequence[KeptTable], names: Sequence[str]) -> list[KeptTable]:
-    """Tables that a planned change with columns of these names was not planned for."""
+    """Tables whose columns are missing among these names of columns of a planned change."""
     present = set(names)
     return [table for table in tables if not present.issuperset(planned_columns(table))]
 

@@ -1,80 +1,82 @@
-"""What becomes of the versions of views when a project is started: pure, so that it can be shown.
+"""The steps for versions of views when a project is started: pure, so that they can be shown.
 
-`everstate plan` prints these steps before anything happens, and the keeper takes them.
+`everstate plan` prints these steps beforehand, and the keeper takes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
+from everstate.views.kinds import HistoryPlan, ViewPlan
 from everstate.views.project import Project
-from everstate.views.tables import HISTORY_FINGERPRINT, history_of, latest_of
+from everstate.views.tables import latest_of
 
 OnChange: TypeAlias = Literal["rebuild", "ask"]
-What: TypeAlias = Literal[
-    "same", "new", "changed", "text", "returns", "goes back", "asked", "not declared"
+ViewChange: TypeAlias = Literal[
+    "same", "new", "changed", "text", "returns", "goes back", "asked", "refused", "not declared"
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """A view as a project declares it, `history` included."""
-
-    name: str
-    entity: str
-    fingerprint: str
-    definition: Mapping[str, Any] = field(hash=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one view.
+    """The step for one view.
 
-    ``what``: `same`; `new`; `changed` in meaning (a new version is built); `text` (another text of
-    the same meaning: nothing is built); `returns` (it was not declared for a while, and catches
-    up); `goes back` (to a version that is still there); `asked` (a new version waits for
-    `everstate views rebuild`); `not declared` (readers keep it as it is).
+    ``what``: `same`; `new`; `changed` in meaning (a new version is built); `text` (another text
+    with the same meaning: nothing is built); `returns` (declared again after it was not: it catches
+    up); `goes back` (to an older version that still exists); `asked` (a new version waits for
+    `everstate views rebuild`); `refused` (its declaration cannot be kept: the published version
+    continues); `not declared` (readers still see it, without updates).
     """
 
-    what: What
+    what: ViewChange
     name: str
     entity: str
     version: int
-    """The version that is kept, built or asked for."""
+    """The version that is kept, built, or waits to be requested."""
     published: int | None
-    """What readers see now."""
+    """The version that readers see now."""
     superseded: tuple[int, ...] = ()
-    """Versions that nobody has seen and nobody wants any more."""
-    declared: Declared | None = None
+    """Versions being built or waiting that are not wanted any more."""
+    declared: ViewPlan | None = None
 
 
-def declared_views(project: Project, entity: str) -> list[Declared]:
-    """What a project keeps of an entity type beside `latest`."""
-    found = []
-    if project.keeps_history(entity):
-        name = history_of(entity)
-        found.append(Declared(name, entity, HISTORY_FINGERPRINT, {"keeps": "history"}))
-    return found + [
-        Declared(plan.name, entity, plan.fingerprint, {"sql": plan.sql})
-        for plan in project.views.values()
-        if plan.entity == entity
-    ]
+def declared_views(project: Project, entity: str) -> list[ViewPlan]:
+    """The views that a project keeps of an entity type besides `latest`."""
+    found: list[ViewPlan] = [HistoryPlan.of(entity)] if project.keeps_history(entity) else []
+    parts = {part.name: part for plan in project.views.values() for part in plan.parts}
+    found += [plan for plan in project.views.values() if plan.entity == entity]
+    return found + [part for part in parts.values() if part.entity == entity]
+
+
+def inputs_of(stored: Iterable[ViewVersion]) -> set[str]:
+    """Names of views that some version reads: they are kept as long as that version exists."""
+    return {name for row in stored for name in row.inputs}
+
+
+def registered(plan: ViewPlan, version: int, **how: Any) -> ViewVersion:
+    """The registry's row of a version; ``how``: its status and other values."""
+    meaning = (plan.kind, plan.definition, plan.fields, plan.fingerprint)
+    return ViewVersion(plan.name, version, plan.entity, *meaning, **how)
 
 
 def steps(
     entity: str,
-    declared: Iterable[Declared],
+    declared: Iterable[ViewPlan],
     stored: Iterable[ViewVersion],
     *,
     standing: Iterable[tuple[str, int]],
     on_change: OnChange,
+    refused: Collection[str] = (),
+    used: Collection[str] = (),
 ) -> list[Step]:
     """Steps from what is stored to what is declared, by name.
 
-    ``standing`` has the names and versions that have positions: the others cannot catch up.
+    ``standing``: names and versions that have positions; other versions cannot catch up.
+    ``refused``: names whose declarations cannot be kept. ``used``: names that a version of another
+    view reads.
     """
     wanted = {view.name: view for view in declared}
     known: dict[str, list[ViewVersion]] = {}
@@ -84,16 +86,19 @@ def steps(
     placed = set(standing)
     found = [_step(view, known.get(name, []), placed, on_change) for name, view in wanted.items()]
     for name, rows in known.items():
-        if name not in wanted:
+        if name not in wanted and name not in used:
             published = _published(rows)
-            unseen = tuple(row.version for row in rows if row.status in (BUILDING, WAITING))
             version = published.version if published is not None else 0
+            if name in refused:
+                found.append(Step("refused", name, entity, version, version or None))
+                continue
+            unseen = tuple(row.version for row in rows if row.status in (BUILDING, WAITING))
             found.append(Step("not declared", name, entity, version, version or None, unseen))
     return sorted(found, key=lambda step: step.name)
 
 
 def _step(
-    view: Declared,
+    view: ViewPlan,
     rows: Sequence[ViewVersion],
     placed: set[tuple[str, int]],
     on_change: OnChange,
@@ -102,27 +107,34 @@ def _step(
     seen = None if published is None else published.version
     same = [row for row in rows if row.fingerprint == view.fingerprint]
 
-    def step(what: What, version: int) -> Step:
+    def stands(row: ViewVersion) -> bool:
+        return bool(view.inputs) or (view.name, row.version) in placed
+
+    def step(what: ViewChange, version: int) -> Step:
+        # A requested version with the same meaning stays: it repairs the published version.
         unseen = tuple(
             row.version
             for row in rows
-            if row.status in (BUILDING, WAITING) and row.version != version
+            if row.status in (BUILDING, WAITING)
+            and row.version != version
+            and (row.fingerprint != view.fingerprint or what not in ("same", "text", "returns"))
         )
         return Step(what, view.name, view.entity, version, seen, unseen, view)
 
     if published is not None and published in same:
         if published.status == RETIRED:
-            if (view.name, published.version) in placed:
+            if stands(published):
                 return step("returns", published.version)
         else:
-            is_text = dict(published.definition) != dict(view.definition)
+            stored = (published.kind, dict(published.definition), tuple(published.fields))
+            is_text = stored != (view.kind, dict(view.definition), view.fields)
             return step("text" if is_text else "same", published.version)
     for row in reversed(same):
         if row.status == BUILDING:
             return step("same", row.version)
         if row.status == WAITING:
             return step("asked" if on_change == "ask" else "changed", row.version)
-        if row.status == KEPT and (view.name, row.version) in placed:
+        if row.status == KEPT and stands(row):
             return step("goes back", row.version)
     version = max((row.version for row in rows), default=0) + 1
     if published is None:
@@ -133,3 +145,18 @@ def _step(
 
 def _published(rows: Sequence[ViewVersion]) -> ViewVersion | None:
     return next((row for row in rows if row.published), None)
+
+
+def passed_by_all(
+    archived: Mapping[int, int], vectors: Iterable[Mapping[int, int]]
+) -> dict[int, int]:
+    """Offsets before which the core's exceptions are not needed any more, by partition (V3, V4).
+
+    ``archived``: the archive's position, because a new version trails from there. ``vectors``:
+    positions of the core and of all versions that may still catch up.
+    """
+    below = dict(archived)
+    for vector in vectors:
+        for partition, offset in vector.items():
+            below[partition] = min(below.get(partition, 0), offset)
+    return below

@@ -1,8 +1,8 @@
-"""Asking for snapshots of the keys whose rows wait because their state before is unknown.
+"""Requests snapshots of the keys whose rows are held because their state before is unknown.
 
-Runs beside cleaning and never in its way: a captured database that is away delays the asking and
-nothing else. What was asked is remembered in memory only; a row that is read once more, after a
-restart, is a re-read and changes nothing.
+Runs in a thread beside cleaning and never blocks it: while the captured database is unreachable,
+only the requests are delayed. The requests are kept in memory only; after a restart a key may be
+requested once more, and a row that is read twice changes nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from prometheus_client import Counter
 
+from everstate.changes.keys import EntityKey
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.snapshots import Signalled, signal_keys
 
@@ -30,22 +31,20 @@ ASKED = Counter(
 )
 
 KEYS_MAX: Final = 200
-"""Keys of one signal: its condition stays within what MariaDB's column of signals takes."""
+"""Keys in one signal: its condition must fit into the ``data`` column of MariaDB's signal table."""
 AGAIN_S: Final = 30.0
-"""Seconds until a key that still waits is asked for again; twice as long each time."""
+"""Seconds until a key that still waits is requested again; doubled each time."""
 AGAIN_S_MAX: Final = 600.0
 _EVERY_S: Final = 1.0
 _JOIN_S: Final = 5.0
 
-Entity = tuple[str, str]
-"""Entity type and key."""
 Ask = Callable[[str, Sequence[Mapping[str, Any]]], Signalled]
-"""Asks in one signal for rows of a table; raises EverstateError when it cannot now."""
+"""Requests rows of a table in one signal; raises EverstateError when that fails now."""
 
 
 @dataclass(slots=True)
 class _Wish:
-    """One key that waits: its table, its key columns as the source has them, when to ask."""
+    """One key that waits: its table, key columns as the source has them, time of next request."""
 
     table: str
     columns: Mapping[str, Any]
@@ -54,24 +53,24 @@ class _Wish:
 
 
 class Asker:
-    """Asks for the held keys of one capture, from a thread of its own; see :meth:`begin`.
+    """Requests snapshots of the held keys of one capture, in its own thread; see :meth:`begin`.
 
-    Cleaning tells what is held, with :meth:`renew` and :meth:`note`. Of that only keys are kept,
-    as many as `pipeline.held_max` lets wait. ``ask=None``: the database is not ours to signal,
-    and it is said once in the log what to do.
+    Cleaning reports the held entities with :meth:`renew` and :meth:`note`. Only their keys are
+    kept, at most as many as `pipeline.held_max` rows. ``ask=None``: we may not write signals to
+    the database; what to do instead is logged once.
     """
 
     def __init__(
         self, name: str, ask: Ask | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._name, self._ask, self._clock = name, ask, clock
-        self._wishes: dict[Entity, _Wish] = {}
+        self._wishes: dict[EntityKey, _Wish] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pause_s = _EVERY_S
         self._not_before_s = 0.0
-        self._is_told = False
+        self._has_warned = False
 
     @property
     def waiting(self) -> int:
@@ -79,7 +78,7 @@ class Asker:
         return len(self._wishes)
 
     def begin(self) -> None:
-        """Ask every second from now on, until :meth:`close`; again is no change."""
+        """Start to send due requests each second, until :meth:`close`; idempotent."""
         if self._ask is None or self._thread is not None:
             return
         self._stop.clear()
@@ -87,28 +86,28 @@ class Asker:
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more; a connection that is being made is not waited for."""
+        """Stop the requests; waits at most 5 s for one that is being sent."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
             self._thread = None
 
-    def renew(self, held: Mapping[Entity, HeldEntity]) -> None:
-        """Take over all that is held; what was asked and still waits stays asked."""
+    def renew(self, held: Mapping[EntityKey, HeldEntity]) -> None:
+        """Replace the list of held entities; keys that were requested and still wait are kept."""
         with self._lock:
             for entity in self._wishes.keys() - held.keys():
                 del self._wishes[entity]
         for entity, one in held.items():
             self.note(entity, one)
 
-    def note(self, entity: Entity, held: HeldEntity | None) -> None:
-        """Take over what became of one entity; ``None``: nothing of it is held any more."""
+    def note(self, entity: EntityKey, held: HeldEntity | None) -> None:
+        """Update one held entity; ``None``: no row of it is held any more."""
         if held is None or not held.waits_for_state:
             with self._lock:
                 self._wishes.pop(entity, None)
             return
         if self._ask is None:
-            self._tell_once(held)
+            self._warn_once(held)
             return
         with self._lock:
             if entity not in self._wishes:
@@ -116,9 +115,9 @@ class Asker:
                 self._wishes[entity] = _Wish(held.table, columns, self._clock())
 
     def step(self) -> int:
-        """Ask for the keys that are due, oldest first, in one signal a table.
+        """Request the keys that are due, oldest first, with one signal per table.
 
-        Out: how many keys were asked for. Asks nothing for a while when the database is away.
+        Out: how many keys were requested. After a failure it pauses, each time for longer.
         """
         now_s = self._clock()
         if self._ask is None or now_s < self._not_before_s:
@@ -181,10 +180,10 @@ class Asker:
         )
         self._pause_s = min(AGAIN_S_MAX, self._pause_s * 2)
 
-    def _tell_once(self, held: HeldEntity) -> None:
-        if self._is_told:
+    def _warn_once(self, held: HeldEntity) -> None:
+        if self._has_warned:
             return
-        self._is_told = True
+        self._has_warned = True
         LOGGER.warning(
             "capture %s: rows of %s wait for a snapshot of their key, and its database is not ours "
             "to signal: have its connector read them again (`everstate cdc held %s` lists them)",
@@ -200,7 +199,7 @@ def can_ask(capture: Capture) -> bool:
 def asker_of(config: Config, capture: Capture) -> Asker:
     """The asker of a declared capture; opens no connection.
 
-    It only tells when the capture has no ``dsn``, or is of a kind that has no signals of ours.
+    Without a ``dsn``, or for a kind that we cannot signal, the asker only logs a warning.
     """
     if not can_ask(capture):
         return Asker(capture.name, None)

@@ -11,55 +11,58 @@ from typing import Final, Literal
 import msgspec
 
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.errors import LogError
 from everstate.log.positions import Offsets
 from everstate.log.publisher import read_progress
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.gate import Told
 from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.stream import StreamStanding
 
-Outcome = Literal["published", "skipped", "dead"]
-PUBLISHED: Final[Outcome] = "published"
-SKIPPED: Final[Outcome] = "skipped"
-DEAD: Final[Outcome] = "dead"
-Outcomes = Counter[tuple[str, Outcome]]
+RowOutcome = Literal["published", "skipped", "dead"]
+PUBLISHED: Final[RowOutcome] = "published"
+SKIPPED: Final[RowOutcome] = "skipped"
+DEAD: Final[RowOutcome] = "dead"
+Outcomes = Counter[tuple[str, RowOutcome]]
 """(Table, outcome) → rows."""
 
 
-class Counts(msgspec.Struct, array_like=True, frozen=True):
+class RowCounts(msgspec.Struct, array_like=True, frozen=True):
     """Rows of one table since its capture was cleaned first."""
 
     read: int = 0
-    """Taken over from the raw topic, and those that a truncation deleted."""
+    """Read from the raw topics, and deletes by a truncation or a repeated first snapshot."""
     published: int = 0
     """Became changes."""
     skipped: int = 0
-    """Say nothing new: read before, or nothing of the entity changed."""
+    """Changed nothing: read before, superseded, or with the state that the entity has."""
     dead: int = 0
     """Refused, each with a dead letter."""
     held: int = 0
-    """Wait now."""
+    """Held now."""
 
     @property
     def vanished(self) -> int:
-        """Read, and nothing became of them: always 0."""
+        """Read, and in none of the other counts: always 0."""
         return self.read - self.published - self.skipped - self.dead - self.held
 
 
-class Note(msgspec.Struct):
-    """What the publisher's progress says of a capture: how far it came, and what it came to."""
+class CaptureNote(msgspec.Struct):
+    """The position record of a capture: how far it was read, and the counts of its rows.
+
+    It is stored in the publisher's progress, in the transaction of each batch.
+    """
 
     at: dict[str, dict[int, int]]
     """Raw positions, by the last part of the topic's name."""
     topics: dict[str, str]
-    """Which topics these are."""
-    begun: dict[str, Told] = {}
-    """Of transactions that are partly published what the source told of them."""
-    rows: dict[str, Counts] = {}
+    """Cluster id and topic id of each of them (C8)."""
+    rows: dict[str, RowCounts] = {}
+    stream: StreamStanding | None = None
+    """Standing of the one raw log at its position; ``None``: the capture has none."""
 
 
-decode_note = msgspec.json.Decoder(Note).decode
+decode_note = msgspec.json.Decoder(CaptureNote).decode
 encode_note = msgspec.json.Encoder().encode
 
 
@@ -70,7 +73,7 @@ def publisher_name(capture: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableBalance:
-    """What became of the rows of one table; see :class:`Counts`."""
+    """What became of the rows of one table; see :class:`RowCounts`."""
 
     table: str
     read: int
@@ -79,19 +82,32 @@ class TableBalance:
     dead: int
     held: int
     vanished: int
-    unread: int | None
-    """Records of the raw topic that are not taken over yet; ``None``: the topic is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What became of the rows of a capture."""
+
+    tables: tuple[TableBalance, ...] = ()
+    unread: int | None = None
+    """Records of the raw log that are not cleaned yet: rows of all tables, and other records of the
+    connector. ``None``: the capture was never cleaned, or the raw log is gone."""
+
+    @property
+    def vanished(self) -> int:
+        """Rows that were read and are in none of the other counts: always 0."""
+        return sum(one.vanished for one in self.tables)
 
 
 def counted(
-    counts: Mapping[str, Counts], read: Counter[str], outcomes: Outcomes, held: Counter[str]
-) -> dict[str, Counts]:
-    """Counts after a batch; ``held`` is what waits then."""
+    counts: Mapping[str, RowCounts], read: Counter[str], outcomes: Outcomes, held: Counter[str]
+) -> dict[str, RowCounts]:
+    """Counts after a batch; ``held``: the rows that are held after it."""
     tables = {*counts, *read, *held, *(table for table, _ in outcomes)}
     found = {}
     for table in sorted(tables):
-        before = counts.get(table, Counts())
-        found[table] = Counts(
+        before = counts.get(table, RowCounts())
+        found[table] = RowCounts(
             before.read + read[table],
             before.published + outcomes[table, PUBLISHED],
             before.skipped + outcomes[table, SKIPPED],
@@ -102,44 +118,39 @@ def counted(
 
 
 def held_rows(held: Iterable[HeldEntity]) -> Counter[str]:
-    """Rows that wait, by table."""
+    """Number of held rows, by table."""
     return Counter(row.table for one in held for row in one.rows)
 
 
-def read_balance(config: Config, capture: Capture) -> list[TableBalance]:
+def read_balance(config: Config, capture: Capture) -> Balance:
     """What became of a capture's rows, as the log has it; by table.
 
-    Asks the log alone: neither Connect nor the database has to be there. Empty: the capture was
-    never cleaned. Raises Unavailable.
+    Reads Kafka only: neither Kafka Connect nor the database has to run. Raises Unavailable.
     """
     try:
         progress = read_progress(config, publisher_name(capture.name))
     except LogError:
         progress = None
     if progress is None:
-        return []
+        return Balance()
     note = decode_note(progress.note)
-    unread = _unread(config, capture, note)
-    parts = {table: part for part, table in capture.by_topic().items()}
-    return [
-        TableBalance(
-            table=table,
-            **msgspec.structs.asdict(one),
-            vanished=one.vanished,
-            unread=unread.get(parts.get(table, table)),
-        )
-        for table in sorted({*note.rows, *parts})
-        for one in (note.rows.get(table, Counts()),)
-    ]
+    tables = tuple(
+        TableBalance(table=table, **msgspec.structs.asdict(one), vanished=one.vanished)
+        for table in sorted({*note.rows, *capture.tables})
+        for one in (note.rows.get(table, RowCounts()),)
+    )
+    return Balance(tables, _unread(config, capture, note))
 
 
-def _unread(config: Config, capture: Capture, note: Note) -> Counter[str]:
-    """Records behind the position, by the last part of the topic's name; none where it is gone."""
+def _unread(config: Config, capture: Capture, note: CaptureNote) -> int | None:
+    """Number of raw records after the position; ``None``: there is no raw topic."""
     names = TopicNames(config.log.prefix)
-    topics = {names.raw(capture.name, part): part for part in note.at}
-    found: Counter[str] = Counter()
-    with Offsets(config) as offsets, suppress(LogError):
-        for (topic, partition), end in offsets.stable_ends(topics).items():
-            part = topics[topic]
-            found[part] += max(0, end - note.at[part].get(partition, 0))
+    found = None
+    with Offsets(config) as offsets:
+        for name, at in note.at.items():
+            topic = names.raw(capture.name, name) if name else names.raw_prefix(capture.name)
+            with suppress(LogError):
+                ends = offsets.stable_ends([topic])
+                behind = (end - at.get(part, 0) for (_, part), end in ends.items())
+                found = (found or 0) + sum(max(0, count) for count in behind)
     return found

@@ -1,37 +1,41 @@
-"""What `everstate cdc` does: add, look at, pause, resume and remove the capture of a database."""
+"""What `everstate cdc` does: add, check, pause, resume and remove the capture of a database."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from uuid_utils.compat import uuid7
 
 from everstate.changes import EntityType
 from everstate.config import Config, expanded
+from everstate.declarations.captures import Capture
 from everstate.errors import (
     CaptureFailed,
     EverstateError,
     InvalidCapture,
     InvalidConfig,
+    SourceReplaced,
     Unavailable,
 )
 from everstate.log.client import raw_bytes_max
 from everstate.log.topics import Topics
-from everstate.sources.cdc.connectors import connector_settings, not_left_out
-from everstate.sources.cdc.database import CapturedDatabase, Finding, Standing, Step
-from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.halted import (
-    has_failed_reading,
-    source_time_s,
-    tables_to_read,
-    without_first_table,
+from everstate.retrying import within
+from everstate.sources.cdc.connectors import (
+    CLASSES,
+    SAFE_VERSIONS,
+    connector_settings,
+    not_left_out,
+    writes_one_log,
 )
+from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, Finding, SetupStep
+from everstate.sources.cdc.halted import has_failed_reading, tables_to_read, without_first_table
 from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
-from everstate.sources.cdc.names import CaptureNames, names_of, table_topics
+from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
 from everstate.sources.cdc.notifications import (
     first_of,
     first_snapshot,
@@ -40,9 +44,12 @@ from everstate.sources.cdc.notifications import (
     unread_of,
 )
 from everstate.sources.cdc.postgres import PostgresDatabase, postgres_address
+from everstate.sources.cdc.raw_log import ensure_raw_log
 from everstate.sources.cdc.refusing import generated_findings, refuse_failed
+from everstate.sources.cdc.replaced import check_source, known_standing, write_source
 from everstate.sources.cdc.rest import Connect, NoSuchConnector
 from everstate.sources.cdc.secrets import forget_password, password_reference
+from everstate.sources.cdc.status import CaptureStatus, age_s, states_of, trace_of
 from everstate.telemetry import without_secret
 
 _POLL_S: Final = 0.2
@@ -62,11 +69,11 @@ class Added:
 
     capture: str
     connector: str
-    steps: tuple[Step, ...]
-    topics: Mapping[str, str]
-    """Table → raw topic."""
+    steps: tuple[SetupStep, ...]
+    topic: str
+    """The raw log that the connector writes to."""
     warnings: tuple[Finding, ...] = ()
-    """What the doctor says of the tables that does not keep them from being captured."""
+    """The doctor's warnings about the tables, which do not prevent their capture."""
 
     @property
     def changed(self) -> bool:
@@ -74,49 +81,11 @@ class Added:
         return any(step.done != "there" for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureStatus:
-    """How one capture is: what Connect says, and what the database says of the same connector."""
-
-    capture: str
-    state: str
-    """Connect's word for the connector, ``absent``, or ``unreachable`` when Connect is."""
-    task: str | None
-    connected: bool | None
-    """A session reads the database's log; None: the database cannot be asked."""
-    behind_s: float | None
-    """Age of the newest source transaction that is stored as done. An idle PostgreSQL is written
-    to by heartbeats, so this stays near `capture.heartbeat_s`; an idle MariaDB has 0."""
-    behind_bytes: int | None
-    held_bytes: int | None
-    reason: str | None
-    """First line of what is wrong."""
-    snapshot: str | None = None
-    """What was told last of the first snapshot, such as ``IN_PROGRESS``; None: nothing."""
-    reads_snapshot: bool = False
-    reads_again: tuple[str, ...] = ()
-    """Tables that an incremental snapshot has still to read."""
-    position: Mapping[str, Any] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    """What is wrong with captured tables, so that rows are lost or cannot be written."""
-
-    @property
-    def reads(self) -> bool:
-        """Running, and connected or reading its first snapshot."""
-        running = self.state == "RUNNING" and self.task == "RUNNING"
-        return running and (self.connected is True or self.reads_snapshot)
-
-    @property
-    def well(self) -> bool:
-        """It reads, and every table of it can be captured right."""
-        return self.reads and not self.problems
-
-
 class Capturing:
     """One declared capture, its connector, and its database.
 
-    ``config`` has the addresses of the running servers. A capture without ``dsn`` is somebody
-    else's to run: every method that needs the database raises InvalidCapture.
+    ``config`` has the addresses of the running servers. A capture without ``dsn`` is run by
+    somebody else: every method that needs the database raises InvalidCapture.
     """
 
     def __init__(
@@ -129,7 +98,7 @@ class Capturing:
     ) -> None:
         """``local``: Connect is the local stack's worker, whose files we can write.
 
-        ``entities``: the registered entity types; without them nobody checks whether a model
+        ``entities``: the registered entity types; without them it is not checked whether a model
         needs a column that the database's log does not have.
         """
         self._config, self.capture, self._local = config, capture, local
@@ -153,42 +122,88 @@ class Capturing:
         return self.capture.connect_url or self._config.capture.connect_url
 
     def add(self, *, snapshot: bool = True, wait_s: float = 60.0) -> Added:
-        """Make topics, publication and our tables, and the connector; wait until it reads.
+        """Make topics, publication, our tables and the connector; wait until the connector reads.
 
-        The same again changes nothing; another declaration changes the connector. Raises
-        CaptureFailed with the connector's reason when its task fails, and Unavailable when it is
-        not connected after ``wait_s``. Raises CaptureFailed before anything is made when a table
-        cannot be captured right, or could not be written any more.
+        Idempotent; a changed declaration changes the connector. Raises CaptureFailed with the
+        connector's reason when its task fails, and Unavailable when it is not connected after
+        ``wait_s`` seconds. Raises CaptureFailed before anything is made when a table cannot be
+        captured correctly, or would reject writes once it is published.
         """
         with self.database() as database:
             findings = self._table_findings(database)
             refuse_failed(self.capture, findings)
+            known = known_standing(self._config, self.capture)
+            identity = check_source(self.capture, database, known)
             steps = database.prepare()
             steps += self._make_topics()
-            steps.append(self._put_connector(database, snapshot))
+            epoch = max(known.epoch, self.capture.epoch)
+            steps.append(self._put_connector(database, snapshot, identity, epoch))
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
-        topics = table_topics(self.names, self.capture)
-        # What SQL could mend is left to those who ask the doctor.
+        # Warnings with SQL that repairs them are shown by the doctor only.
         warned = tuple(each for each in findings if each.outcome == "warn" and not each.sql)
-        return Added(self.capture.name, self.names.connector, tuple(steps), topics, warned)
+        names = self.names
+        return Added(self.capture.name, names.connector, tuple(steps), names.raw_log, warned)
+
+    def begin_epoch(self, *, wait_s: float = 60.0) -> Added:
+        """Start over with a database that was restored, or that replaced another one.
+
+        The connector's stored position is deleted; its first snapshot reads all rows, in a new
+        epoch whose positions are newer than all before. Raises as :meth:`add` does.
+        """
+        connector = self.names.connector
+        with self.database() as database:
+            findings = self._table_findings(database)
+            refuse_failed(self.capture, findings)
+            steps = [self._delete_connector(forget=True), *database.remove()]
+            if self.capture.kind == "mariadb":
+                with Topics(self._config) as topics:
+                    topics.delete({self.names.schema_history} & topics.existing())
+            steps += database.prepare()
+            steps += self._make_topics()
+            known = known_standing(self._config, self.capture)
+            epoch = max(known.epoch, self.capture.epoch) + 1
+            steps.append(self._put_connector(database, True, database.identity(), epoch))
+            if wait_s > 0:
+                self._wait_until_connected(database, wait_s)
+        return Added(self.capture.name, connector, tuple(steps), self.names.raw_log)
+
+    def move_to_one_log(self) -> bool:
+        """Make a connector of an earlier version write to the one raw log.
+
+        The connector is stopped first: what it wrote until then is in the former topics, what it
+        writes afterwards in the one raw log. Out: whether it was moved. Raises Unavailable.
+        """
+        try:
+            if writes_one_log(self._connect.config(self.names.connector), self.names):
+                return False
+        except NoSuchConnector:
+            return False
+        self.add(wait_s=0.0)
+        return True
+
+    def check_source(self) -> None:
+        """Raise SourceReplaced when the database is not the one that was read before."""
+        known = known_standing(self._config, self.capture)
+        with self.database() as database:
+            check_source(self.capture, database, known)
 
     def refuse_unfit(self) -> None:
-        """Raise CaptureFailed, as `add` does, when a table cannot be captured right."""
+        """Raise CaptureFailed, as `add` does, when a table cannot be captured correctly."""
         with self.database() as database:
             refuse_failed(self.capture, self._table_findings(database))
 
     def status(self) -> CaptureStatus:
-        """Ask Connect and the database; what cannot be asked is told as unknown."""
+        """Query Kafka Connect and the database; what does not answer is reported as unknown."""
         offset: dict[str, Any] = {}
         try:
-            state, task, reason = _states(self._connect.status(self.names.connector))
+            state, task, reason = states_of(self._connect.status(self.names.connector))
             offset = self._connect.offset(self.names.connector)
         except NoSuchConnector:
             return self._absent()
         except (Unavailable, InvalidConfig) as error:
             state, task, reason = "unreachable", None, f"{error.message} {error.advice or ''}"
-        standing: Standing | None = None
+        standing: ConnectorStanding | None = None
         problems: tuple[str, ...] = ()
         try:
             with self.database() as database:
@@ -196,11 +211,11 @@ class Capturing:
                 problems = self._problems(database, is_reachable=state != "unreachable")
         except EverstateError as error:
             reason = reason or error.message
-        told = notifications(self._config, self.names)
-        first = first_of(told)
+        reported = notifications(self._config, self.names)
+        first = first_of(reported, len(self.capture.captured_tables))
         if first.interrupted and reason is None:
             reason = f"{_INTERRUPTED} `everstate cdc snapshot {self.capture.name}`"
-        for table, why in unread_of(told).items():
+        for table, why in unread_of(reported).items():
             again = f"`everstate cdc snapshot {self.capture.name} --table {table}` asks again"
             reason = reason or f"the last snapshot of {table} failed ({why}): {again}"
         return CaptureStatus(
@@ -208,7 +223,7 @@ class Capturing:
             state=state,
             task=task,
             connected=standing.connected if standing else None,
-            behind_s=0.0 if standing and standing.idle else _age_s(offset, time.time()),
+            behind_s=0.0 if standing and standing.idle else age_s(offset, time.time()),
             behind_bytes=standing.behind_bytes if standing else None,
             held_bytes=standing.held_bytes if standing else None,
             reason=self._safe((standing.note if standing else None) or reason),
@@ -220,9 +235,15 @@ class Capturing:
         )
 
     def _problems(self, database: CapturedDatabase, *, is_reachable: bool) -> tuple[str, ...]:
-        """What became wrong with the tables since they were added."""
+        """Problems with the database and its tables since the capture was added."""
         failed = [each for each in self._table_findings(database) if each.outcome == "fail"]
-        problems = [f"{each.name}: {each.found}" for each in failed]
+        known = known_standing(self._config, self.capture)
+        replaced = []
+        try:
+            check_source(self.capture, database, known)
+        except SourceReplaced as error:
+            replaced = [str(error)]
+        problems = replaced + [f"{each.name}: {each.found}" for each in failed]
         if is_reachable:
             settings = self._connect.config(self.names.connector)
             for column in not_left_out(settings, database.peculiarities()):
@@ -231,20 +252,45 @@ class Capturing:
         return tuple(problems)
 
     def check(self) -> list[Finding]:
-        """Look at everything the connector needs of the database."""
+        """Check everything that the connector needs of the database."""
         try:
             with self.database() as database:
-                return [*database.check(), *self._generated(database)]
+                return [*database.check(), *self._generated(database), *self._plugin()]
         except (Unavailable, CaptureFailed) as error:
             return [Finding("connection", "fail", error.message, advice=error.advice)]
 
+    def _plugin(self) -> list[Finding]:
+        """Whether the cluster's Debezium loses no rows when it is stopped."""
+        wanted = SAFE_VERSIONS.get(self.capture.kind)
+        if wanted is None or self._url is None:
+            return []
+        name = "Debezium's plugin"
+        try:
+            found = self._connect.plugin_version(CLASSES[self.capture.kind])
+        except EverstateError as error:
+            return [Finding(name, "warn", error.message, advice=error.advice)]
+        if found is None:
+            return [Finding(name, "fail", f"{self._url} has none for {self.capture.kind}")]
+        if tuple(int(part) for part in re.findall(r"[0-9]+", found)[:2]) >= wanted:
+            return [Finding(name, "ok", found)]
+        version = ".".join(map(str, wanted))
+        return [
+            Finding(
+                name,
+                "fail",
+                f"{found} loses rows when it is stopped within a COPY (debezium/dbz#1554)",
+                advice=f"Install {version} or later on the Connect cluster.",
+            )
+        ]
+
     def pause(self, wait_s: float = 30.0) -> None:
-        """Stop reading; the database holds its log until :meth:`resume`."""
+        """Stop reading; PostgreSQL keeps its log for the slot until :meth:`resume`."""
         self._known(self._connect.pause)
         self._wait_for("PAUSED", wait_s)
 
     def resume(self, wait_s: float = 60.0) -> None:
-        """Go on reading where it was paused; see :meth:`restart_failed` for what had failed."""
+        """Resume reading at the stored position; failed parts are restarted too."""
+        self.check_source()
         self._known(self._connect.resume)
         self._wait_for("RUNNING", wait_s)
         if self.failure() is not None:
@@ -258,19 +304,19 @@ class Capturing:
         if self._url is None:
             return None
         try:
-            state, task, reason = _states(self._connect.status(self.names.connector))
+            state, task, reason = states_of(self._connect.status(self.names.connector))
         except NoSuchConnector:
             return None
         has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
-        return (self._safe(reason) or "no reason is told") if has_failed else None
+        return (self._safe(reason) or "the connector gave no reason") if has_failed else None
 
     def restart_failed(self) -> str | None:
-        """Start what failed again; it goes on at the stored position.
+        """Restart the parts that failed; the connector resumes at its stored position.
 
-        Out: the table that was given up, if it failed because an incremental snapshot cannot read
-        it, for it would fail so for ever. Raises Unavailable while the database does not answer,
-        and CaptureFailed when it has no more what follows the position: a connector would begin
-        behind the hole and say nothing.
+        Out: the table that was removed from an incremental snapshot, if the connector failed
+        because it cannot read that table: it would fail again after each restart. Raises
+        Unavailable while the database does not answer, and CaptureFailed when the database no
+        longer has the log after the position: a connector would skip the lost part silently.
         """
         connector = self.names.connector
         position = self._connect.offset(connector)
@@ -282,9 +328,9 @@ class Capturing:
                 advice=f"`everstate cdc remove {self.capture.name} --drop`, then `cdc add`, "
                 "reads all rows again.",
             )
-        told = self._connect.status(connector)
-        if tables_to_read(position) and has_failed_reading(_trace(told)):
-            return self._give_up(tables_to_read(position)[0], self._safe(_states(told)[2]))
+        status = self._connect.status(connector)
+        if tables_to_read(position) and has_failed_reading(trace_of(status)):
+            return self._give_up(tables_to_read(position)[0], self._safe(states_of(status)[2]))
         self._connect.restart(connector)
         return None
 
@@ -293,21 +339,21 @@ class Capturing:
 
         Two requests to Connect; raises Unavailable.
         """
-        if self._told()[:2] != ("RUNNING", "RUNNING"):
+        if self._connector_states()[:2] != ("RUNNING", "RUNNING"):
             return {}
         return self._connect.offset(self.names.connector)
 
     def nudge(self) -> None:
-        """Give the connector something to read, that moves its position and nothing else."""
+        """Write a signal that moves the connector's position and does nothing else."""
         with self.database() as database:
             database.signal(f"everstate-{uuid7()}", "log", '{"message": "still there?"}')
 
     def restart_reading(self) -> None:
-        """Have the connector begin to read anew at its stored position, snapshots included."""
+        """Restart all tasks of the connector; it resumes at its stored position, snapshots too."""
         self._connect.restart_all(self.names.connector)
 
     def _give_up(self, table: str, reason: str | None) -> str | None:
-        """Take the table that cannot be read out of the stored snapshot; say so in its topic."""
+        """Remove the unreadable table from the stored snapshot; report it as a notification."""
         connector = self.names.connector
         self._connect.stop(connector)
         try:
@@ -319,15 +365,15 @@ class Capturing:
             self._once_stopped(lambda: self._connect.alter_offset(connector, without))
         finally:
             self._connect.resume(connector)
-        why = reason or "no reason is told"
+        why = reason or "the connector gave no reason"
         tell_given_up(self._config, self.names, table, why)
         return f"{table}: {why}"
 
-    def remove(self, *, drop: bool = False, topics: bool = False) -> list[Step]:
+    def remove(self, *, drop: bool = False, topics: bool = False) -> list[SetupStep]:
         """Delete the connector; with ``drop`` its position, slot, publication and our tables too.
 
-        Without ``drop`` the slot goes on holding the database's log, and a later `add` continues
-        where this one ended. ``topics`` deletes the raw topics.
+        Without ``drop`` the slot still keeps the database's log, and a later `add` resumes where
+        this connector ended. ``topics`` deletes the raw topics and the notifications.
         """
         steps = [self._delete_connector(forget=drop)]
         forget_password(self._config, self.capture.name)
@@ -337,18 +383,18 @@ class Capturing:
             else:
                 steps += database.release()
                 if self.capture.kind == "postgresql":
-                    steps.append(Step(f"slot {self.names.identifier}", "kept"))
+                    steps.append(SetupStep(f"slot {self.names.identifier}", "kept"))
         doomed = [self.names.schema_history] if drop else []
         if topics:
             doomed += self._topics()
         with Topics(self._config) as admin:
             doomed = sorted(set(doomed) & admin.existing())
             admin.delete(doomed)
-        return [*steps, *(Step(f"topic {name}", "removed") for name in doomed)]
+        return [*steps, *(SetupStep(f"topic {name}", "removed") for name in doomed)]
 
     @contextmanager
     def database(self) -> Iterator[CapturedDatabase]:
-        """The captured database, spoken to as the connector's user."""
+        """A connection to the captured database, as the connector's user."""
         dsn = self._dsn()
         opened: CapturedDatabase
         if self.capture.kind == "postgresql":
@@ -367,7 +413,7 @@ class Capturing:
     def require_running(self, wait_s: float = 20.0) -> None:
         """Raise CaptureFailed unless the connector runs and is connected.
 
-        One that was started a moment ago is given ``wait_s`` to connect.
+        A connector that was started a moment ago gets ``wait_s`` seconds to connect.
         """
         deadline = time.monotonic() + wait_s
         while not (status := self.status()).reads:
@@ -394,27 +440,25 @@ class Capturing:
             raise InvalidCapture(self.capture.name, reason)
         return expanded(self.capture.dsn, f"dsn of capture {self.capture.name}")
 
-    def _make_topics(self) -> list[Step]:
+    def _make_topics(self) -> list[SetupStep]:
         config = self._config
         size = {"max.message.bytes": str(raw_bytes_max(config))}
         kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
-        single = [self.names.transactions, self.names.notifications, self.names.heartbeats]
-        if any(table.provenance.message_prefix for table in self.capture.tables.values()):
-            single.append(self.names.messages)
-        rows = table_topics(self.names, self.capture).values()
         with Topics(config) as topics:
-            made = topics.ensure_raw(rows, partitions=config.log.partitions, settings=kept)
-            made += topics.ensure_raw(single, partitions=1, settings=kept)
-            topics.raise_sizes(rows, raw_bytes_max(config))
+            made = ensure_raw_log(config, self.capture, topics)
+            made += topics.ensure_raw([self.names.notifications], partitions=1, settings=kept)
             if self.capture.kind == "mariadb":
-                # The connector cannot read its binlog without the tables' whole past.
+                # The connector cannot read the binlog without the whole history of the tables.
                 for_ever = {"retention.ms": "-1", **size}
                 made += topics.ensure_raw(
                     [self.names.schema_history], partitions=1, settings=for_ever
                 )
-        return [Step(f"topic {name}", "made") for name in made]
+        return [SetupStep(f"topic {name}", "made") for name in made]
 
-    def _put_connector(self, database: CapturedDatabase, snapshot: bool) -> Step:
+    def _put_connector(
+        self, database: CapturedDatabase, snapshot: bool, identity: str, epoch: int
+    ) -> SetupStep:
+        """Make or change the connector; before a new one, the raw log gets its database's id."""
         dsn = self._dsn()
         address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
         reference = password_reference(
@@ -432,22 +476,32 @@ class Capturing:
             peculiar=database.peculiarities(),
         )
         what = f"connector {self.names.connector}"
+        connector = self.names.connector
         try:
-            if self._connect.config(self.names.connector) == settings:
-                return Step(what, "there")
-            done = "changed"
+            found: dict[str, str] | None = self._connect.config(connector)
         except NoSuchConnector:
-            done = "made"
+            found = None
+        if found == settings:
+            return SetupStep(what, "there")
+        is_moving = found is not None and not writes_one_log(found, self.names)
+        if is_moving:
+            # All that it has read so far must be written before the one raw log begins.
+            self._connect.stop(connector)
+            self._wait_for("STOPPED", 60.0)
+        if found is None or is_moving:
+            write_source(self._config, self.names, identity, epoch)
         try:
-            self._connect.put(self.names.connector, settings)
+            self._connect.put(connector, settings)
         except CaptureFailed as error:
             raise CaptureFailed(str(self._safe(error.message))) from error
-        return Step(what, "changed" if done == "changed" else "made")
+        if is_moving:
+            self._connect.resume(connector)
+        return SetupStep(what, "made" if found is None else "changed")
 
     def _wait_until_connected(self, database: CapturedDatabase, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while True:
-            state, task, reason = self._told()
+            state, task, reason = self._connector_states()
             if task == "FAILED" or state == "FAILED":
                 advice = f"`everstate cdc doctor {self.capture.name}` looks for the cause."
                 raise CaptureFailed(
@@ -470,11 +524,12 @@ class Capturing:
         """Whether a session reads the log, or a first snapshot is under way, which comes first."""
         if database.standing({}).connected:
             return True
-        return first_snapshot(self._config, self.names).under_way
+        tables = len(self.capture.captured_tables)
+        return first_snapshot(self._config, self.names, tables).under_way
 
-    def _told(self) -> tuple[str, str | None, str | None]:
+    def _connector_states(self) -> tuple[str, str | None, str | None]:
         try:
-            return _states(self._connect.status(self.names.connector))
+            return states_of(self._connect.status(self.names.connector))
         except NoSuchConnector:
             # A new connector has no status for a moment.
             return "UNASSIGNED", None, None
@@ -482,7 +537,7 @@ class Capturing:
     def _wait_for(self, state: str, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while True:
-            found, task, reason = self._told()
+            found, task, reason = self._connector_states()
             if found == state and task in (state, None, "FAILED"):
                 return
             if time.monotonic() > deadline:
@@ -493,39 +548,25 @@ class Capturing:
                 )
             time.sleep(_POLL_S)
 
-    def _delete_connector(self, *, forget: bool) -> Step:
+    def _delete_connector(self, *, forget: bool) -> SetupStep:
         name = self.names.connector
         try:
             self._connect.config(name)
         except NoSuchConnector:
-            return Step(f"connector {name}", "there")
+            return SetupStep(f"connector {name}", "there")
         if forget:
             self._connect.stop(name)
             self._once_stopped(lambda: self._connect.forget_offsets(name))
         self._connect.delete(name)
-        return Step(f"connector {name}", "removed")
+        return SetupStep(f"connector {name}", "removed")
 
     def _once_stopped(self, change: Callable[[], None]) -> None:
-        """Change a stored position; Connect refuses that while a task still ends."""
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                change()
-            except CaptureFailed:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
-            else:
-                return
+        """Change a stored position; retried while Connect refuses it because a task still runs."""
+        within(30.0, CaptureFailed, pause_s=_POLL_S)(change)
 
     def _topics(self) -> list[str]:
-        return [
-            *table_topics(self.names, self.capture).values(),
-            self.names.transactions,
-            self.names.messages,
-            self.names.notifications,
-            self.names.heartbeats,
-        ]
+        former = former_topics(self.names, self.capture)
+        return [self.names.raw_log, self.names.notifications, *former]
 
     def _known(self, action: Any) -> None:
         try:
@@ -547,29 +588,3 @@ class Capturing:
         address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
         password = address(self._dsn())[1]
         return without_secret(text.replace(password, "***") if password else text)
-
-
-def _states(told: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
-    """State of the connector, of its task, and the first line of what failed."""
-    tasks = told.get("tasks") or []
-    trace, task = _trace(told), tasks[0]["state"] if tasks else None
-    return str(told["connector"]["state"]), task, None if trace is None else _cause(trace)
-
-
-def _trace(told: Mapping[str, Any]) -> str | None:
-    """Java's trace of what failed."""
-    parts = [told["connector"], *(told.get("tasks") or [])]
-    return next((str(part["trace"]) for part in parts if part.get("trace")), None)
-
-
-def _cause(trace: str) -> str:
-    """The innermost reason of a Java trace, in one line."""
-    lines = [line.strip() for line in trace.splitlines()]
-    causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]
-    return causes[-1].removeprefix("Caused by: ")
-
-
-def _age_s(offset: Mapping[str, Any], now_s: float) -> float | None:
-    """Seconds since the source wrote what is stored as done."""
-    written_s = source_time_s(offset)
-    return None if written_s is None else max(0.0, now_s - written_s)

@@ -1,80 +1,71 @@
-"""Cleaning: what was read of a capture's raw topics becomes changes, each once.
+"""Cleaning: turns the records of a capture's raw log into changes, each exactly once.
 
-The log itself is the memory: a batch of changes, its newest states, what is held and the position
-in the raw topics go out in one Kafka transaction. What is kept on local disk is a copy of that.
+All state is stored in Kafka: the changes of a batch, the newest states, the held rows and the
+position in the raw log are published in one Kafka transaction. The local disk has only a copy.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from prometheus_client import Counter as Metric
-from prometheus_client import Gauge
+import pyarrow as pa
 
 from everstate.changes import EntityType
+from everstate.changes.keys import EntityKey
 from everstate.config import Config
-from everstate.errors import DataLoss, EverstateError
-from everstate.log.client import raw_bytes_max, record_bytes_max
+from everstate.declarations.captures import Capture
+from everstate.declarations.project import Declarations
+from everstate.errors import DataLoss, EverstateError, LogError
+from everstate.log.client import record_bytes_max
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
+from everstate.log.positions import Offsets, Range
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
+from everstate.log.slots import Slot
+from everstate.log.state_copy import StateCopy
 from everstate.log.topics import Topics
-from everstate.sources.cdc.asking import Asker
-from everstate.sources.cdc.backlog import SINGLE, Backlog, SourceRows
+from everstate.sources.cdc.absent import FirstSnapshots, read_absent
+from everstate.sources.cdc.asking import Asker, asker_of
 from everstate.sources.cdc.balance import (
-    DEAD,
-    PUBLISHED,
-    SKIPPED,
-    Counts,
-    Note,
+    CaptureNote,
+    RowCounts,
     counted,
     decode_note,
     encode_note,
     held_rows,
     publisher_name,
 )
-from everstate.sources.cdc.composing import CaptureComposer
-from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.gate import Place
+from everstate.sources.cdc.columns import STOPPED, Rows, Slices
+from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
-from everstate.sources.cdc.local_state import LocalState
-from everstate.sources.cdc.reading import MESSAGES, TRANSACTIONS, Parsed, ParsedCodec, RawReader
-from everstate.sources.cdc.restoring import refill, restore
-from everstate.sources.cdc.versioning import Batch, Entity, RawPlace, Refused, Versioner
+from everstate.sources.cdc.kinds import kind_of
+from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of, raw_topic
+from everstate.sources.cdc.restoring import Restoring
+from everstate.sources.cdc.showing import CaptureMetrics
+from everstate.sources.cdc.states import States, held_rows_of
+from everstate.sources.cdc.stream import EndedSnapshot, Stream, StreamStanding, behind_all
 
 LOGGER = logging.getLogger("everstate.sources.cdc")
 
-ROWS = Metric(
-    "everstate_clean_rows",
-    "Rows of raw topics since the capture was cleaned first: read, and what became of them",
-    ["capture", "table", "outcome"],
-)
-HELD_ROWS = Gauge("everstate_clean_held_rows", "Rows that wait", ["capture", "table"])
-VANISHED_ROWS = Gauge(
-    "everstate_clean_vanished_rows", "Rows that were read and became nothing", ["capture", "table"]
-)
-COVERAGE = Gauge(
-    "everstate_clean_provenance_percent", "Changes whose writer the source told", ["capture"]
-)
-_shown: Counter[tuple[str, str, str]] = Counter()
-"""What this process has told the metrics, by capture, table and outcome."""
-
-_BATCH_ROWS_MAX: Final = 20_000
 _PUBLISH_S: Final = 60.0
-_REMEMBER_EVERY_S: Final = 5.0
-_HOUR_MS: Final = 3_600_000
+_PROVE_EVERY_S: Final = 5.0
+_CUT_ROWS: Final = 50_000
+"""Most rows of an open transaction that wait in memory; the rows of a larger one are counted first,
+and then published in several batches."""
+
+Spans = Mapping[int, Range]
+"""Number of a raw partition → offsets that were read of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedBatch:
-    """What one published batch came to."""
+    """The outcome of one published batch."""
 
     rows: int
     changes: int
@@ -85,11 +76,29 @@ class CleanedBatch:
     seconds: float
 
 
+class Counting:
+    """Counts the rows of a transaction that is too large to wait in memory for its end."""
+
+    def __init__(self, stream: Stream, start: int) -> None:
+        self._stream, self.read_to = stream, start
+
+    @property
+    def count(self) -> int:
+        """Rows so far."""
+        return self._stream.count
+
+    def add(self, rows: Rows, end: int) -> tuple[int | None, Mapping[str, str]] | None:
+        """Count the next rows; out: row count and provenance, once the transaction has ended."""
+        closed = self._stream.scan(rows, keep=False)
+        self.read_to = end
+        return None if closed is None else (closed.count, closed.notes)
+
+
 class Cleaning:
     """Cleans one capture; :meth:`open` it, :meth:`add` what was read, :meth:`step` to publish.
 
     One thread at a time; a second process on the same capture and prefix fences the first. After
-    any error, `open` again: everything is as the log says.
+    any error call `open` again, which restores the state from the log.
     """
 
     def __init__(
@@ -101,216 +110,307 @@ class Cleaning:
         asker: Asker | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``asker`` is told what is held, and asks for it; ``None``: nobody asks."""
+        """``asker`` gets the held entities and requests snapshots; ``None``: none are requested."""
         self.name = capture.name
         self._asker = asker
-        self.codec = ParsedCodec()
-        self.reader = RawReader(capture, {name: entities[name] for name in capture.entities})
+        self._kind = kind_of(config, capture, entities)
+        self.reader = self._kind.reader
         self._config, self._capture, self._clock = config, capture, clock
         self._topics = Topics(config)
-        names = self._topics.names
-        listed = [*capture.by_topic()]
-        if capture.transactions and capture.form == "debezium":
-            listed.append(TRANSACTIONS)
-        if any(table.provenance.message_prefix for table in capture.tables.values()):
-            listed.append(MESSAGES)
-        self.topics: dict[str, str] = {names.raw(self.name, part): part for part in listed}
-        """Raw topic → its name's last part, which :attr:`reader` wants."""
-        self.told_in = frozenset(topic for topic, part in self.topics.items() if part in SINGLE)
-        """Raw topics that tell of transactions, and have no rows."""
-        self._has_messages = MESSAGES in listed
-        self._held_topic = names.capture(self.name, HELD)
+        self._held_topic = self._topics.names.capture(self.name, HELD)
         self._held_bytes_max = record_bytes_max(config)
         self._publisher = OncePublisher(config, publisher_name(self.name))
-        self._composer = CaptureComposer(config, capture, self.reader.entities)
-        path = config.project.data_dir / "clean" / f"{config.log.prefix}.{self.name}.sqlite"
-        self._path = path
-        self._state: LocalState | None = None
-        self._backlog = Backlog(capture, self.topics, {})
-        self._held: dict[tuple[str, str], HeldEntity] = {}
-        self._identities: dict[str, str] = {}
-        self._published: dict[str, dict[int, int]] = {}
-        self._rows: dict[str, Counts] = {}
-        """What the log says of each table."""
+        self._folder = config.project.data_dir / "clean" / f"{config.log.prefix}.{self.name}"
+        self._slot: Slot | None = None
+        self._restoring = Restoring(config, capture, self._topics)
+        self._offsets = Offsets(config)
+        self._snapshots = FirstSnapshots(config, capture, self._offsets)
+        self._shown = CaptureMetrics(capture.name)
+        self._copy: StateCopy | None = None
+        self._held: dict[EntityKey, HeldEntity] = {}
+        self._parts = Parts((), ())
+        self._read_to: dict[int, int] = {}
+        self._stream: Stream | None = None
+        self._rows = Rows.none()
+        """Rows that were read and are not published, where there is no stream."""
+        self._read_rows = 0
+        self._news_s = 0.0
+        """When the open transaction got its last row."""
+        self.counting: Counting | None = None
+        """A count of a large transaction that must be completed before more is read."""
+        self._note = CaptureNote({}, {})
+        """The position record that was published last."""
         self._batch = 0
-        self._remember_at = 0.0
-        self._is_behind = True
-        """Whether the log may have what the local state has not: from publishing to committing."""
+        self._prove_at = 0.0
 
     def close(self) -> None:
-        """Give up the connections; what is not published will be read again."""
+        """Close the connections; rows that are not published will be read again."""
         if self._asker is not None:
             self._asker.close()
         self._publisher.close()
-        if self._state is not None:
-            with suppress(EverstateError):
-                self._remember(self._state)
-            self._state.close()
-            self._state = None
+        self._shut()
+        if self._slot is not None:
+            self._slot.close()
+            self._slot = None
         self._topics.close()
+        self._offsets.close()
+
+    def _shut(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            with suppress(EverstateError):
+                copy.close()
 
     def open(self) -> None:
-        """Take over: fence an older process, restore the states, find the position.
+        """Begin to clean: fence an older process, restore the states, find the position.
 
         Makes the topics that are missing. Raises Unavailable, Fenced, DataLoss, LocalStateError.
         """
-        self._ensure_topics()
+        self._shut()
+        ensure_topics(self._config, self._capture, self._topics)
         progress = self._publisher.open()
-        if self._state is None:
-            self._state = LocalState(self._path)
-        state = self._state
-        state.discard()
         self._batch = 0 if progress is None else progress.batch
-        note = Note({}, {}) if progress is None else decode_note(progress.note)
-        self._position(note)
-        self._rows = note.rows
-        read, empty = restore(self._config, self._capture, state, self._topics)
-        for entity in empty:
-            for records in refill(self._config, state, self._topics, entity):
-                self._publish(records)
-        self._is_behind = False
-        self._held = {(e, k): HeldEntity.decode(value) for e, k, value in state.held()}
-        for table, rows in held_rows(self._held.values()).items():
-            # Counting begins with what waits.
-            self._rows.setdefault(table, Counts(read=rows, held=rows))
-        self._show_balance()
+        self._note = CaptureNote({}, {}) if progress is None else decode_note(progress.note)
+        if self._slot is None:
+            # A process that was fenced may still run, and have its copy open.
+            self._slot = Slot(self._folder)
+            self._folder.with_name(f"{self._folder.name}.sqlite").unlink(missing_ok=True)
+        self._copy, read = self._restoring.open(self._slot.path, self._batch)
+        copy = self._copy
+        for entity in self._restoring.lost(copy):
+            for records in self._restoring.refill(copy, entity):
+                self._publish(records, self._note)
+                copy.settle({}, batch=self._batch)
+        has_states = next(copy.scan(b"s"), None) is not None
+        self._held = {}
+        for value in held_rows_of(copy):
+            held = HeldEntity.decode(value)
+            self._held[held.entity, held.key] = held
+        self._position(has_states=has_states)
+        rows = dict(self._note.rows)
+        for table, count in held_rows(self._held.values()).items():
+            # The counts of a table begin with its held rows.
+            rows.setdefault(table, RowCounts(read=count, held=count))
+        self._note.rows = rows
+        self._shown.balance(rows)
         if self._asker is not None:
             self._asker.renew(self._held)
             self._asker.begin()
         if read:
-            LOGGER.info("capture %s: %d states were read from the log", self.name, read)
+            LOGGER.info("capture %s: %d records were read into its states", self.name, read)
 
     @property
-    def asks_for_ends(self) -> bool:
-        """Whether it has to know where the topics end before what waits goes on."""
-        return self._has_messages or self._backlog.is_ordered
+    def parts(self) -> Sequence[tuple[str, int]]:
+        """Topic and partition of the raw log, by number; tables that others refer to come first."""
+        return self._parts.places
 
-    def read_to(self) -> dict[Place, int]:
-        """Next offset to be read of each partition of the raw topics."""
-        return self._backlog.read_to()
+    @property
+    def read_to(self) -> Mapping[int, int]:
+        """Next offset to be read in each of them."""
+        return self._read_to
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether rows may wait for rows of other tables, which should be read before them."""
+        tables = self._capture.tables.values()
+        return self._capture.parents_first or any(table.translations for table in tables)
+
+    def has_moved(self) -> bool:
+        """Whether the connector of an earlier version's capture writes to the one raw log now.
+
+        Called when the former topics are read to their ends: :meth:`open` then continues with the
+        one raw log.
+        """
+        if self._stream is not None or not self._capture.is_ours:
+            return False
+        one = raw_topic(self._topics.names, self._capture)
+        return any(self._offsets.stable_ends([one]).values())
 
     @property
     def waiting(self) -> int:
-        """Records that were read and are not published, those of open transactions included."""
-        return self._backlog.waiting
+        """Rows that were read and are not published, those of open transactions included."""
+        return len(self._rows) if self._stream is None else len(self._stream.rows)
 
-    def ends_at(self, ends: Mapping[Place, int]) -> None:
-        """Take over where the raw topics end now: what is told by then, and what is missing."""
-        self._backlog.ends_at(ends, self._clock())
+    def slices(self, *, is_bare: bool = False) -> Slices:
+        """The reader of raw records into columns; ``is_bare``: only keys and places, no states."""
+        reader = replace(self.reader, is_bare=True) if is_bare else self.reader
+        tables = {name: number for number, name in enumerate(self._capture.tables)}
+        return Slices(reader, self._parts.names, tables)
 
-    def wanted(self) -> frozenset[Place]:
-        """Partitions to be read next; none: so much waits that it has to go on first."""
-        return self._backlog.wanted(self._config.pipeline.batch_changes_max)
+    def add(self, columns: pa.Table, spans: Spans) -> None:
+        """Add the rows that were read from these offsets, in the order of each part.
 
-    def add(
-        self,
-        topic: str,
-        partition: int,
-        records: Iterable[tuple[int, list[Parsed]]],
-        start: int,
-        end: int,
-    ) -> None:
-        """Take over what was read of one partition: offset and rows of each record, in order.
-
-        They are all records from offset ``start`` up to ``end``, the next one to be read. Those
-        that were taken over before are passed over; raises LogError when some before are missing.
+        Raises LogError when offsets before them are missing: the position must never pass over
+        records that were not read.
         """
-        self._backlog.add((topic, partition), records, start, end, self._clock())
+        for part, span in spans.items():
+            if span.start != self._read_to[part]:
+                topic, partition = self._parts.places[part]
+                raise LogError(
+                    f"{topic}[{partition}]: records from offset {span.start:,} were read, and "
+                    f"those from {self._read_to[part]:,} are next. Nothing was passed over.",
+                    advice="Start the capture again: it reads from its position.",
+                )
+        ends = {part: span.end for part, span in spans.items()}
+        rows = _unstopped(Rows.of(columns), ends)
+        self._read_to.update(ends)
+        self._read_rows += len(rows)
+        stream = self._stream
+        if stream is None:
+            rows.index, rows.block = [None] * len(rows), [None] * len(rows)
+            self._rows.extend(rows)
+            return
+        for offset, is_empty in self._snapshots.ended(Range(spans[0].start, ends[0])):
+            rows.insert_snapshot_end(offset, is_empty=is_empty)
+        before = stream.count
+        stream.scan(rows)
+        if stream.count != before or not stream.is_waiting:
+            self._news_s = self._clock()
+        if stream.is_waiting and stream.waits > _CUT_ROWS:
+            start = stream.first_offset
+            assert start is not None
+            self.counting = Counting(stream.counts_on(), start)
 
-    def step(self, meanwhile: Callable[[], object] | None = None) -> CleanedBatch | None:
-        """Publish what is ready, as one batch; ``None``: there is nothing.
+    def add_counted(self, columns: pa.Table, end: int) -> None:
+        """Add the rows that were read for :attr:`counting`, up to the offset ``end``."""
+        counting = self.counting
+        assert counting is not None
+        ends = {0: end}
+        rows, before = _unstopped(Rows.of(columns), ends), counting.count
+        complete_count = counting.add(rows, ends[0])
+        if counting.count != before:
+            self._news_s = self._clock()
+        if complete_count is not None:
+            self._know(*complete_count)
 
-        ``meanwhile`` is run once while the batch is on its way to the broker; it may :meth:`add`.
-        Raises HeldOverflow, Unavailable and other errors of the log: `open` again, then go on.
+    def _know(self, count: int | None, notes: Mapping[str, str]) -> None:
+        assert self._stream is not None
+        self._stream.know(count, notes)
+        self.counting = None
+
+    def step(self, *, has_read_all: bool = True) -> CleanedBatch | None:
+        """Publish the rows that are ready, as one batch; ``None``: there is nothing to publish.
+
+        ``has_read_all``: no record is left to read, so that overdue rows are released. Raises
+        SourceReplaced, HeldOverflow, Unavailable and other errors of the log: `open` it again
+        before the next step.
         """
         started = time.perf_counter()
-        now_s = self._clock()
-        state = self._state
-        assert state is not None, "open() comes first"
-        if now_s >= self._remember_at:
-            self._remember(state)
-            self._remember_at = now_s + _REMEMBER_EVERY_S
-        taken = self._backlog.ready(_BATCH_ROWS_MAX)
-        if not taken and not self.wanted():
-            taken = self._backlog.ready(_BATCH_ROWS_MAX, is_full=True)
-        rows = self._backlog.in_source_order(taken)
-        batch, records = self._made(rows, state, now_s)
-        gone = self._backlog.forget(taken)
-        at = self._note_positions()
-        is_idle = not (gone or records or batch.held_changed or batch.refused)
-        if is_idle and at == self._published:
+        now_s, copy = self._clock(), self._copy
+        assert copy is not None, "open() comes first"
+        self._let_late_go(now_s, has_read_all=has_read_all)
+        if now_s >= self._prove_at:
+            # Read before the transaction: if it commits, no other writer wrote before these ends.
+            copy.ask(self._restoring.ends(self._offsets))
+            self._prove_at = now_s + _PROVE_EVERY_S
+        states, stream = States(copy), self._stream
+        if stream is not None and stream.ended is not None and not stream.ready:
+            rows = Rows.none()
+            batch = self._compare(stream.ended, states, now_s)
+            stream.compared()
+        else:
+            if stream is None:
+                rows, self._rows = self._rows, Rows.none()
+            else:
+                rows, stream = stream.take(), None
+            batch = self._number(rows, states, now_s, has_read_all=has_read_all)
+        note = self._next_note(batch, rows)
+        if note == self._note:
+            if has_read_all and self._stream is not None:
+                self._stream.raise_replaced()
             return None
-        self._keep_told(batch)
+        records = self._kind.records()
         held = self._held_values(batch)
         for (entity, key), value in sorted(held.items()):
             records.append(OutRecord(self._held_topic, held_key(entity, key), value))
         records += self._dead_letters(batch.refused)
-        waits = held_rows(self._held.values())
-        counts = counted(self._rows, gone + batch.made, batch.outcomes, waits)
-        self._publish(records, at, counts, meanwhile)
+        # Counted again: rows may have been refused because a held record was too large.
+        note.rows = self._counts(batch)
+        try:
+            self._publish(records, note)
+        except BaseException:
+            copy.forget_asked()
+            raise
         if self._asker is not None:
             for changed in held:
                 self._asker.note(changed, self._held.get(changed))
-        state.commit(batch.touched, held, {})
-        self._is_behind = False
-        return self._told(batch, len(rows), time.perf_counter() - started)
+        more = {b"h" + held_key(*entity): value for entity, value in held.items()}
+        copy.settle({**states.rows(), **more}, batch=self._batch)
+        if stream is not None:
+            stream.resume()
+        return self._report(batch, len(rows), time.perf_counter() - started)
 
-    def _made(
-        self, rows: SourceRows, state: LocalState, now_s: float
-    ) -> tuple[Batch, list[OutRecord]]:
-        """What becomes of rows: changes, held rows, refusals; and the records of the changes."""
-        gate = self._backlog.gate
-        composed = self._composer.batch(now_s, gate.count, gate.notes)
-        versioner = Versioner(
-            self.reader,
-            state,
-            self._held,
-            held_max=self._config.pipeline.held_max,
-            compose=composed.take,
-        )
-        batch = versioner.run(rows, now_s, self._backlog.rows_until_s)
-        return batch, composed.records()
+    def _number(
+        self, rows: Rows, states: States, now_s: float, *, has_read_all: bool
+    ) -> NumberedBatch:
+        """Number rows: they become changes, or are skipped, held or refused."""
+        places, stream = self._parts.places, self._stream
+        batch = self._kind.number(rows, places, states, now_s, has_read_all=has_read_all)
+        if stream is not None and stream.passed:
+            names = list(self._capture.tables)
+            for table, count in stream.passed.items():
+                batch.read[names[table]] += count
+                batch.skip(names[table], "of a database that was replaced", count)
+            stream.passed.clear()
+        return batch
 
-    def _publish(
-        self,
-        records: Sequence[OutRecord],
-        at: dict[str, dict[int, int]] | None = None,
-        counts: dict[str, Counts] | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
-        at = self._note_positions() if at is None else at
-        counts = self._rows if counts is None else counts
-        note = encode_note(Note(at, self._identities, self._backlog.begun(), counts))
-        self._is_behind = True
-        self._publisher.publish(
-            self._batch + 1, records, note, timeout_s=_PUBLISH_S, meanwhile=meanwhile
+    def _compare(self, ended: EndedSnapshot, states: States, now_s: float) -> NumberedBatch:
+        """Deletes of entities that are missing in a first snapshot that was taken again."""
+        place = RawPlace(*self._parts.places[0], ended.end - 1)
+        with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
+            absent = read_absent(self.reader, consumer, ended, place)
+        batch = self._kind.delete_absent(absent, states, now_s)
+        LOGGER.warning(
+            "capture %s: a first snapshot was taken again; %d entities that it does not have are "
+            "deleted",
+            *(self.name, batch.changes),
         )
+        return batch
+
+    def _let_late_go(self, now_s: float, *, has_read_all: bool) -> None:
+        """Release an open transaction without a block after ``transaction_wait_s`` without rows."""
+        stream, wait_s = self._stream, self._capture.transaction_wait_s
+        if stream is None or not stream.is_waiting or not has_read_all:
+            return
+        if now_s - self._news_s > wait_s:
+            LOGGER.warning(
+                "capture %s: a transaction goes on without its block: its end was not written "
+                "within %.0f s after its last row",
+                *(self.name, wait_s),
+            )
+            self._know(None, {})
+
+    def _publish(self, records: Sequence[OutRecord], note: CaptureNote) -> None:
+        self._publisher.publish(self._batch + 1, records, encode_note(note), timeout_s=_PUBLISH_S)
         self._batch += 1
-        self._published, self._rows = at, counts
+        self._note = note
 
-    def _note_positions(self) -> dict[str, dict[int, int]]:
-        """For each partition the first offset that is still needed."""
-        at: dict[str, dict[int, int]] = {}
-        for (topic, partition), first in self._backlog.needed_from().items():
-            at.setdefault(self.topics[topic], {})[partition] = first
-        return at
+    def _next_note(self, batch: NumberedBatch, rows: Rows) -> CaptureNote:
+        at = {name: dict(places) for name, places in self._note.at.items()}
+        for number, (_, partition) in enumerate(self._parts.places):
+            at.setdefault(self._parts.names[number], {})[partition] = self._read_to[number]
+        standing = self._note.stream
+        if self._stream is None:
+            if self._capture.is_ours:
+                standing = behind_all(standing, rows)
+        else:
+            first = self._stream.first_offset
+            if first is not None:
+                at[""] = {0: first}
+            standing = self._stream.standing()
+        return CaptureNote(at, self._note.topics, self._counts(batch), standing)
 
-    def _keep_told(self, batch: Batch) -> None:
-        """Note with held rows what their transaction told; it is forgotten before they go on."""
-        gate = self._backlog.gate
-        for entity in batch.held_changed & self._held.keys():
-            for row in self._held[entity].rows:
-                if row.transaction is not None and row.count is None:
-                    row.count = gate.count(row.transaction)
-                    row.provenance = {**row.provenance, **gate.notes(row.transaction)}
+    def _counts(self, batch: NumberedBatch) -> dict[str, RowCounts]:
+        waits = held_rows(self._held.values())
+        return counted(self._note.rows, batch.read, batch.outcomes, waits)
 
-    def _held_values(self, batch: Batch) -> dict[Entity, bytes | None]:
-        """What is held now of the entities whose waiting rows changed; ``None``: nothing.
+    def _held_values(self, batch: NumberedBatch) -> dict[EntityKey, bytes | None]:
+        """Values of the held entities that changed; ``None``: nothing of it is held any more.
 
-        All rows of an entity are one record. When they are more than a record takes, the oldest
-        are refused, and the entity is known again by a whole row.
+        All held rows of an entity are one record. When they exceed the size of a record, the
+        oldest are refused, and the entity's state is uncertain until a whole row comes.
         """
-        found: dict[Entity, bytes | None] = {}
+        found: dict[EntityKey, bytes | None] = {}
         for entity in batch.held_changed:
             held = self._held.get(entity)
             value = None if held is None else held.encode()
@@ -326,30 +426,39 @@ class Cleaning:
             found[entity] = value
         return found
 
-    def _dead_letters(self, refused: Sequence[Refused]) -> list[OutRecord]:
-        """Dead letters with the bytes of the raw records, which are read again: there are few."""
-        if not refused:
-            return []
-        records = []
-        with Consumer(
-            self._config, client_id=f"everstate-clean-{self.name}", read_ahead=False
-        ) as consumer:
-            for one in refused:
-                place = one.place
-                LOGGER.warning("capture %s refuses %s: %s", self.name, place, one.reason)
-                key = value = None
-                with suppress(DataLoss):
-                    for record in consumer.read(*place, place.offset + 1):
-                        key, value = record.key, record.value
-                records.append(self._composer.dead(one.entity, one.reason, place, key, value))
-        return records
+    def _dead_letters(self, refused: Sequence[RefusedRecord]) -> list[OutRecord]:
+        """Dead letters with the bytes of the raw records.
 
-    def _told(self, batch: Batch, rows: int, seconds: float) -> CleanedBatch:
-        told = Counter(batch.skipped)
-        self._show_balance()
-        held = sum(one.held for one in self._rows.values())
-        if self._composer.composed:
-            COVERAGE.labels(self.name).set(self.coverage_percent)
+        The bytes of records that the driver refused, and no task, are read again: each partition
+        once, from the first to the last of them.
+        """
+        wanted: dict[tuple[str, int], set[int]] = {}
+        for one in refused:
+            if one.raw is None:
+                wanted.setdefault(one.place[:2], set()).add(one.place.offset)
+        raw: dict[RawPlace, tuple[bytes | None, bytes | None]] = {}
+        if wanted:
+            with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
+                for place, offsets in wanted.items():
+                    with suppress(DataLoss):
+                        for record in consumer.read(*place, min(offsets), max(offsets) + 1):
+                            if record.offset in offsets:
+                                at = RawPlace(*place, record.offset)
+                                raw[at] = record.key, record.value
+        if refused:
+            LOGGER.warning(
+                "capture %s refuses %d records, the first at %s: %s",
+                *(self.name, len(refused), refused[0].place, refused[0].reason),
+            )
+        return [
+            dead_letter(self._config, one, *(one.raw or raw.get(one.place) or (None, None)))
+            for one in refused
+        ]
+
+    def _report(self, batch: NumberedBatch, rows: int, seconds: float) -> CleanedBatch:
+        self._shown.balance(self._note.rows)
+        held = sum(one.held for one in self._note.rows.values())
+        self._shown.coverage(self._kind.coverage_percent)
         if batch.overdue:
             LOGGER.warning(
                 "capture %s: %d rows went on without their parent or the name of a code: it was "
@@ -357,73 +466,44 @@ class Cleaning:
                 *(self.name, batch.overdue, self._capture.parent_wait_s),
                 self._config.pipeline.held_max,
             )
-        gate = self._backlog.gate
-        if gate.overdue:
-            LOGGER.warning(
-                "capture %s: %d transactions went on before all of them was there, after %.0f s",
-                *(self.name, gate.overdue, self._capture.transaction_wait_s),
-            )
-            gate.overdue = 0
-        return CleanedBatch(rows, len(batch.changes), held, len(batch.refused), told, seconds)
+        return CleanedBatch(rows, batch.changes, held, len(batch.refused), batch.skipped, seconds)
 
-    def _show_balance(self) -> None:
-        """Tell the metrics what the log says of the rows, over all restarts."""
-        for table, one in self._rows.items():
-            shown = {"read": one.read, PUBLISHED: one.published, SKIPPED: one.skipped}
-            for outcome, rows in {**shown, DEAD: one.dead}.items():
-                more = rows - _shown[self.name, table, outcome]
-                if more > 0:
-                    ROWS.labels(self.name, table, outcome).inc(more)
-                    _shown[self.name, table, outcome] = rows
-            HELD_ROWS.labels(self.name, table).set(one.held)
-            VANISHED_ROWS.labels(self.name, table).set(one.vanished)
-            if one.vanished != _shown[self.name, table, "vanished"]:
-                _shown[self.name, table, "vanished"] = one.vanished
-                LOGGER.error(
-                    "capture %s: %d rows of %s were read and became nothing",
-                    *(self.name, one.vanished, table),
-                )
-
-    @property
-    def coverage_percent(self) -> float:
-        """Changes since the start whose service, identifier or actor the source told."""
-        composed = self._composer.composed
-        return 100.0 * self._composer.told / composed if composed else 100.0
-
-    def _remember(self, state: LocalState) -> None:
-        """Note how far the log is that the local state holds: only we write these topics."""
-        if self._is_behind:
-            return
-        with Offsets(self._config) as offsets:
-            names = self._topics.names
-            listed = [names.state(entity) for entity in self._capture.entities]
-            ends = offsets.stable_ends([*listed, self._held_topic])
-        state.restore({}, {}, ends)
-
-    def _position(self, note: Note) -> None:
-        """Begin where the log says, each topic at its beginning when it is another one (C8)."""
-        found = self._topics.identities(list(self.topics))
-        self._identities = {
-            part: f"{found[topic].cluster_id}/{found[topic].topic_id}"
-            for topic, part in self.topics.items()
+    def _position(self, *, has_states: bool) -> None:
+        """Begin at the stored position; a topic that was made anew is read from its start (C8)."""
+        note = self._note
+        self._parts = parts_of(self._capture, self._topics, self._offsets, note.at)
+        found = self._topics.identities(sorted({topic for topic, _ in self._parts.places}))
+        names = {topic: name for (topic, _), name in zip(*self._parts, strict=True)}
+        identities = {
+            names[topic]: f"{one.cluster_id}/{one.topic_id}" for topic, one in found.items()
         }
-        self._published = note.at
-        with Offsets(self._config) as offsets:
-            starts = offsets.beginnings(self.topics)
-        begins: dict[Place, int] = {}
-        for (topic, partition), start in sorted(starts.items()):
-            part = self.topics[topic]
-            at = note.at.get(part, {}).get(partition)
-            if note.topics.get(part, self._identities[part]) != self._identities[part]:
+        starts = self._offsets.beginnings(names)
+        self._read_to = {}
+        for number, (topic, partition) in enumerate(self._parts.places):
+            name = self._parts.names[number]
+            at = note.at.get(name, {}).get(partition)
+            if note.topics.get(name, identities[name]) != identities[name]:
                 LOGGER.warning("capture %s: %s was made anew; it is read whole", self.name, topic)
                 at = None
+            start = starts[topic, partition]
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
-            begins[topic, partition] = start if at is None else at
-        self._backlog = Backlog(self._capture, self.topics, begins, note.begun)
+            self._read_to[number] = start if at is None else at
+        note.topics = {**note.topics, **identities}
+        self._rows, self._stream, self.counting = Rows.none(), None, None
+        standing = note.stream or StreamStanding()
+        is_trusted = not has_states or note.stream is not None
+        if self._capture.epoch > standing.epoch:
+            # The declaration has a higher epoch: the positions of the database start over.
+            standing = StreamStanding(epoch=self._capture.epoch)
+        if self._parts.is_one_log:
+            self._stream = Stream(self.name, standing)
+            self._news_s = self._clock()
+        is_trusted &= self._stream is not None
+        self._kind.begin(self._held, standing.epoch, is_trusted=is_trusted)
 
     def _lost(self, topic: str, partition: int, at: int, start: int) -> int:
-        """What to do about raw records that are gone before they were cleaned."""
+        """Handle raw records that were deleted before they were cleaned; out: where to resume."""
         what = (
             f"capture {self.name}: {topic}[{partition}] begins at {start}, and clean had come to "
             f"{at}: what was between is gone."
@@ -437,26 +517,19 @@ class Cleaning:
         LOGGER.error("%s It goes on behind it; take a snapshot.", what)
         return start
 
-    def _ensure_topics(self) -> None:
-        topics, config = self._topics, self._config
-        topics.ensure(self._capture.entities)
-        size = {"max.message.bytes": str(raw_bytes_max(config))}
-        kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
-        tables = sorted(self.topics.keys() - self.told_in)
-        topics.ensure_raw(tables, partitions=config.log.partitions, settings=kept)
-        topics.ensure_raw(sorted(self.told_in), partitions=1, settings=kept)
-        entities = sorted({t.entity for t in self._capture.tables.values() if t.partials})
-        partials = [topics.names.partials(entity) for entity in entities]
-        topics.ensure_raw(
-            partials,
-            partitions=config.log.partitions,
-            settings={
-                "retention.ms": str(int(config.log.changes_retention_hours * _HOUR_MS)),
-                **size,
-            },
-        )
-        topics.ensure_raw(
-            [self._held_topic], partitions=1, settings={"cleanup.policy": "compact", **size}
-        )
-        # What the connectors write to is theirs, or was made by `everstate cdc add`.
-        topics.raise_sizes([*partials, self._held_topic], raw_bytes_max(config))
+
+def _unstopped(rows: Rows, ends: dict[int, int]) -> Rows:
+    """Rows before the offset where a slice was cut; ``ends`` become the offsets that were read."""
+    if STOPPED not in rows.what:
+        return rows
+    for part, offset, what in zip(rows.part, rows.offset, rows.what, strict=True):
+        if what == STOPPED:
+            ends[part] = min(ends[part], offset)
+    return rows.where([ends[p] > o for p, o in zip(rows.part, rows.offset, strict=True)])
+
+
+def cleaning_of(config: Config, project: Declarations, name: str) -> Cleaning:
+    """The cleaning of a declared capture; the caller closes it. Raises UnknownCapture."""
+    capture = project.capture_of(name)
+    asker = asker_of(config, capture) if capture.outbox is None else None
+    return Cleaning(config, capture, project.entities, asker=asker)

@@ -1,7 +1,7 @@
-"""Whole rows from what sources give: one row of an entity against what is known of it. Pure.
+"""Completes a row from the source with our newest state of its entity. Pure.
 
-Nothing is ever invented: a field that neither the row nor our own latest state knows holds the
-row back.
+No value is ever invented: if a field is neither in the row nor in our newest state, the row is
+held.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from everstate.changes import Kind
-from everstate.sources.cdc.declaration import Translation
+from everstate.declarations.captures import Translation
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
-from everstate.sources.cdc.rows import is_after, is_same
+from everstate.sources.cdc.rows import SNAPSHOT, is_after, is_same
 
 _decode = msgspec.json.decode
+_decode_position = msgspec.json.Decoder(dict[str, list[int | str]]).decode
 
 READ_BEFORE: Final = "read before"
 UNCHANGED: Final = "nothing of the entity changed"
@@ -36,24 +37,29 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     image: bytes
     """Its state; when ``is_deleted``, the last one it had."""
     is_deleted: bool
-    position: Mapping[str, list[int | str]]
-    """Source place of its newest change; empty when the source did not tell."""
+    place: bytes = b""
+    """Source position of its newest change, as JSON; empty if the source gave none."""
+
+    @property
+    def position(self) -> Mapping[str, list[int | str]]:
+        """Source position of its newest change, by scheme."""
+        return _decode_position(self.place) if self.place else {}
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class ChangeStep(msgspec.Struct, frozen=True, gc=False):
     """One change to be made of a row."""
 
     kind: Kind
     current: bytes | None
     original: bytes | None
     is_baseline: bool
-    """Whether it makes known what was there before the capture, not what was just created."""
+    """Whether it publishes a row that existed before the capture saw it, not a new row."""
 
 
 class Completed(msgspec.Struct, frozen=True, gc=False):
     """The changes of a row, in order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChangeStep, ...]
 
 
 class Skipped(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +68,7 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class HeldBack(msgspec.Struct, frozen=True, gc=False):
     """The row has to wait, and for what."""
 
     reason: str
@@ -72,7 +78,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 Lookup = Callable[[str, str], Known | None]
-Outcome = Completed | Skipped | Held
+Completion = Completed | Skipped | HeldBack
 
 
 def complete(
@@ -84,24 +90,22 @@ def complete(
     is_unsure: bool = False,
     parents_first: bool = False,
     is_overdue: bool = False,
-) -> Outcome:
-    """What becomes of a row, given our newest state of its entity.
+) -> Completion:
+    """The outcome of a row, given our newest state of its entity: changes, skipped or held.
 
-    ``is_unsure``: a row of the entity was refused, so only a whole row tells its state again.
-    ``is_overdue``: it has waited long enough for parents and names. ``lookup`` finds other
-    entities. Raises Unreadable when the completed state is not valid.
+    ``is_unsure``: a row of the entity was refused, so its state is uncertain until a whole row
+    comes. ``is_overdue``: the row has waited long enough for parents and names of codes.
+    ``lookup`` finds other entities. Raises Unreadable when the completed state is not valid.
     """
-    if known is not None and row.position and known.position:
-        later = is_after(row.position, known.position)  # type: ignore[arg-type]
-        if later is False and not is_same(row.position, known.position):  # type: ignore[arg-type]
-            return Skipped(READ_BEFORE)
+    if known is not None and was_read(row.position, known):
+        return Skipped(READ_BEFORE)
     if row.op == "d":
         return _deleted(row, known)
     if parents_first and not is_overdue and not row.is_snapshot:
         for entity, key in row.parents:
             parent = lookup(entity, key)
             if parent is None or parent.is_deleted:
-                return Held(WAITS_PARENT, entity, key)
+                return HeldBack(WAITS_PARENT, entity, key)
     after = row.state
     if after is None:
         found = _completed(row, known, mapping, lookup, is_unsure, is_overdue)
@@ -111,39 +115,55 @@ def complete(
     return _changed(row, known, after)
 
 
+def was_read(position: Mapping[str, list[int | str]], known: Known) -> bool:
+    """Whether our newest state of an entity is newer than a row at this position.
+
+    A row of the log is never older than a state that a snapshot read, since the connector emits it
+    after the snapshot.
+    """
+    if not position or not known.place:
+        return False
+    newest = known.position
+    for scheme, place in position.items():
+        if scheme.startswith(SNAPSHOT) and (other := newest.get(scheme[len(SNAPSHOT) :])):
+            return place < other
+    later = is_after(position, newest)  # type: ignore[arg-type]
+    return later is False and not is_same(position, newest)  # type: ignore[arg-type]
+
+
 def is_settling(row: CleanRow) -> bool:
-    """Whether a row makes its entity known whatever was before."""
+    """Whether a row determines the state of its entity without the state before."""
     return row.op == "d" or row.state is not None or row.covers or row.before is not None
 
 
-def _deleted(row: CleanRow, known: Known | None) -> Outcome:
+def _deleted(row: CleanRow, known: Known | None) -> Completion:
     if known is None:
         if row.before is None:
             return Skipped(NEVER_SEEN)
         return Completed(
             (
-                Step(Kind.CREATED, row.before, None, True),
-                Step(Kind.DELETED, None, row.before, False),
+                ChangeStep(Kind.CREATED, row.before, None, True),
+                ChangeStep(Kind.DELETED, None, row.before, False),
             )
         )
     if known.is_deleted:
         return Skipped(DELETED_BEFORE)
-    return Completed((Step(Kind.DELETED, None, known.image, False),))
+    return Completed((ChangeStep(Kind.DELETED, None, known.image, False),))
 
 
-def _changed(row: CleanRow, known: Known | None, after: bytes) -> Outcome:
+def _changed(row: CleanRow, known: Known | None, after: bytes) -> Completion:
     if known is not None and not known.is_deleted:
         if known.image == after:
             return Skipped(UNCHANGED)
-        return Completed((Step(Kind.UPDATED, after, known.image, False),))
+        return Completed((ChangeStep(Kind.UPDATED, after, known.image, False),))
     if known is None and row.op == "u" and row.before is not None and row.before != after:
         return Completed(
             (
-                Step(Kind.CREATED, row.before, None, True),
-                Step(Kind.UPDATED, after, row.before, False),
+                ChangeStep(Kind.CREATED, row.before, None, True),
+                ChangeStep(Kind.UPDATED, after, row.before, False),
             )
         )
-    return Completed((Step(Kind.CREATED, after, None, row.op != "c"),))
+    return Completed((ChangeStep(Kind.CREATED, after, None, row.op != "c"),))
 
 
 def _completed(
@@ -153,16 +173,16 @@ def _completed(
     lookup: Lookup,
     is_unsure: bool,
     is_overdue: bool,
-) -> bytes | Held:
+) -> bytes | HeldBack:
     """The whole state after, from the fields the row knows and the state before."""
     assert row.known is not None
     fields: Mapping[str, Any] = row.known
     if not row.covers:
         base = _base(row, known, lookup, mapping.entity_type.name, is_unsure)
         if base is None and row.moved_from is not None:
-            return Held(PRIOR_UNKNOWN, mapping.entity_type.name, row.moved_from)
+            return HeldBack(PRIOR_UNKNOWN, mapping.entity_type.name, row.moved_from)
         if base is None:
-            return Held(PRIOR_UNKNOWN)
+            return HeldBack(PRIOR_UNKNOWN)
         fields = {**_decode(base), **fields}
     if row.codes:
         named = dict(fields)
@@ -172,7 +192,7 @@ def _completed(
             if name is not None and not name.is_deleted:
                 named[field] = _decode(name.image).get(translation.field)
             elif translation.missing == "wait" and not is_overdue:
-                return Held(WAITS_CODE, translation.entity, str(code))
+                return HeldBack(WAITS_CODE, translation.entity, str(code))
             else:
                 named[field] = _without_name(translation, code)
         fields = named
@@ -186,9 +206,10 @@ def _without_name(translation: Translation, code: Any) -> Any:
 def _base(
     row: CleanRow, known: Known | None, lookup: Lookup, entity: str, is_unsure: bool
 ) -> bytes | None:
-    """The state that what the row does not know is taken from."""
+    """The state from which the fields that the row lacks are taken; ``None``: there is none."""
     if row.moved_from is not None:
-        # The row had another key. Only once that one's end was taken is its last state known.
+        # The row had another key before. The last state under the old key is known only after the
+        # delete of the old key has been applied.
         old = lookup(entity, row.moved_from)
         if old is None or not old.is_deleted:
             return None

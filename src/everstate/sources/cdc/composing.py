@@ -1,8 +1,8 @@
-"""From versioned changes of a capture to the records of the log."""
+"""Makes the records of the log from the numbered changes of a capture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -20,42 +20,97 @@ from everstate.changes import (
     SourceTransaction,
     derived_change_id,
 )
+from everstate.changes.codec import ReadySource, ready_source, ready_time
+from everstate.changes.ids import derived_id_text
 from everstate.config import Config
+from everstate.declarations.captures import Capture, Table
 from everstate.errors import EverstateError
 from everstate.log.client import record_bytes_max
+from everstate.log.dead_letters import place_headers
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.declaration import Capture, Table
+from everstate.sources.cdc.columns import USER
 from everstate.sources.cdc.rows import Unreadable
-from everstate.sources.cdc.versioning import Entity, RawPlace, Versioned
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT: Final = {"postgresql": "pg"}
 API_VERSION: Final = "cdc"
 FIRST_SEEN: Final = "first seen by the capture"
 _REASON_MAX: Final = 4_000
+_SOURCES_MAX: Final = 10_000
 _NOTHING: Final[Mapping[str, str]] = {}
 _UNSENDABLE: Final = (EverstateError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What is said of a change that no message can be made of; composing does nothing else."""
+"""Errors that mean that no message can be made of a change."""
 _decode = msgspec.json.decode
 _encode = msgspec.json.Encoder().encode
 
 
-class _Way(NamedTuple):
+class RawPlace(NamedTuple):
+    """Where a record of a raw topic is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class RefusedRecord(msgspec.Struct, gc=False):
+    """A record that no change is made of, and why; ``raw``: its key and value, when at hand."""
+
+    entity: str | None
+    reason: str
+    place: RawPlace
+    raw: tuple[bytes | None, bytes | None] | None = None
+
+
+class Origin(NamedTuple):
+    """The facts about one row that its changes contain."""
+
+    key: str
+    op: str
+    place: RawPlace
+    position: bytes | None
+    """In the source's log, as JSON, the epoch first; ``None``: unknown."""
+    time_us: int | None
+    tx: str | None
+    order: int | None
+    rows: int | None
+    """Id of its transaction, the row's place in it, and number of its rows; ``None``: no block."""
+    who: bytes | None
+    """Provenance from the row, as JSON."""
+    notes: Mapping[str, str]
+    """Provenance from its transaction."""
+    is_snapshot: bool
+
+
+class Way:
     """What the changes of one table have in common."""
 
-    table: Table
-    codec: ChangeCodec
-    schema_version: int
-    changes: str
-    state: str
-    """Topics of its entity type."""
-    source: str
-    """What the ids of its changes are derived from begins with this."""
+    __slots__ = (
+        *("capture", "changes", "codec", "entity", "extra", "is_plain", "name", "number"),
+        *("partials", "prefix", "source", "state", "table"),
+    )
+
+    def __init__(
+        self, capture: str, number: int, name: str, table: Table, codec: ChangeCodec, names: Any
+    ) -> None:
+        self.capture, self.number, self.name, self.table, self.codec = (
+            *(capture, number, name, table, codec),
+        )
+        self.entity = table.entity
+        self.changes, self.state = names.changes(table.entity), names.state(table.entity)
+        """Topics of its entity type."""
+        self.partials = names.partials(table.entity)
+        self.source = f"{capture}/{name}/"
+        """Prefix of the text from which the ids of its changes are derived."""
+        self.prefix = f"{table.entity}\0"
+        """Prefix of the names of its entities' states (:class:`States`)."""
+        block = _encode({"capture": capture, "table": name, "position": None})
+        self.extra = b'"source":' + block.removesuffix(b"null}")
+        self.is_plain = table.event is None and not table.partials and table.occurred_at is None
 
 
 class CaptureComposer:
-    """Makes the records of one capture's entity types; counts how much provenance was told."""
+    """Makes the records of one capture's entity types; counts the changes with provenance."""
 
     def __init__(
         self, config: Config, capture: Capture, entities: Mapping[str, EntityType]
@@ -68,172 +123,163 @@ class CaptureComposer:
             name: ChangeCodec(entities[name], message_bytes_max=config.log.message_bytes_max)
             for name in capture.entities
         }
-        self._ways = {name: self._way(name, table) for name, table in capture.tables.items()}
-        self._dead_bytes_max = record_bytes_max(config)
-        self.told, self.composed = 0, 0
-        """Changes whose service, identifier or actor the source told, of how many."""
+        self.ways = [
+            Way(capture.name, number, name, table, self._codecs[table.entity], self._names)
+            for number, (name, table) in enumerate(capture.tables.items())
+        ]
+        """One for each table, in the order of the declaration."""
+        self._sources: dict[Any, tuple[ReadySource, bool]] = {}
+        self.with_provenance, self.composed = 0, 0
+        """Number of changes for which the source gave provenance, and number of all changes."""
+        self.begin(0.0)
 
-    def _way(self, name: str, table: Table) -> _Way:
-        entity = table.entity
-        return _Way(
-            table,
-            self._codecs[entity],
-            self._entities[entity].schema_version,
-            self._names.changes(entity),
-            self._names.state(entity),
-            f"{self._capture.name}/{name}/",
-        )
+    def begin(self, now_s: float) -> None:
+        """Begin a batch; its changes are recorded at this moment (seconds since 1970)."""
+        self._recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
+        self._recorded = ready_time(self._recorded_at)
+        self._recorded_bytes = self._recorded.encode()
+        self._records: list[OutRecord] = []
+        self._newest: dict[str, OutRecord] = {}
+        if len(self._sources) > _SOURCES_MAX:
+            self._sources.clear()
 
-    def batch(
+    def records(self) -> list[OutRecord]:
+        """Records of `.changes` in order, then the newest of each entity for `.state`."""
+        return [*self._records, *self._newest.values()]
+
+    def make(
         self,
-        now_s: float,
-        block: Callable[[str], int | None],
-        notes: Callable[[str], Mapping[str, str]],
-    ) -> ComposedBatch:
-        """Records of one batch, which are made change by change.
-
-        ``block`` tells how many rows a transaction has, ``notes`` what provenance it told.
-        """
-        recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
-        return ComposedBatch(self._records, recorded_at, block, notes)
-
-    def _records(
-        self,
-        one: Versioned,
-        recorded_at: datetime,
-        count: int | None,
-        notes: Mapping[str, str],
+        way: Way,
+        origin: Origin,
+        version: int,
+        kind: Kind,
+        current: bytes | None,
+        original: bytes | None,
+        part: int = 0,
+        *,
+        is_baseline: bool = False,
     ) -> list[OutRecord]:
-        """Record of `.state`, and then those of the other topics, of one change."""
-        way = self._ways[one.row.table]
-        change = self._change(one, way, recorded_at, count, notes)
-        key, value, headers = way.codec.encode(change)
-        records = [
-            OutRecord(way.state, key, value, headers),
-            OutRecord(way.changes, key, value, headers),
-        ]
-        if way.table.partials or way.table.events is not None:
-            records += self._others(way.table, change, headers)
-        return records
+        """Record of `.state`, and then those of the other topics, of one change.
 
-    def dead(
-        self, entity: str | None, reason: str, place: RawPlace, key: bytes | None, value: Any
-    ) -> OutRecord:
-        """Dead letter of a raw record: its bytes, the reason, and where it was.
-
-        Bytes that no dead letter takes stay where they are, as long as the raw topic keeps them.
+        ``part``: its place among the changes of its row; ``is_baseline``: it publishes a row that
+        existed before the capture saw it. Raises Unreadable with the reason. The batch gets the
+        records only by :meth:`take`.
         """
-        topic = self._names.dead_unknown if entity is None else self._names.dead(entity)
-        size = len(key or b"") + len(value or b"")
-        if size > self._dead_bytes_max:
-            reason = f"its {size:,} bytes are in the raw topic only: {reason}"
-            key = value = None
-        headers = [
-            ("everstate_reason", reason[:_REASON_MAX].encode(errors="replace")),
-            ("everstate_topic", place.topic.encode()),
-            ("everstate_partition", str(place.partition).encode()),
-            ("everstate_offset", str(place.offset).encode()),
-        ]
-        return OutRecord(topic, key, value, headers)
+        try:
+            source, has_provenance = self._source(way, origin, is_baseline=is_baseline)
+            self.composed += 1
+            self.with_provenance += has_provenance
+            if not way.is_plain:
+                return self._others(way, origin, version, kind, current, original, part, source)
+            name = _id_text(way, origin, part)
+            us = origin.time_us
+            block = None
+            if origin.rows is not None and origin.order is not None:
+                block = (f"{self._short}:{origin.tx}", origin.order, origin.rows)
+            key, value, headers = way.codec.finish(
+                way.codec.head(
+                    name,
+                    origin.key,
+                    version,
+                    kind.value,
+                    self._recorded if us is None else _time_text(us),
+                    self._recorded,
+                ),
+                origin.key,
+                kind,
+                name.encode(),
+                self._recorded_bytes,
+                source,
+                block,
+                current,
+                original,
+                b"%b%b}" % (way.extra, origin.position or b"{}"),
+            )
+        except _UNSENDABLE as cause:
+            raise Unreadable(str(cause)) from cause
+        state = OutRecord(way.state, key, value, headers)
+        return [state, OutRecord(way.changes, key, value, headers)]
 
-    def _change(
+    def take(self, way: Way, key: str, made: Sequence[OutRecord]) -> None:
+        """Add the records of one change to the batch."""
+        state, *records = made
+        self._newest[way.prefix + key] = state
+        self._records += records
+
+    def _source(self, way: Way, origin: Origin, *, is_baseline: bool) -> tuple[ReadySource, bool]:
+        """The provenance of a change, and whether the source gave any of it."""
+        has_block = origin.rows is not None
+        named = (origin.who, origin.tx, has_block, is_baseline, origin.is_snapshot)
+        if not origin.notes:
+            found = self._sources.get(named)
+            if found is not None:
+                return found
+        given: Mapping[str, str] = _NOTHING if origin.who is None else _decode(origin.who)
+        user = given.get(USER)
+        transaction = None if origin.tx is None else f"{self._short}:{origin.tx}"
+        otherwise = "snapshot" if origin.is_snapshot else self._capture.kind
+        given = {**given, **origin.notes}
+        provenance = Provenance(
+            api_version=given.get("api_version", API_VERSION),
+            service_name=given.get("service_name", self._capture.name),
+            identifier=given.get("identifier") or user or transaction or otherwise,
+            actor=given.get("actor"),
+            reason=given.get("reason") or (FIRST_SEEN if is_baseline else None),
+            # Without a block, the changes of a transaction can still be found by its id.
+            correlation_id=given.get("correlation_id") or (None if has_block else transaction),
+            causation_id=given.get("causation_id"),
+        )
+        made = ready_source(way.entity, origin.key, provenance), bool(given)
+        if not origin.notes:
+            self._sources[named] = made
+        return made
+
+    def _others(
         self,
-        one: Versioned,
-        way: _Way,
-        recorded_at: datetime,
-        count: int | None,
-        notes: Mapping[str, str],
-    ) -> Change[bytes]:
-        row, step, table = one.row, one.step, way.table
-        occurred_at = recorded_at if row.time_us is None else _time(row.time_us)
-        if table.occurred_at is not None and step.current is not None:
-            occurred_at = _world_time(step.current, table.occurred_at, occurred_at)
+        way: Way,
+        origin: Origin,
+        version: int,
+        kind: Kind,
+        current: bytes | None,
+        original: bytes | None,
+        part: int,
+        source: ReadySource,
+    ) -> list[OutRecord]:
+        """The records of a table with events, partial changes or a time of its own."""
+        table, us = way.table, origin.time_us
+        occurred_at = self._recorded_at if us is None else _time(us)
+        if table.occurred_at is not None and current is not None:
+            occurred_at = _world_time(current, table.occurred_at, occurred_at)
         block = None
-        if row.transaction is not None and row.index is not None and count is not None:
-            name = f"{self._short}:{row.transaction}"
-            block = SourceTransaction(id=name, index=row.index, count=max(count, row.index))
-        event = None
-        if table.event is not None:
-            event = _event(table, step.original, step.current)
-        return Change(
-            id=_id(way, one),
-            entity=one.entity,
-            schema_version=way.schema_version,
-            key=one.key,
-            version=one.version,
-            kind=step.kind,
+        if origin.rows is not None and origin.order is not None:
+            name = f"{self._short}:{origin.tx}"
+            block = SourceTransaction(id=name, index=origin.order, count=origin.rows)
+        position = {} if origin.position is None else _decode(origin.position)
+        place = {"capture": way.capture, "table": way.name, "position": position}
+        change: Change[bytes] = Change(
+            id=UUID(_id_text(way, origin, part)),
+            entity=way.entity,
+            schema_version=way.codec.entity_type.schema_version,
+            key=origin.key,
+            version=version,
+            kind=kind,
             occurred_at=occurred_at,
-            recorded_at=recorded_at,
-            provenance=self._provenance(one, notes),
-            current=step.current,
-            original=step.original,
-            event=event,
+            recorded_at=self._recorded_at,
+            provenance=source.provenance,
+            current=current,
+            original=original,
+            event=None if table.event is None else _event(table.event, original, current),
             transaction=block,
-            extra={
-                "source": {
-                    "capture": self._capture.name,
-                    "table": row.table,
-                    "position": row.position,
-                }
-            },
+            extra={"source": place},
         )
-
-    def _provenance(self, one: Versioned, notes: Mapping[str, str]) -> Provenance:
-        row = one.row
-        self.composed += 1
-        if row.user is not None:
-            identifier = row.user
-        elif row.transaction is not None:
-            identifier = f"{self._short}:{row.transaction}"
-        else:
-            identifier = "snapshot" if row.is_snapshot else self._capture.kind
-        reason = FIRST_SEEN if one.step.is_baseline else None
-        if not row.provenance and not notes:
-            self.told += row.user is not None
-            name = self._capture.name
-            return _provenance(API_VERSION, name, identifier, None, reason, None, None)
-        self.told += 1
-        found = {**row.provenance, **notes}
-        return _provenance(
-            found.get("api_version", API_VERSION),
-            found.get("service_name", self._capture.name),
-            found.get("identifier", identifier),
-            found.get("actor"),
-            found.get("reason") or reason,
-            found.get("correlation_id"),
-            found.get("causation_id"),
-        )
-
-    def _others(self, table: Table, change: Change[bytes], headers: Any) -> list[OutRecord]:
-        """The changed fields only, and the domain event by itself, where they are declared."""
-        found = []
+        key, value, headers = way.codec.encode(change)
+        made = [OutRecord(way.state, key, value, headers)]
+        made.append(OutRecord(way.changes, key, value, headers))
         if table.partials:
-            found.append(self._partial(change, headers))
+            made.append(_partial(way, change, headers))
         if table.events is not None and change.event is not None:
-            found.append(self._event_change(table.events, change))
-        return found
-
-    def _partial(self, change: Change[bytes], headers: Any) -> OutRecord:
-        before = {} if change.original is None else _decode(change.original)
-        after = {} if change.current is None else _decode(change.current)
-        changed = {
-            name: value
-            for name, value in after.items()
-            if name not in before or before[name] != value
-        }
-        value = _encode(
-            {
-                "id": str(change.id),
-                "entity": change.entity,
-                "key": change.key,
-                "version": change.version,
-                "kind": change.kind.value,
-                "occurredAt": change.occurred_at.isoformat(),
-                "recordedAt": change.recorded_at.isoformat(),
-                "changedFields": changed,
-            }
-        )
-        return OutRecord(self._names.partials(change.entity), change.key.encode(), value, headers)
+            made.append(self._event_change(table.events, change))
+        return made
 
     def _event_change(self, entity: str, change: Change[bytes]) -> OutRecord:
         assert change.event is not None
@@ -261,67 +307,57 @@ class CaptureComposer:
         return OutRecord(self._names.changes(entity), key, value, headers)
 
 
-class ComposedBatch:
-    """Makes the records of a batch; a change that no message can be made of is told at once."""
+def dead_letter(
+    config: Config, refused: RefusedRecord, key: bytes | None, value: bytes | None
+) -> OutRecord:
+    """Dead letter of a raw record: its bytes, the reason, and its topic, partition and offset.
 
-    def __init__(
-        self,
-        make: Callable[..., list[OutRecord]],
-        recorded_at: datetime,
-        block: Callable[[str], int | None],
-        notes: Callable[[str], Mapping[str, str]],
-    ) -> None:
-        self._make, self._recorded_at = make, recorded_at
-        self._block, self._told_of = block, notes
-        self._records: list[OutRecord] = []
-        self._newest: dict[Entity, OutRecord] = {}
-        # Rows of one transaction are neighbours: what is told of it is asked for once.
-        self._asked: str | None = None
-        self._count: int | None = None
-        self._notes = _NOTHING
-
-    def take(self, changes: Iterable[Versioned]) -> None:
-        """Take the changes of one row, all of them or none; raises Unreadable with the reason."""
-        made = []
-        for one in changes:
-            transaction = one.row.transaction
-            if transaction != self._asked:
-                self._count = None if transaction is None else self._block(transaction)
-                self._notes = _NOTHING if transaction is None else self._told_of(transaction)
-                self._asked = transaction
-            count = self._count if one.row.count is None else one.row.count
-            try:
-                made.append((one, self._make(one, self._recorded_at, count, self._notes)))
-            except _UNSENDABLE as cause:
-                raise Unreadable(str(cause)) from cause
-        for one, (state, *records) in made:
-            self._newest[one.entity, one.key] = state
-            self._records += records
-
-    def records(self) -> list[OutRecord]:
-        """Records of `.changes` in order, then the newest of each entity for `.state`."""
-        return [*self._records, *self._newest.values()]
+    Bytes that are too large for a dead letter are only in the raw topic, until its retention ends.
+    """
+    names, place, reason = TopicNames(config.log.prefix), refused.place, refused.reason
+    topic = names.dead_unknown if refused.entity is None else names.dead(refused.entity)
+    size = len(key or b"") + len(value or b"")
+    if size > record_bytes_max(config):
+        reason = f"its {size:,} bytes are in the raw topic only: {reason}"
+        key = value = None
+    why = reason[:_REASON_MAX].encode(errors="replace")
+    return OutRecord(topic, key, value, place_headers(why, *place))
 
 
-@lru_cache(maxsize=4096)
-def _provenance(
-    api_version: str,
-    service_name: str,
-    identifier: str,
-    actor: str | None,
-    reason: str | None,
-    correlation_id: str | None,
-    causation_id: str | None,
-) -> Provenance:
-    return Provenance(
-        api_version=api_version,
-        service_name=service_name,
-        identifier=identifier,
-        actor=actor,
-        reason=reason,
-        correlation_id=correlation_id,
-        causation_id=causation_id,
+def _partial(way: Way, change: Change[bytes], headers: Any) -> OutRecord:
+    """The changed fields only."""
+    before = {} if change.original is None else _decode(change.original)
+    after = {} if change.current is None else _decode(change.current)
+    changed = {
+        name: value for name, value in after.items() if name not in before or before[name] != value
+    }
+    value = _encode(
+        {
+            "id": str(change.id),
+            "entity": change.entity,
+            "key": change.key,
+            "version": change.version,
+            "kind": change.kind.value,
+            "occurredAt": change.occurred_at.isoformat(),
+            "recordedAt": change.recorded_at.isoformat(),
+            "changedFields": changed,
+        }
     )
+    return OutRecord(way.partials, change.key.encode(), value, headers)
+
+
+def _id_text(way: Way, origin: Origin, part: int) -> str:
+    """Id of a change, derived from the row's source position, so that a re-read gives the same id.
+
+    Only the first scheme is used: positions in binlog files differ between servers.
+    """
+    position = origin.position
+    if position is not None:
+        at = f"{position[: position.index(93) + 1].decode()} {origin.op}"  # 93: the first "]"
+    else:
+        # One record of many rows may delete a row and create another one with the same key.
+        at = f"{origin.place.topic} {origin.place.partition} {origin.place.offset} {origin.op}"
+    return derived_id_text(way.source + origin.key, at, part)
 
 
 @lru_cache(maxsize=1024)
@@ -330,21 +366,16 @@ def _time(us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=us)
 
 
-def _id(way: _Way, one: Versioned) -> UUID:
-    row = one.row
-    if row.position:
-        scheme, place = next(iter(row.position.items()))
-        at = f"{scheme} {_encode(place).decode()} {row.op}"
-    else:
-        # A record of many rows may end one row of a key and begin the next one.
-        at = f"{one.place.topic} {one.place.partition} {one.place.offset} {row.op}"
-    return derived_change_id(way.source + one.key, at, one.part)
+@lru_cache(maxsize=1024)
+def _time_text(us: int) -> str:
+    return ready_time(_time(us))
 
 
-def _event(table: Table, before: bytes | None, after: bytes | None) -> DomainEvent | None:
-    assert table.event is not None
+def _event(
+    event: Callable[[Any, Any], DomainEvent | None], before: bytes | None, after: bytes | None
+) -> DomainEvent | None:
     try:
-        return table.event(
+        return event(
             None if before is None else _decode(before), None if after is None else _decode(after)
         )
     except EverstateError:

@@ -7,18 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from everstate.config import Config
+from everstate.declarations.captures import Capture, Outbox
 from everstate.log.client import raw_bytes_max
 from everstate.sources.cdc import placeholders
-from everstate.sources.cdc.declaration import Capture, Outbox
 from everstate.sources.cdc.names import CaptureNames
+from everstate.sources.cdc.rows import AGGREGATE, HEARTBEAT, KIND, MESSAGE, SCHEMA, TRANSACTION
 
 POSTGRES_SCHEMA = "everstate_capture"
-"""Where our own tables in a captured PostgreSQL database are."""
+"""Schema of our own tables in a captured PostgreSQL database."""
 
-_CLASSES = {
+CLASSES = {
     "postgresql": "io.debezium.connector.postgresql.PostgresConnector",
     "mariadb": "io.debezium.connector.mariadb.MariaDbConnector",
 }
+SAFE_VERSIONS = {"postgresql": (3, 7)}
+"""Lowest version of Debezium whose task, when it is stopped within a COPY, resumes within it.
+Earlier versions resume after the page of rows, and the rest of the page is lost
+(debezium/dbz#1554)."""
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 _TRANSFORMS = "org.apache.kafka.connect.transforms"
 _NAMED = f"{_TRANSFORMS}.predicates.TopicNameMatches"
@@ -33,12 +38,12 @@ class Address:
     user: str
     database: str
     options: Mapping[str, str]
-    """More of the URL, such as ``sslmode``."""
+    """Options of the URL, such as ``sslmode``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peculiarities:
-    """What a connector must be told of the captured tables, because it cannot see it itself."""
+    """Facts about the captured tables that a connector needs in its settings."""
 
     generated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Table → columns that the database computes and leaves out of its log."""
@@ -52,7 +57,7 @@ class OwnTables:
 
     signals: str
     heartbeats: str | None = None
-    """None: an idle database of this kind keeps nothing that a heartbeat would let go."""
+    """None: this kind of database keeps no log for an idle connector, so it needs no heartbeats."""
     beat: str | None = None
     """Statement that the connector runs with each heartbeat."""
 
@@ -77,11 +82,11 @@ def connector_settings(
     """All settings of the connector of ``capture``.
 
     ``password`` is a reference for Connect's config providers; ``snapshot=False`` begins with
-    what is committed from now on; ``peculiar`` is what the database says of its tables.
+    what is committed from now on; ``peculiar`` are the facts about the database's tables.
     """
     settings = {
         "name": names.connector,
-        "connector.class": _CLASSES[capture.kind],
+        "connector.class": CLASSES[capture.kind],
         "tasks.max": "1",
         "topic.prefix": names.topic_prefix,
         "database.hostname": address.host,
@@ -91,19 +96,19 @@ def connector_settings(
         "table.include.list": ",".join(re.escape(table) for table in capture.captured_tables),
         "snapshot.mode": "initial" if snapshot else "no_data",
         "provide.transaction.metadata": "true" if capture.transactions else "false",
-        "tombstones.on.delete": "true",
+        # The record of a delete is enough; no tombstone after it is needed.
+        "tombstones.on.delete": "false",
         "skipped.operations": "none",
         "decimal.handling.mode": "string",
         "binary.handling.mode": "base64",
         "poll.interval.ms": "50",
-        # Four headers on each record that say which connector it is of, for other tools.
+        # These would be four headers on each record that name its connector, for other tools.
         "extended.headers.enabled": "false",
         "retriable.restart.connector.wait.ms": "1000",
         **_conversion(),
         **_sizes(config),
         **_signalling(config, names, own),
-        **_topics(names, own),
-        **(_shortening(names) if capture.outbox is None else _routing(capture.outbox, names)),
+        **_transforms(capture, names, own),
     }
     if capture.kind == "postgresql":
         settings |= _postgres(capture, names, address)
@@ -114,7 +119,7 @@ def connector_settings(
 
 
 def _keys(peculiar: Peculiarities) -> dict[str, str]:
-    """Keys of messages of tables that have no primary key: those that are declared."""
+    """Message keys for tables without a primary key: the declared key columns."""
     keys = [
         f"{re.escape(t)}:{','.join(columns)}" for t, columns in peculiar.keys.items() if columns
     ]
@@ -122,11 +127,11 @@ def _keys(peculiar: Peculiarities) -> dict[str, str]:
 
 
 def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict[str, str]:
-    """Generated columns, which snapshots would have and PostgreSQL's log has not.
+    """Excludes generated columns, which snapshots would contain and PostgreSQL's log does not.
 
-    What the declaration leaves out is kept; one that says which columns to read is left alone.
-    There is always one column in the list: without any, the connector reads all columns that a
-    table has by then, and a snapshot ends at the first one that it does not know.
+    Columns that the declaration excludes stay excluded; if it declares which columns to include,
+    nothing is set. The list has at least one entry: with an empty list the connector selects all
+    columns that a table has by then, and a snapshot ends at the first one that it does not know.
     """
     if capture.kind != "postgresql" or "column.include.list" in capture.settings:
         return {}
@@ -136,7 +141,7 @@ def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict
 
 
 def not_left_out(settings: Mapping[str, str], peculiar: Peculiarities) -> list[str]:
-    """Generated columns that a connector with these settings does not know of yet."""
+    """Generated columns that a connector with these settings does not exclude yet."""
     if "column.include.list" in settings:
         return []
     known = settings.get("column.exclude.list", "").split(",")
@@ -172,7 +177,7 @@ def _sizes(config: Config) -> dict[str, str]:
         "producer.override.linger.ms": "5",
         "producer.override.batch.size": "262144",
         "topic.creation.default.replication.factor": str(config.log.replication),
-        "topic.creation.default.partitions": str(config.log.partitions),
+        "topic.creation.default.partitions": "1",
     }
 
 
@@ -190,13 +195,52 @@ def _signalling(config: Config, names: CaptureNames, own: OwnTables) -> dict[str
     }
 
 
-def _topics(names: CaptureNames, own: OwnTables) -> dict[str, str]:
-    """Leave out our own signals."""
+def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[str, str]:
+    """Transforms that send all records to the one raw log, in the order of the connector's task.
+
+    A record that is not a row gets a header with its kind before its topic's name is replaced; a
+    row contains the name of its table. Changes of our own signal table are dropped. Notifications
+    go to a topic of their own, for those who follow snapshots and clean nothing.
+    """
+    kinds = {
+        TRANSACTION: re.escape(f"{names.topic_prefix}.transaction"),
+        MESSAGE: re.escape(f"{names.topic_prefix}.message"),
+        HEARTBEAT: re.escape(f"{names.heartbeat_prefix}.{names.topic_prefix}"),
+        SCHEMA: re.escape(names.topic_prefix),
+    }
+    chain, settings = (
+        ["own"],
+        {
+            "transforms.own.type": f"{_TRANSFORMS}.Filter",
+            "transforms.own.predicate": "own",
+            "predicates.own.type": _NAMED,
+            "predicates.own.pattern": _pattern(names, own.signals),
+        },
+    )
+    predicates = ["own"]
+    for kind, pattern in kinds.items():
+        name = kind.decode()
+        chain.append(name)
+        predicates.append(name)
+        settings |= {
+            f"transforms.{name}.type": f"{_TRANSFORMS}.InsertHeader",
+            f"transforms.{name}.header": KIND,
+            f"transforms.{name}.value.literal": name,
+            f"transforms.{name}.predicate": name,
+            f"predicates.{name}.type": _NAMED,
+            f"predicates.{name}.pattern": pattern,
+        }
+    if capture.outbox is not None:
+        chain.append("route")
+        predicates.append("outbox")
+        settings |= _routing(capture.outbox, names)
     return {
-        "transforms.own.type": f"{_TRANSFORMS}.Filter",
-        "transforms.own.predicate": "own",
-        "predicates.own.type": _NAMED,
-        "predicates.own.pattern": _pattern(names, own.signals),
+        **settings,
+        "transforms": ",".join([*chain, "one"]),
+        "transforms.one.type": f"{_TRANSFORMS}.RegexRouter",
+        "transforms.one.regex": f"(?!{re.escape(names.notifications)}$).*",
+        "transforms.one.replacement": names.raw_log,
+        "predicates": ",".join(predicates),
     }
 
 
@@ -205,31 +249,25 @@ def _pattern(names: CaptureNames, table: str) -> str:
     return rf"{re.escape(names.topic_prefix)}\.{re.escape(table)}"
 
 
-def _shortening(names: CaptureNames) -> dict[str, str]:
-    """``<prefix>.<schema>.<table>`` becomes ``<prefix>.<table>``."""
-    return {
-        "transforms": "own,short",
-        "transforms.short.type": f"{_TRANSFORMS}.RegexRouter",
-        "transforms.short.regex": rf"{re.escape(names.topic_prefix)}\.[^.]+\.([^.]+)",
-        "transforms.short.replacement": f"{names.topic_prefix}.$1",
-        "predicates": "own",
-    }
+def writes_one_log(settings: Mapping[str, str], names: CaptureNames) -> bool:
+    """Whether a connector with these settings writes to the one raw log."""
+    return settings.get("transforms.one.replacement") == names.raw_log
 
 
 def _routing(outbox: Outbox, names: CaptureNames) -> dict[str, str]:
-    """Rows of the outbox become records of their aggregate types' topics.
+    """Rows of the outbox become records with their aggregate type in a header.
 
-    The payload stays the text that it is, as one JSON string, and the row's type a header. Without
-    truncations: the router fails at them.
+    The payload stays unchanged text, as one JSON string; the row's type becomes a header.
+    Truncations are skipped, since the router fails on them.
     """
     return {
         "skipped.operations": "t",
-        "transforms": "own,route",
         "transforms.route.type": "io.debezium.transforms.outbox.EventRouter",
         "transforms.route.predicate": "outbox",
-        "transforms.route.route.topic.replacement": f"{names.topic_prefix}.${{routedByValue}}",
-        "transforms.route.table.fields.additional.placement": "type:header:eventType",
-        "predicates": "own,outbox",
+        "transforms.route.route.topic.replacement": names.raw_log,
+        "transforms.route.table.fields.additional.placement": (
+            f"type:header:eventType,aggregatetype:header:{AGGREGATE}"
+        ),
         "predicates.outbox.type": _NAMED,
         "predicates.outbox.pattern": _pattern(names, outbox.table),
     }
@@ -278,8 +316,8 @@ def _mariadb(
         "database.ssl.mode": address.options.get("ssl-mode", "disable"),
         "database.include.list": ",".join(re.escape(name) for name in sorted(databases)),
         "include.schema.changes": "false",
-        # How soon a lost connection is seen and made anew; the connector's own minute is a silence
-        # in which its task says RUNNING.
+        # How soon a lost connection is detected and opened again. With the default of a minute the
+        # task reads nothing meanwhile and is still reported as RUNNING.
         "connect.keep.alive.interval.ms": "5000",
         "time.precision.mode": "microseconds",
         f"{history}.kafka.bootstrap.servers": brokers,

@@ -1,4 +1,4 @@
-"""Values of columns become values of fields: times from numbers, decimals from bytes, JSON."""
+"""Converts values of columns to values of fields: times from numbers, decimals from bytes, JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from pydantic import AwareDatetime, BaseModel, NaiveDatetime
 
-from everstate.sources.cdc.declaration import Convert
+from everstate.declarations.captures import Convert
 from everstate.sources.cdc.rows import Unreadable
 
 Converter = Callable[[Any], Any]
@@ -22,7 +22,7 @@ _OUTSIDE: Final = (
     " say what the field has instead"
 )
 _INFINITIES: Final = ("infinity", "-infinity")
-"""What Debezium writes of a `timestamptz`; of other columns it is a number that is too large."""
+"""How Debezium writes an infinite `timestamptz`; in other columns it writes too large a number."""
 _NUMERIC: Final = {
     "NAN": "NaN",
     "POSITIVE_INFINITY": "Infinity",
@@ -46,7 +46,7 @@ def converter(kind: Convert | str, annotation: Any) -> Converter:
 
 
 def inferred(annotation: Any, times: str) -> Converter | None:
-    """What the field's own type asks for, where a number or text would be read wrongly."""
+    """Converter that the field's type needs, where a raw number or text would be misread."""
     parts = _parts(annotation)
     if parts & {datetime, AwareDatetime, NaiveDatetime}:
         return _time(times, naive=NaiveDatetime in parts, day=False)

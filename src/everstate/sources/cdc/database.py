@@ -1,4 +1,4 @@
-"""What a capture asks of a captured database, whichever kind it is."""
+"""The interface of a captured database that a capture uses, the same for every kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol
 from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities
 
-Outcome = Literal["ok", "warn", "fail"]
+FindingOutcome = Literal["ok", "warn", "fail"]
 Key = Mapping[str, Any] | Sequence[str]
 """Values of a row's key, by column or in the key's order."""
 
@@ -21,37 +21,38 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the doctor looked at."""
+    """The result of one check of `everstate cdc doctor`."""
 
     name: str
-    outcome: Outcome
+    outcome: FindingOutcome
     found: str
     sql: tuple[str, ...] = ()
-    """Statements that mend it, to be run by somebody who may; empty: nothing to mend in SQL."""
+    """SQL statements that repair it, for a user with the rights; empty: SQL cannot repair it, or
+    nothing is wrong."""
     advice: str | None = None
     """What else to do, such as a restart of the server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a connector stands as the database sees it."""
+class ConnectorStanding:
+    """The state of a connector as the database sees it."""
 
     connected: bool
     """A session reads the database's log now; a connector that is RUNNING may have none."""
     behind_bytes: int | None
-    """Log written after what the connector has confirmed; None: cannot be told."""
+    """Bytes of log after the position that the connector has confirmed; None: unknown."""
     held_bytes: int | None
-    """Log that the database keeps because of the connector's slot; None: it has no slots."""
+    """Bytes of log that the database keeps for the connector's slot; None: it has no slot."""
     note: str | None = None
     idle: bool = False
-    """Nothing of the captured tables is in the log after the connector's place, for sure."""
+    """True only if the log after the connector's position has no change of a captured table."""
     is_lost: bool = False
-    """The database has no more what follows the connector's place; ``note`` says why."""
+    """The database no longer has the log after the connector's position; ``note`` says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that was made, or was there already."""
+class SetupStep:
+    """One object that was made, changed or removed, or already was as it should be."""
 
     what: str
     done: Literal["made", "there", "changed", "removed", "kept"]
@@ -69,32 +70,38 @@ class CapturedDatabase(Protocol):
     address: Address
     own: OwnTables
 
-    def prepare(self) -> list[Step]:
+    def prepare(self) -> list[SetupStep]:
         """Make what the connector needs and may make; idempotent."""
 
-    def release(self) -> list[Step]:
-        """Undo what would keep the source from being written, and nothing else."""
+    def release(self) -> list[SetupStep]:
+        """Undo only what makes writes to captured tables fail."""
 
-    def remove(self) -> list[Step]:
+    def remove(self) -> list[SetupStep]:
         """Drop what :meth:`prepare` and the connector made; the connector must be gone."""
 
     def check(self) -> list[Finding]:
-        """Look at every setting and right that the connector needs."""
+        """Check every setting and right that the connector needs."""
 
     def check_tables(self) -> list[Finding]:
-        """Look at the captured tables alone: whether each can be captured right and be written."""
+        """Check only the captured tables: can each be captured correctly, and stay writable."""
 
     def peculiarities(self) -> Peculiarities:
-        """What the connector must be told of the captured tables."""
+        """Properties of the captured tables that the connector's settings must contain."""
 
     def check_condition(self, table: str, condition: str) -> None:
         """Raise CaptureFailed with the database's reason when it refuses an SQL condition."""
 
-    def standing(self, offset: Mapping[str, Any]) -> Standing:
-        """How far the connector is; ``offset`` is what Connect has stored of it."""
+    def identity(self) -> str:
+        """An id that no other database server has, and that a restart does not change."""
+
+    def went_back(self, place: bytes) -> str | None:
+        """Why its log cannot contain a place (``shapes/places``) that was read; None: it can."""
+
+    def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
+        """State of the connector; ``offset`` is its source position as Kafka Connect stores it."""
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Put a signal through the table whose changes the connector reads; no row stays in it."""
+        """Insert a signal into the table whose changes the connector reads; the row is deleted."""
 
     def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
         """SQL condition that holds for the rows with those keys, each in brackets.
@@ -140,7 +147,7 @@ def from_raw(value: Any, kind: str) -> Any:
     if kind in _BINARY:
         return base64.b64decode(str(value), validate=True)
     if isinstance(value, dict | list | float):
-        reason = f"{value!r} cannot be told in SQL as {kind}"
+        reason = f"{value!r} cannot be written in SQL as {kind}"
         raise ValueError(reason)
     return str(value)
 
@@ -149,6 +156,6 @@ def _after_epoch(*, days: int = 0, microseconds: int = 0) -> datetime:
     try:
         found = _EPOCH + timedelta(days=days, microseconds=microseconds)
     except OverflowError as cause:
-        reason = f"{days or microseconds} after 1970 cannot be told"
+        reason = f"{days or microseconds} after 1970 cannot be written in SQL"
         raise ValueError(reason) from cause
     return found.replace(tzinfo=None)

@@ -1,10 +1,11 @@
-"""Incremental snapshots that stop half-way and would keep every later one from being read.
+"""Incremental snapshots that halt half-way and would block every later one.
 
-Debezium reads the tables of all signals one after the other. When it cannot read a chunk, for a
-reason that is no refusal of the database, it logs the reason, streams on, and never reads a chunk
-again: no later snapshot begins. Restarted, its task fails with that reason for ever. What it has
-still to read is a part of the source position that Connect stores for it; pure functions of that
-position are here. :class:`~everstate.sources.cdc.restarting.Restarter` acts on them.
+Debezium reads the tables of all signals one after the other. If it cannot read a chunk, for another
+reason than an SQL error of the database, it logs the reason, continues to stream, and never reads a
+chunk again: no later snapshot begins. After a restart its task fails with that reason every time.
+The tables that it still has to read are a part of the source position that Kafka Connect stores;
+here are pure functions of that position.
+:class:`~everstate.sources.cdc.restarting.Restarter` acts on their results.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _TABLES: Final = f"{_PART}collections"
 _TABLE: Final = f"{_TABLES}_id"
 _PLACE: Final = (f"{_PART}primary_key", f"{_PART}maximum_key")
 _READING: Final = "snapshot.incremental."
-"""In the trace of a task that failed while it read a chunk: the package of that code."""
+"""Java package that is in the stack trace of a task that failed while it read a chunk."""
 _AHEAD_S: Final = 5.0
-"""How much the database's clock may be ahead of ours."""
+"""Seconds by which the database's clock may be ahead of ours."""
 
 SILENT_S: Final = 30.0
-"""How long a snapshot may stay where it is until somebody looks why."""
+"""Seconds without progress of a snapshot until its connector is examined."""
 
-Progress = Literal["goes on", "silent", "halted"]
+CaptureProgress = Literal["goes on", "silent", "halted"]
 
 
 def tables_to_read(position: Mapping[str, Any]) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ def has_failed_reading(trace: str | None) -> bool:
 
 
 def source_time_s(position: Mapping[str, Any]) -> float | None:
-    """When the source wrote what is stored as done, in seconds since 1970."""
+    """When the source wrote the change at the stored position, in seconds since 1970."""
     if "ts_usec" in position:
         return float(position["ts_usec"]) / 1e6
     if "ts_sec" in position:
@@ -62,10 +63,10 @@ def source_time_s(position: Mapping[str, Any]) -> float | None:
 
 
 class SnapshotWatch:
-    """Sees that an incremental snapshot does not go on though its connector does.
+    """Detects an incremental snapshot without progress whose connector still reads changes.
 
-    A chunk is read by the thread that streams. So a connector that has read a change of the source
-    that is newer than the snapshot's last step is reading no chunk, however slow the database is.
+    The thread that streams also reads the chunks. So a connector that has read a change that the
+    source wrote after the snapshot's last step is reading no chunk, however slow the database is.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -74,8 +75,8 @@ class SnapshotWatch:
         self._since_s = 0.0
         self._wait_s = SILENT_S
 
-    def look(self, position: Mapping[str, Any]) -> Progress:
-        """Judge a stored position; ``silent``: nothing of the source was read since, either."""
+    def look(self, position: Mapping[str, Any]) -> CaptureProgress:
+        """Judge a stored position; ``silent``: no change of the source was read since, either."""
         part = {name: value for name, value in position.items() if name.startswith(_PART)}
         now_s = self._clock()
         if part != self._part:
@@ -85,6 +86,6 @@ class SnapshotWatch:
         read_s = source_time_s(position)
         if read_s is None or read_s < self._since_s + _AHEAD_S:
             return "silent"
-        # Asked again later: a connector that was restarted needs a while to read its chunk.
+        # Judged again later: a connector that was restarted needs a while to read its chunk.
         self._since_s, self._wait_s = now_s, self._wait_s * 2
         return "halted"

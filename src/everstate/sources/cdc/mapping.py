@@ -10,14 +10,15 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from everstate.changes import EntityType
+from everstate.changes.keys import check_key
+from everstate.declarations.captures import Capture, Table, Translation
 from everstate.errors import InvalidChange
 from everstate.sources.cdc.convert import Converter, converter, inferred
-from everstate.sources.cdc.declaration import Capture, Table, Translation
-from everstate.sources.cdc.rows import SourceRow, Unreadable
+from everstate.sources.cdc.rows import SNAPSHOT, SourceRow, Unreadable
 
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
 _SHAPES_MAX: Final = 1_000
-"""Sources that give changed columns only give them in many combinations."""
+"""Limit of the cache: sources that give only changed columns give many combinations of them."""
 _NO_CODES: Final[dict[str, Any]] = {}
 _USERS: Final = ("user_name", "user", "username")
 _PROVENANCE: Final = (
@@ -32,44 +33,58 @@ _PROVENANCE: Final = (
 
 
 class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
-    """What one source row says of one entity; small enough to be sent and kept by thousands.
+    """One source row as a row of its entity; small enough to be sent and kept by thousands.
 
-    One of ``state`` (the whole state after, encoded), ``known`` (fields known after) and neither
-    (deleted) is set. ``before`` is the whole state before where the source is believed.
+    Either ``state`` (the whole state after, encoded) or ``known`` (the fields known after) is set,
+    or neither (deleted). ``before`` is the whole state before, where the before image is trusted.
     """
 
     table: str
     op: str
     key: str
     columns: dict[str, Any]
-    """Key columns as the source has them: how a snapshot of the row is asked for."""
+    """Key columns as the source has them, with which a snapshot of the row is requested."""
     state: bytes | None = None
     known: Mapping[str, Any] | None = None
     covers: bool = False
-    """Whether ``known`` lacks nothing: only codes have to be looked up."""
+    """Whether ``known`` has all fields, so that only names of codes have to be looked up."""
     codes: dict[str, Any] = {}
-    """Field → code that an entity type has the name of."""
+    """Field → code, whose name is looked up in entities of another type."""
     before: bytes | None = None
     moved_from: str | None = None
     position: dict[str, list[int | str]] = {}
+    """Source position, by scheme; the driver puts the epoch in front of each."""
     order: tuple[int, ...] = ()
+    """Unused; rows that earlier versions stored in the held topic contain it."""
     transaction: str | None = None
     index: int | None = None
     time_us: int | None = None
     is_snapshot: bool = False
     provenance: dict[str, str] = {}
-    """Provenance that the row itself tells."""
+    """Provenance from the row itself."""
     user: str | None = None
     parents: list[tuple[str, str]] = []
-    """Entity type and key of each parent that the row names."""
+    """Entity type and key of each parent that the row refers to."""
     at: tuple[str, int, int] | None = None
     """Topic, partition and offset of its record, once it has been held."""
     count: int | None = None
     """Rows of its transaction, once it has been held."""
+    place: bytes | None = None
+    """Its place in the stream that its connector writes (``shapes/places``)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether plain columns can hold all of it: it is whole, and its key was not changed."""
+        return (
+            (self.state is not None or self.op == "d")
+            and self.known is None
+            and self.moved_from is None
+            and self.is_snapshot == (self.op == "r")
+        )
 
 
 class _Column:
-    """What becomes of one column: its field and how its values are read."""
+    """How one column is mapped: its field, and how its values are converted."""
 
     __slots__ = ("convert", "field", "names", "translation")
 
@@ -90,11 +105,11 @@ class _Column:
 
 
 class _Shape(NamedTuple):
-    """What becomes of the columns of an image, found out once for all that have these columns."""
+    """How the columns of an image are mapped, computed once for all images with these columns."""
 
     columns: tuple[_Column | None, ...]
     is_plain: bool
-    """Whether the image already is what its fields are: no name and no value is another one."""
+    """Whether the image itself can be used as the fields: no name and no value is converted."""
 
 
 class TableMapping:
@@ -119,13 +134,17 @@ class TableMapping:
             field: column.lower() for field, column in audit.columns.items() if field in _PROVENANCE
         }
         self._source = {f: name for f, name in audit.source.items() if f in _PROVENANCE}
-        self._whole_before = table.before == "whole" or (
+        self.believes_before = table.before == "whole" or (
             table.before == "auto" and capture.kind != "postgresql"
         )
+        self.asks_source, self.audits = bool(self._source), bool(self._audit)
+        """Whether provenance is taken from the message's source block, or from columns."""
+        self._digits: tuple[bytes, int] | None = None
+        """Start of a message's key up to the number that is the entity's key, and its length."""
         self._needed = frozenset(self._fields) - set(table.computed)
 
-    def key_if_told(self, row: SourceRow) -> tuple[str | None, dict[str, Any]]:
-        """Entity key and key columns of a row that could not be mapped, where they are told."""
+    def key_if_present(self, row: SourceRow) -> tuple[str | None, dict[str, Any]]:
+        """Entity key and key columns of a row that could not be mapped, if the row has them."""
         try:
             columns = self._key_columns(row)
             return self.key_of(columns), columns
@@ -141,6 +160,11 @@ class TableMapping:
                 return by
         raise KeyError(field)
 
+    def named(self, row: SourceRow) -> CleanRow:
+        """The row with its key, position and transaction only; raises Unreadable as :meth:`map`."""
+        columns = self._key_columns(row) if row.op != "t" else {}
+        return self._row(row, self.key_of(columns) if columns else "", columns)
+
     def map(self, row: SourceRow) -> CleanRow:
         """Row of the entity type; raises Unreadable with the reason it cannot be one.
 
@@ -152,19 +176,17 @@ class TableMapping:
         key = self.key_of(columns)
         clean = self._row(row, key, columns)
         if row.moved_from is not None:
-            clean.moved_from = self.key_of(row.moved_from)
-            if clean.moved_from == key:
-                clean.moved_from = None
+            clean.moved_from = self._former_key(row.moved_from, key)
         clean.provenance, clean.user = self._provenance(row)
-        if row.before and self._whole_before:
-            clean.before = self._whole(row.before, row.types)
+        if row.before and self.believes_before:
+            clean.before = self.whole(row.before, row.types)
         if row.op == "d":
             return clean
         if row.after is None:
             raise Unreadable("it does not say what the row is now")
-        fields, codes = self._mapped(row.after, row.types)
-        if self.table.parents:
-            clean.parents = self._parents(fields)
+        fields, codes = self.fields(row.after, row.types)
+        if self.table.parents and self.capture.parents_first:
+            clean.parents = self.parents(fields)
         if row.is_whole or self._needed <= fields.keys():
             if codes:
                 clean.known, clean.codes, clean.covers = fields, codes, True
@@ -175,7 +197,7 @@ class TableMapping:
         return clean
 
     def encode(self, fields: Mapping[str, Any], key: str) -> bytes:
-        """JSON of a whole state, computed fields made and all of it checked by the model."""
+        """JSON of a whole state, with computed fields added and validated by the model."""
         state = fields
         if self.table.computed:
             state = dict(fields)
@@ -203,6 +225,29 @@ class TableMapping:
             state = {name: value for name, value in state.items() if name in self._fields}
         return self.entity_type.validate(state)
 
+    def quick_key(self, key: bytes) -> str | None:
+        """Entity key of a message's key that is one whole number; ``None``: ask :meth:`key_of`."""
+        if self._digits is None:
+            self._digits = self._number_key(key)
+        prefix, length = self._digits
+        number = key[length:-1]
+        if length and number.isdigit() and key.startswith(prefix):
+            return number.decode()
+        return None
+
+    def _number_key(self, key: bytes) -> tuple[bytes, int]:
+        """Start, and its length, of message keys whose one column is the entity's ``int`` key."""
+        name, _, _ = key.partition(b":")
+        column = self._column(msgspec.json.decode(name[1:]), None)
+        fits = (
+            column is not None
+            and column.convert is None
+            and column.field == self.entity_type.key
+            and self._fields.get(column.field) is int
+        )
+        prefix = name + b":" if fits else b""
+        return prefix, len(prefix)
+
     def key_of(self, columns: Mapping[str, Any]) -> str:
         """Entity key of the values of the key columns."""
         fields = {}
@@ -224,7 +269,18 @@ class TableMapping:
             raise Unreadable(
                 f"key {wanted} does not follow from the key columns {', '.join(columns) or 'none'}"
             )
-        return str(found)
+        try:
+            return check_key(self.entity_type.name, str(found))
+        except InvalidChange as cause:
+            raise Unreadable(f"key {wanted}: {cause.reason}") from cause
+
+    def _former_key(self, columns: Mapping[str, Any], key: str) -> str | None:
+        """The key that a row had before, if it was another one under which an entity can be."""
+        try:
+            former = self.key_of(columns)
+        except Unreadable:
+            return None  # no change was ever published under it
+        return None if former == key else former
 
     def _checked(self, column: _Column, value: Any) -> Any:
         field = column.field
@@ -249,18 +305,16 @@ class TableMapping:
 
     def _row(self, row: SourceRow, key: str, columns: dict[str, Any]) -> CleanRow:
         transaction = row.transaction
-        epoch = self.capture.epoch
         return CleanRow(
             table=self.name,
             op=row.op,
             key=key,
             columns=columns,
-            position={scheme: [epoch, *place] for scheme, place in row.position.items()},
-            order=(epoch, *row.order) if row.order else (),
+            position=position_in(row),
             transaction=None if transaction is None else transaction.id,
-            index=None if transaction is None else transaction.order,
             time_us=row.time_us,
             is_snapshot=row.is_snapshot,
+            place=row.place,
         )
 
     def _key_columns(self, row: SourceRow) -> dict[str, Any]:
@@ -272,11 +326,11 @@ class TableMapping:
         for name in names:
             value = None if after is None else after.get(name)
             if value is None:
-                value = _told(name, [side for side in (after, row.key, row.before) if side])
+                value = _first_value(name, [side for side in (after, row.key, row.before) if side])
             found[name] = value
         return found
 
-    def _mapped(
+    def fields(
         self, image: Mapping[str, Any], types: Mapping[str, str]
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Fields and codes of an image's columns."""
@@ -326,15 +380,15 @@ class TableMapping:
             raise Unreadable(f"{column.field}: code {value!r} has no name in the translation")
         return column.names[value]
 
-    def _column(self, name: str, told: str | None) -> _Column | None:
-        """What becomes of a column, found out once; ``told``: its conversion, by the message."""
-        if (name, told) in self._columns:
-            return self._columns[name, told]
+    def _column(self, name: str, declared: str | None) -> _Column | None:
+        """How a column is mapped, computed once; ``declared``: its type in the schema."""
+        if (name, declared) in self._columns:
+            return self._columns[name, declared]
         lower = name.lower()
         field = self._named.get(lower) or self._field(name)
         found = None
         if field in self._fields and lower not in self._dropped:
-            kind = self._types.get(lower) or told
+            kind = self._types.get(lower) or declared
             annotation = self._fields[field]
             codes = self._codes.get(lower)
             if kind is not None:
@@ -344,9 +398,9 @@ class TableMapping:
             dynamic = codes if isinstance(codes, Translation) else None
             names = None if dynamic is not None or codes is None else codes
             found = _Column(field, convert, names, dynamic)  # type: ignore[arg-type]
-        elif lower not in self._dropped and told is None and self._feeds_key(name):
+        elif lower not in self._dropped and declared is None and self._feeds_key(name):
             found = _Column(field, None, None, None)
-        self._columns[name, told] = found
+        self._columns[name, declared] = found
         return found
 
     def _feeds_key(self, name: str) -> bool:
@@ -360,10 +414,12 @@ class TableMapping:
             return name.lower()
         return _SNAKE.sub("_", name).lower()
 
-    def _whole(self, image: Mapping[str, Any], types: Mapping[str, str]) -> bytes | None:
-        """State of an image before; ``None`` when it lacks a field or is none: it is optional."""
+    def whole(self, image: Mapping[str, Any] | None, types: Mapping[str, str]) -> bytes | None:
+        """State of a before image; ``None`` if there is none, or it is incomplete or invalid."""
+        if not image:
+            return None
         try:
-            fields, codes = self._mapped(image, types)
+            fields, codes = self.fields(image, types)
             if codes or self._needed - fields.keys():
                 return None
             state = {**fields}
@@ -373,12 +429,22 @@ class TableMapping:
         except (Unreadable, InvalidChange):
             return None
 
-    def _parents(self, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def parents(self, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Entity type and key of each parent that a row refers to."""
         return [
             (entity, str(fields[field]))
             for field, entity in self.table.parents.items()
             if fields.get(field) is not None
         ]
+
+    def audit(self, image: Mapping[str, Any]) -> dict[str, str]:
+        """Provenance from the audit columns of a row."""
+        lower = {column.lower(): value for column, value in image.items()}
+        return {
+            field: str(lower[column])
+            for field, column in self._audit.items()
+            if lower.get(column) not in (None, "")
+        }
 
     def _provenance(self, row: SourceRow) -> tuple[dict[str, str], str | None]:
         source, found = row.source, {}
@@ -387,18 +453,25 @@ class TableMapping:
                 found[field] = str(source[name])
         image = row.after if row.after is not None else row.before
         if self._audit and image is not None:
-            lower = {column.lower(): value for column, value in image.items()}
-            for field, column in self._audit.items():
-                if lower.get(column) not in (None, ""):
-                    found[field] = str(lower[column])
+            found |= self.audit(image)
         for name in _USERS:
             if source.get(name):
                 return found, str(source[name])
         return found, None
 
 
-def _told(name: str, sides: list[Mapping[str, Any]]) -> Any:
-    """Value of a key column of the first side that has it, in any case of its letters."""
+def position_in(row: SourceRow) -> dict[str, list[int | str]]:
+    """Position of a row in the source's log, by scheme, without the epoch."""
+    position = {scheme: list(place) for scheme, place in row.position.items()}
+    if row.is_snapshot:
+        # A snapshot has no exact position in the log: a transaction that was open when it was
+        # taken is emitted later, with rows that were logged before.
+        return {SNAPSHOT + scheme: place for scheme, place in position.items()}
+    return position
+
+
+def _first_value(name: str, sides: list[Mapping[str, Any]]) -> Any:
+    """Value of a key column from the first side that has it; an exact name wins over its case."""
     for side in sides:
         if side.get(name) is not None:
             return side[name]

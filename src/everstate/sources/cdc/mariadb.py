@@ -1,23 +1,25 @@
-"""A captured MariaDB database: our table, rights, and how far the connector's dump is."""
+"""A captured MariaDB database: our table, rights, and how far the connector has read the binlog."""
 
 from __future__ import annotations
 
+import re
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from everstate.declarations.captures import Capture
 from everstate.errors import HIDDEN, CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
 from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities
 from everstate.sources.cdc.database import (
+    ConnectorStanding,
     Finding,
     Key,
-    Standing,
-    Step,
+    SetupStep,
     from_raw,
     key_values,
 )
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.mariadb_checks import (
     check_tables,
     checks,
@@ -26,6 +28,7 @@ from everstate.sources.cdc.mariadb_checks import (
     quoted,
 )
 from everstate.sources.cdc.names import CaptureNames
+from everstate.sources.cdc.shapes.places import binlog_place
 from everstate.telemetry import without_secret
 
 if TYPE_CHECKING:
@@ -36,11 +39,16 @@ _EVENTS_MAX: Final = 2_000
 _LOG_START: Final = 4
 _AWAY: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
 """Codes of a server that does not answer now; every other one is a refusal."""
+_TLS_MODES: Final = ("disable", "trust", "verify-ca", "verify-full")
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
 
 
 def mariadb_address(dsn: str) -> tuple[Address, str]:
-    """Address and password of ``mariadb://user:password@host:port/db``; raises InvalidConfig."""
+    """Address and password of ``mariadb://user:password@host:port/db``; raises InvalidConfig.
+
+    ``?ssl-mode=`` is `disable`, `trust` (encrypted, any certificate), `verify-ca` or `verify-full`;
+    the last two need ``&ssl-ca=``, a PEM file. Any other option is refused, and never ignored.
+    """
     try:
         parts = urlsplit(dsn)
         port = parts.port or 3306
@@ -53,27 +61,57 @@ def mariadb_address(dsn: str) -> tuple[Address, str]:
             "mariadb://user:password@host:port/database, with %40 for @, %25 for %, %2F for /, "
             "%3F for ? and %23 for # in the password",
         )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    mode = options.get("ssl-mode", "disable")
+    verifies = mode.startswith("verify-")
+    if (
+        options.keys() - {"ssl-mode", "ssl-ca"}
+        or mode not in _TLS_MODES
+        or verifies != ("ssl-ca" in options)
+    ):
+        raise InvalidConfig(
+            "dsn of the capture",
+            HIDDEN,
+            f"no options but ssl-mode ({', '.join(_TLS_MODES)}) and, where a certificate is "
+            "verified, ssl-ca (a PEM file)",
+        )
     address = Address(
         host=parts.hostname,
         port=port,
         user=unquote(parts.username),
         database=unquote(parts.path.lstrip("/")),
-        options=dict(parse_qsl(parts.query)),
+        options=options,
     )
     return address, unquote(parts.password or "")
+
+
+def _tls(address: Address) -> ssl.SSLContext | None:
+    """TLS settings of the connection; raises InvalidConfig for an invalid certificate file."""
+    mode, authority = address.options.get("ssl-mode", "disable"), address.options.get("ssl-ca")
+    if mode == "disable":
+        return None
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except (OSError, ssl.SSLError) as cause:
+        raise InvalidConfig("ssl-ca", authority, "a PEM file with certificates") from cause
+    context.check_hostname = mode == "verify-full"
+    if mode == "trust":
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def mariadb_own(capture: Capture, names: CaptureNames) -> OwnTables:
     """Our table of one capture, in the database of its first table.
 
-    An idle connector has no place to lose here, and beats only when something is in the binlog.
+    There is no table for heartbeats: MariaDB keeps no log for an idle connector, and the connector
+    sends heartbeats only while the binlog has new events.
     """
     database = capture.captured_tables[0].partition(".")[0]
     return OwnTables(f"{database}.everstate_signals_{names.identifier}")
 
 
 class MariaDatabase:
-    """A captured MariaDB database, spoken to as the connector's own user."""
+    """A connection to a captured MariaDB database, as the connector's own user."""
 
     def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
         self._capture, self._names = capture, names
@@ -89,6 +127,7 @@ class MariaDatabase:
                 database=self.address.database or None,
                 autocommit=True,
                 connect_timeout=_CONNECT_S,
+                ssl=_tls(self.address),
                 charset="utf8mb4",
                 cursorclass=driver.cursors.DictCursor,
             )
@@ -97,37 +136,37 @@ class MariaDatabase:
         """Close the connection."""
         self._connection.close()
 
-    def prepare(self) -> list[Step]:
+    def prepare(self) -> list[SetupStep]:
         """Make our table; there is nothing else to make in MariaDB."""
         table = self.own.signals
         with self._translated("preparing"):
             there = own_columns(self._rows, table)
             if not there:
                 self._rows(create_table(table))
-        return [Step(f"table {table}", "there" if there else "made")]
+        return [SetupStep(f"table {table}", "there" if there else "made")]
 
-    def release(self) -> list[Step]:
-        """Nothing: a capture keeps no row of MariaDB from being changed."""
+    def release(self) -> list[SetupStep]:
+        """Nothing to do: a capture never makes writes to MariaDB fail."""
         return []
 
-    def remove(self) -> list[Step]:
+    def remove(self) -> list[SetupStep]:
         """Drop our table."""
         with self._translated("removing"):
             self._rows(f"DROP TABLE IF EXISTS {quoted(self.own.signals)}")
-        return [Step(f"table {self.own.signals}", "removed")]
+        return [SetupStep(f"table {self.own.signals}", "removed")]
 
     def check(self) -> list[Finding]:
-        """Look at the binlog's settings, rights, tables and our tables."""
+        """Check the binlog's settings, rights, the captured tables and our table."""
         with self._translated("checking"):
             return checks(self._rows, self._capture, self.own)
 
     def check_tables(self) -> list[Finding]:
-        """Look at keys and foreign keys of the captured tables."""
+        """Check keys and foreign keys of the captured tables."""
         with self._translated("checking the tables"):
             return check_tables(self._rows, self._capture, self.own)
 
     def peculiarities(self) -> Peculiarities:
-        """Tables without a primary key; generated columns are in the binlog as others are."""
+        """Tables without a primary key; generated columns are in the binlog like all others."""
         with self._translated("reading the tables"):
             keys = {
                 table: mapping.key_columns
@@ -141,8 +180,30 @@ class MariaDatabase:
         with self._translated(f"looking at the condition {condition}"):
             self._rows(f"EXPLAIN SELECT 1 FROM {quoted(table)} WHERE ({condition})")
 
-    def standing(self, offset: Mapping[str, Any]) -> Standing:
-        """Whether a session of the connector's user reads the binlog, and what it has not read."""
+    def identity(self) -> str:
+        """The server's unique id, where it has one; else its name and number."""
+        with self._translated("asking which server it is"):
+            known = self._rows("SHOW GLOBAL VARIABLES LIKE 'server_uid'")
+            if known:
+                return f"server {known[0]['Value']}"
+            row = self._rows("SELECT @@hostname AS name, @@server_id AS id")[0]
+        return f"server {row['name']} {row['id']}"
+
+    def went_back(self, place: bytes) -> str | None:
+        """Why the binlog cannot contain that place: it ends before it (a reset or a restore)."""
+        read = binlog_place(place)
+        if read is None:
+            return None
+        with self._translated("asking where the binlog ends"):
+            last = self._rows("SHOW BINARY LOGS")[-1]
+        found = re.findall(r"[0-9]+", str(last["Log_name"]))
+        at = (int(found[-1]) if found else 0, int(last["File_size"]))
+        if at >= read:
+            return None
+        return f"its binlog ends at {last['Log_name']}, and file {read[0]} was read of it before"
+
+    def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
+        """Whether a session of the connector's user reads the binlog, and how much is unread."""
         with self._translated("asking for the binlog"):
             dumps = self._rows(
                 "SELECT id FROM information_schema.processlist "
@@ -153,18 +214,22 @@ class MariaDatabase:
             newest = str(self._rows("SELECT @@global.gtid_binlog_pos AS at")[0]["at"])
         sizes = [(str(row["Log_name"]), int(row["File_size"])) for row in logs]
         if newest and _gtids(newest) == _gtids(str(offset.get("gtids", ""))):
-            # A connector that begins by GTID stores the binlog's first place until it sees a row.
-            return Standing(bool(dumps), 0, None, idle=True)
+            # A connector that starts from a GTID stores the binlog's start until it reads a row.
+            return ConnectorStanding(bool(dumps), 0, None, idle=True)
         file, position = offset.get("file"), offset.get("pos")
         if file is None or position is None:
-            return Standing(bool(dumps), None, None, "the connector has stored no position yet")
+            return ConnectorStanding(
+                bool(dumps), None, None, "the connector has stored no position yet"
+            )
         named = [name for name, _size in sizes]
         if file not in named:
             note = f"the server has removed {file}, which the connector needs"
-            return Standing(bool(dumps), None, None, note, is_lost=True)
+            return ConnectorStanding(bool(dumps), None, None, note, is_lost=True)
         after = sizes[named.index(file) :]
         behind = max(0, sum(size for _name, size in after) - int(position))
-        return Standing(bool(dumps), behind, None, idle=self._is_idle(after, int(position)))
+        return ConnectorStanding(
+            bool(dumps), behind, None, idle=self._is_idle(after, int(position))
+        )
 
     def _is_idle(self, logs: list[tuple[str, int]], position: int) -> bool:
         """Whether nothing of the captured tables is in the binlog after ``position``."""
@@ -185,7 +250,7 @@ class MariaDatabase:
         return True
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Put a signal through our table; the connector reads it in the log, so no row stays."""
+        """Insert a signal into our table and delete it; the connector reads it from the binlog."""
         table = quoted(self.own.signals)
         with self._translated("signalling"):
             self._connection.begin()
@@ -201,7 +266,7 @@ class MariaDatabase:
                 raise
 
     def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
-        """Condition on the primary key's columns, each value as a literal."""
+        """Condition on the key's columns, each value as a literal."""
         with self._translated("reading the key"):
             columns = self._key(table)
         return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
@@ -259,7 +324,7 @@ class MariaDatabase:
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        """Turn what MariaDB says into errors of ours."""
+        """Translate MariaDB's errors into ours."""
         driver = _driver(self._capture)
         where = f"{self.address.host}:{self.address.port}/{self.address.database}"
         try:
@@ -281,7 +346,7 @@ def _gtids(text: str) -> set[str]:
 
 
 def _driver(capture: Capture) -> Any:
-    """The module pymysql, which is asked for only where MariaDB is captured."""
+    """The module pymysql, which is imported only where MariaDB is captured."""
     try:
         import pymysql
         import pymysql.cursors

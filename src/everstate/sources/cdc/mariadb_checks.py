@@ -1,4 +1,4 @@
-"""What the doctor looks at in a captured MariaDB database, and the SQL that mends it."""
+"""The doctor's checks of a captured MariaDB database, with the SQL that repairs it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import OwnTables
-from everstate.sources.cdc.database import Finding, Outcome
-from everstate.sources.cdc.declaration import Capture
+from everstate.sources.cdc.database import Finding, FindingOutcome
 
-Rows = Callable[..., list[dict[str, Any]]]
+RunQuery = Callable[..., list[dict[str, Any]]]
 """Runs one query with its arguments."""
 
-_WANTED: Final[dict[str, tuple[str, Outcome, str]]] = {
+_WANTED: Final[dict[str, tuple[str, FindingOutcome, str]]] = {
     "binlog_format": ("ROW", "fail", "no row is in the log otherwise"),
-    "binlog_row_image": ("FULL", "fail", "unchanged columns are not told otherwise"),
+    "binlog_row_image": ("FULL", "fail", "otherwise the log lacks columns that did not change"),
     "binlog_row_metadata": ("FULL", "warn", "column names in the log keep schema changes safe"),
     "gtid_strict_mode": ("ON", "warn", "a replica that is promoted keeps the same order"),
 }
+_POSITIONS: Final = "binlog_legacy_event_pos"
+"""MariaDB from 11.4 on leaves out the positions of events within a transaction, unless it is ON."""
 _KEEP_S_MIN: Final = 86_400
 _GLOBAL: Final = {
     "RELOAD": ("RELOAD",),
@@ -26,7 +28,7 @@ _GLOBAL: Final = {
     "REPLICATION SLAVE": ("REPLICATION SLAVE",),
     "BINLOG MONITOR": ("BINLOG MONITOR", "REPLICATION CLIENT"),
 }
-"""Right of the whole server → names that it has had."""
+"""Server-wide right → its names in all versions of MariaDB."""
 _OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _CASCADE: Final = re.compile(
     r"CONSTRAINT `(?P<name>[^`]+)` FOREIGN KEY .*? ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
@@ -34,8 +36,8 @@ _CASCADE: Final = re.compile(
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
 
-def checks(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
-    """Everything that the connector needs; a few round trips, nothing is changed."""
+def checks(rows: RunQuery, capture: Capture, own: OwnTables) -> list[Finding]:
+    """Check everything that the connector needs; a few round trips, nothing is changed."""
     looked = _Checks(rows, capture, own)
     rights = looked.global_rights()
     return [
@@ -44,20 +46,22 @@ def checks(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
         rights,
         *(looked.logged() if rights.outcome == "ok" else ()),
         *looked.tables(),
+        *looked.positions(),
         looked.own_table(),
     ]
 
 
-def check_tables(rows: Rows, capture: Capture, own: OwnTables) -> list[Finding]:
-    """What concerns the captured tables alone."""
-    return _Checks(rows, capture, own).tables()
+def check_tables(rows: RunQuery, capture: Capture, own: OwnTables) -> list[Finding]:
+    """Check the captured tables only, and that their rows can be told apart."""
+    looked = _Checks(rows, capture, own)
+    return [*looked.tables(), *looked.positions()]
 
 
 class _Checks:
-    def __init__(self, rows: Rows, capture: Capture, own: OwnTables) -> None:
+    def __init__(self, rows: RunQuery, capture: Capture, own: OwnTables) -> None:
         self._rows, self._capture, self._own = rows, capture, own
         names = [*_WANTED, "log_bin", "server_id", "binlog_expire_logs_seconds",
-                 "expire_logs_days", "gtid_domain_id"]  # fmt: skip
+                 "expire_logs_days", "gtid_domain_id", _POSITIONS]  # fmt: skip
         listed = ", ".join(["%s"] * len(names))
         found = rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})", *names)
         self._settings = {row["Variable_name"]: str(row["Value"]) for row in found}
@@ -69,7 +73,7 @@ class _Checks:
         found = str(self._rows("SELECT version() AS v")[0]["v"])
         if "mariadb" in found.lower():
             return Finding("version", "ok", found)
-        advice = "This connector is for MariaDB; with MySQL transactions would not be told."
+        advice = "This connector is for MariaDB; with MySQL it would not report transactions."
         return Finding("version", "fail", found, advice=advice)
 
     def log(self) -> list[Finding]:
@@ -92,6 +96,18 @@ class _Checks:
         findings.append(self._server_id())
         findings.append(self._retention())
         return findings
+
+    def positions(self) -> list[Finding]:
+        """Whether events of a transaction have their positions; older servers always write them."""
+        found = self._settings.get(_POSITIONS)
+        if found is None:
+            return []
+        if found in ("ON", "1"):
+            return [Finding(_POSITIONS, "ok", found)]
+        why = "rows of one transaction have one position: re-read rows look like new ones"
+        advice = "Put it into the configuration file too. It holds for transactions from then on."
+        statement = f"SET GLOBAL {_POSITIONS} = ON;"
+        return [Finding(_POSITIONS, "fail", f"{found}: {why}", (statement,), advice)]
 
     def _server_id(self) -> Finding:
         found = self._settings.get("server_id", "0")
@@ -123,11 +139,11 @@ class _Checks:
         return Finding("rights", "fail", f"{self._user} lacks {', '.join(missing)}", (statement,))
 
     def logged(self) -> list[Finding]:
-        """Databases that the server is told to leave out of its binlog."""
+        """Captured databases that the server is configured to leave out of its binlog."""
         findings = []
-        told = next(iter(self._rows("SHOW MASTER STATUS")), {})
-        only = _listed(told.get("Binlog_Do_DB"))
-        ignored = _listed(told.get("Binlog_Ignore_DB"))
+        status = next(iter(self._rows("SHOW MASTER STATUS")), {})
+        only = _listed(status.get("Binlog_Do_DB"))
+        ignored = _listed(status.get("Binlog_Ignore_DB"))
         for database in sorted({t.partition(".")[0] for t in self._capture.captured_tables}):
             if database in ignored or (only and database not in only):
                 found = f"the server leaves changes of {database} out of its binlog"
@@ -140,7 +156,7 @@ class _Checks:
         for table in self._capture.captured_tables:
             database, _, name = table.partition(".")
             found = self._rows(
-                # Constraints are shown to those only who may write; columns to all who may read.
+                # Constraints are visible only with a right to write; columns with a right to read.
                 "SELECT sum(column_key = 'PRI') AS keyed FROM information_schema.columns "
                 "WHERE table_schema = %s AND table_name = %s HAVING count(*) > 0",
                 database,
@@ -159,7 +175,7 @@ class _Checks:
         return findings
 
     def _cascades(self, table: str) -> list[Finding]:
-        """Foreign keys by which the server changes rows without a word in its binlog."""
+        """Foreign keys whose actions change rows without a record in the binlog."""
         made = self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0]
         actions = sorted({m["name"] for m in _CASCADE.finditer(str(made.get("Create Table")))})
         if not actions:
@@ -212,8 +228,8 @@ def _listed(names: object) -> set[str]:
     return {name.strip() for name in str(names or "").split(",") if name.strip()}
 
 
-def own_columns(rows: Rows, table: str) -> list[str]:
-    """Columns of our table; empty when it is not there, or cannot be seen."""
+def own_columns(rows: RunQuery, table: str) -> list[str]:
+    """Columns of our table; empty when it does not exist, or is not visible."""
     database, _, name = table.partition(".")
     found = rows(
         "SELECT column_name AS name FROM information_schema.columns "
@@ -225,7 +241,7 @@ def own_columns(rows: Rows, table: str) -> list[str]:
 
 
 def create_table(table: str, *, careful: bool = False) -> str:
-    """The statement that makes our table; ``careful``: it may be there."""
+    """The statement that makes our table; ``careful``: the table may exist already."""
     columns = "id varchar(64) PRIMARY KEY, type varchar(64) NOT NULL, data text"
     return f"CREATE TABLE {'IF NOT EXISTS ' if careful else ''}{quoted(table)} ({columns})"
 
@@ -236,7 +252,7 @@ def quoted(name: str) -> str:
 
 
 def _grants(lines: Iterable[object]) -> dict[str, set[str]]:
-    """Scope (``*.*``, ``db.*``, ``db.table``) → rights, of what SHOW GRANTS says."""
+    """Scope (``*.*``, ``db.*``, ``db.table``) → rights, from the lines of SHOW GRANTS."""
     found: dict[str, set[str]] = {}
     for line in lines:
         match = _GRANT.match(str(line))

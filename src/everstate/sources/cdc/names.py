@@ -1,4 +1,4 @@
-"""What a capture is called in the database, in Connect and in the log."""
+"""The names that a capture uses in the database, in Kafka Connect and in the log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 import zlib
 from dataclasses import dataclass
 
+from everstate.declarations.captures import Capture, topic_table
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.declaration import Capture, topic_table
 
 _IDENTIFIER_MAX = 44
-"""With what is put before it, every name stays within the 63 bytes of a database."""
+"""With its prefixes every name then fits in PostgreSQL's limit of 63 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class CaptureNames:
 
     @property
     def identifier(self) -> str:
-        """Slot and publication; part of the names of our tables."""
+        """Name of the slot and the publication; part of the names of our tables."""
         name = re.sub(r"[^a-z0-9_]", "_", f"{self.prefix}_{self.source}".lower())
         if len(name) <= _IDENTIFIER_MAX:
             return name
@@ -37,32 +37,27 @@ class CaptureNames:
 
     @property
     def server_id(self) -> int:
-        """Number that the connector has as a replica of MariaDB; unlike those people choose."""
+        """The connector's ``server_id`` as a replica of MariaDB, above the usual numbers."""
         return 1_000_000_000 + zlib.crc32(self.connector.encode()) % 1_000_000_000
 
     @property
     def topic_prefix(self) -> str:
-        """What the raw topics of this capture begin with."""
+        """What Debezium puts before the names of its own topics."""
         return TopicNames(self.prefix).raw_prefix(self.source)
 
     @property
-    def transactions(self) -> str:
-        """Topic of the transactions' beginnings and ends."""
-        return TopicNames(self.prefix).raw(self.source, "transaction")
-
-    @property
-    def messages(self) -> str:
-        """Topic of PostgreSQL's logical messages."""
-        return TopicNames(self.prefix).raw(self.source, "message")
+    def raw_log(self) -> str:
+        """The one raw topic, with everything that the connector writes, in its order."""
+        return TopicNames(self.prefix).raw_prefix(self.source)
 
     @property
     def notifications(self) -> str:
-        """Topic in which the connector tells how its snapshots go."""
+        """Topic in which the connector reports the progress of its snapshots."""
         return TopicNames(self.prefix).capture(self.source, "notifications")
 
     @property
     def schema_history(self) -> str:
-        """Topic in which the MariaDB connector remembers the tables' past definitions."""
+        """Topic in which the MariaDB connector stores the history of table definitions."""
         return TopicNames(self.prefix).capture(self.source, "schemas")
 
     @property
@@ -70,18 +65,15 @@ class CaptureNames:
         """What Debezium puts before the topic prefix for its heartbeats."""
         return f"{self.prefix}.capture.heartbeats"
 
-    @property
-    def heartbeats(self) -> str:
-        """Topic of the heartbeats."""
-        return f"{self.heartbeat_prefix}.{self.topic_prefix}"
-
 
 def names_of(prefix: str, capture: Capture) -> CaptureNames:
     """The names of a declared capture."""
     return CaptureNames(prefix, capture.name)
 
 
-def table_topics(names: CaptureNames, capture: Capture) -> dict[str, str]:
-    """Table as declared → its raw topic."""
+def former_topics(names: CaptureNames, capture: Capture) -> list[str]:
+    """Raw topics that captures of earlier versions had in place of the one raw log."""
     topics = TopicNames(names.prefix)
-    return {table: topics.raw(names.source, topic_table(table)) for table in capture.tables}
+    parts = [topic_table(table) for table in capture.tables]
+    own = [topics.raw(names.source, part) for part in (*parts, "transaction", "message")]
+    return [*own, f"{names.heartbeat_prefix}.{names.topic_prefix}"]

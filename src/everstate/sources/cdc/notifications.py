@@ -1,10 +1,10 @@
-"""What a connector tells of its snapshots, in a topic of its own; and what we gave up of them."""
+"""A connector's notifications about its snapshots, and ours about tables that were given up."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ _READ: Final = frozenset({"SUCCEEDED", "EMPTY"})
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One step of a snapshot, as the connector tells it."""
+    """One step of a snapshot, as the connector reports it."""
 
     id: str
     kind: str
@@ -39,8 +39,10 @@ class Notification:
     status: str | None
     """Of a completed table: ``SUCCEEDED``, ``EMPTY``, ``SQL_EXCEPTION``, …"""
     at_ms: int
+    sent_ms: int
+    """Timestamp of the record."""
     reason: str | None = None
-    """Why a table was given up; the connector itself tells none."""
+    """Why a table was given up; notifications of the connector itself have none."""
 
     @property
     def is_given_up(self) -> bool:
@@ -50,28 +52,28 @@ class Notification:
 
 @dataclass(frozen=True, slots=True)
 class FirstSnapshot:
-    """How the snapshot stands with which a capture begins."""
+    """State of the first snapshot of a capture."""
 
     state: str | None
-    """What was told last, such as ``IN_PROGRESS`` or ``COMPLETED``; None: nothing."""
+    """Last reported state, such as ``IN_PROGRESS`` or ``COMPLETED``; None: none was reported."""
     interrupted: bool
     """It was begun more than once, and its tables were not read again since."""
 
     @property
     def under_way(self) -> bool:
-        """Rows are being read now, as far as was told."""
+        """Rows are being read, by the last notification."""
         return self.state in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED")
 
 
-def first_snapshot(config: Config, names: CaptureNames) -> FirstSnapshot:
-    """How the first snapshot stands; reads the whole topic, which has a record per step."""
-    return first_of(notifications(config, names))
+def first_snapshot(config: Config, names: CaptureNames, tables: int) -> FirstSnapshot:
+    """State of the first snapshot; reads the whole topic, which has a record per step."""
+    return first_of(notifications(config, names), tables)
 
 
-def unread_of(told: Iterable[Notification]) -> dict[str, str]:
+def unread_of(steps: Iterable[Notification]) -> dict[str, str]:
     """Tables whose last incremental snapshot failed → why, after these steps, oldest first."""
     found: dict[str, str] = {}
-    for each in told:
+    for each in steps:
         if each.kind == INITIAL or each.table is None or each.status is None:
             continue
         if each.status in _READ:
@@ -97,22 +99,48 @@ def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) 
         producer.flush()
 
 
-def first_of(told: Iterable[Notification]) -> FirstSnapshot:
-    """How the first snapshot stands after these steps, oldest first."""
+def first_of(steps: Iterable[Notification], tables: int) -> FirstSnapshot:
+    """State of the first snapshot after these steps, which are given oldest first.
+
+    ``tables``: how many the capture has; an incremental snapshot of all of them is a whole one.
+    """
     state, starts, asked = None, 0, False
-    for each in told:
+    for each in steps:
         if each.kind == INITIAL:
             state = each.state
             starts += each.state == "STARTED"
         elif each.state == "STARTED":
-            asked = len(each.tables) != 1
+            asked = not each.tables or len(each.tables) >= tables
         elif each.state == "COMPLETED" and asked:
             starts = 0
     return FirstSnapshot(state, starts > 1)
 
 
+def ended_snapshots(
+    steps: Iterable[Notification], tables: Collection[str]
+) -> list[tuple[int, bool]]:
+    """When first snapshots ended, in milliseconds, and whether all these tables had no row.
+
+    ``steps``: the notifications, oldest first. The times are those at which Kafka's producer sent
+    the last notification of each snapshot; rows that it sent later have no earlier time.
+    """
+    found: list[tuple[int, bool]] = []
+    scanned: dict[str, int] = {}
+    for each in steps:
+        if each.kind != INITIAL:
+            continue
+        if each.state == "STARTED":
+            scanned.clear()
+        elif each.state == "TABLE_SCAN_COMPLETED" and each.table and each.status in _READ:
+            scanned[each.table] = each.rows or 0
+        elif each.state == "COMPLETED":
+            found.append((each.sent_ms, all(scanned.get(table) == 0 for table in tables)))
+            scanned.clear()
+    return found
+
+
 def notifications(config: Config, names: CaptureNames) -> list[Notification]:
-    """Everything that the connector told, oldest first, as far as the topic still has it."""
+    """All notifications that the topic still has, oldest first."""
     try:
         with Offsets(config) as offsets:
             offsets.beginnings([names.notifications])
@@ -139,5 +167,6 @@ def notification(record: Record) -> Notification:
         last_key=more.get("last_processed_key"),
         status=more.get("status"),
         at_ms=int(value.get("timestamp") or record.timestamp_ms),
+        sent_ms=record.timestamp_ms,
         reason=more.get("reason"),
     )

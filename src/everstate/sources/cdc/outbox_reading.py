@@ -1,8 +1,8 @@
-"""One record that Debezium's outbox router made becomes a change; pure, for Spark's tasks too."""
+"""Parses a record of Debezium's outbox router into a change; pure, for Spark's tasks too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -10,10 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from everstate.changes import ChangeCodec, Kind
+from everstate.changes.keys import check_key
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import Parsed, RawReader, RefusedRow
+from everstate.sources.cdc.rows import AGGREGATE, KIND
 from everstate.sources.outbox.router_records import RouterReader
 
 POSITION: Final = "outbox"
@@ -24,7 +26,7 @@ _OPS: Final = {Kind.CREATED: "c", Kind.UPDATED: "u", Kind.DELETED: "d", Kind.EVE
 
 
 class Routed(msgspec.Struct, rename="camel", gc=False):
-    """What a routed change says by itself, of its envelope."""
+    """The fields that are read of a routed change's envelope."""
 
     id: str
     kind: str
@@ -60,14 +62,14 @@ _decode_routed = msgspec.json.Decoder(Routed).decode
 class RoutedReader(RawReader):
     """Reads the records of one outbox capture's raw topics; can be sent to other processes.
 
-    A row's ``state`` is the whole message as it will be published, its ``columns`` the version
-    that the service counted, its ``table`` the aggregate type.
+    A row's ``state`` is the whole message as it will be published, ``known`` the version that the
+    service assigned, its ``table`` the aggregate type.
     """
 
     message_bytes_max: int = 1_048_576
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is made anew in each process."""
+        """The attributes without the caches, which each process makes anew."""
         return {**super().__getstate__(), "message_bytes_max": self.message_bytes_max}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -92,25 +94,39 @@ class RoutedReader(RawReader):
             for name, each in outbox.aggregates.items()
         }
 
+    @property
+    def header_names(self) -> tuple[str, ...]:
+        """Headers of a record that :meth:`read` wants, in their order."""
+        return (KIND, AGGREGATE, "id", "eventType")
+
     def read(
         self,
         name: str,
         key: bytes | None,
         value: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        headers: Sequence[bytes | None] = (None, None, None, None),
         timestamp_ms: int = 0,
     ) -> list[Parsed]:
         """The change of one record of the raw topic ``….<name>``, or its refusal; never fails.
 
-        ``name`` is the aggregate type; ``timestamp_ms``, milliseconds since 1970, is when the
-        change was recorded. A tombstone says nothing.
+        ``name`` is the aggregate type; "" is the one raw log of a capture, where a header has the
+        type. ``timestamp_ms``, milliseconds since 1970, is when the change was recorded. A
+        tombstone gives an empty list.
         """
+        kind, aggregate, *_ = headers
+        if kind is not None:
+            return self._fact(kind, key, value)
+        name = name or (aggregate or b"").decode(errors="replace").strip('"')
+        if name not in self._routes:
+            return []
         reader, codec = self._routes[name]
         try:
-            record = Record(name, 0, 0, timestamp_ms, key, value, tuple(headers))
+            named_headers = tuple(zip(self.header_names, headers, strict=True))
+            record = Record(name, 0, 0, timestamp_ms, key, value, named_headers)
             change = reader.read(record)
             if change is None:
                 return []
+            check_key(change.entity, change.key)
             if change.version > _VERSION_MAX:
                 raise InvalidChange(change.entity, change.key, VERSION, "it is beyond 64 bits")
             extra = {
@@ -130,15 +146,16 @@ class RoutedReader(RawReader):
                 table=name,
                 op=_OPS[change.kind],
                 key=change.key,
-                columns={VERSION: change.version},
+                columns={},
                 state=state,
+                known={VERSION: change.version},
                 position={POSITION: [str(change.id)]},
             )
         ]
 
 
 def routed(row: CleanRow) -> Routed:
-    """What the message of a row of :class:`RoutedReader` says."""
+    """The decoded message of a row of :class:`RoutedReader`."""
     assert row.state is not None
     return _decode_routed(row.state)
 

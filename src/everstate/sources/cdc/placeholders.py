@@ -1,7 +1,7 @@
 """How Debezium writes a value that it does not know, in columns of each type.
 
-PostgreSQL does not tell a long value (a TOASTed one) that did not change. Debezium then writes a
-placeholder, which is a setting of the connector.
+PostgreSQL's log does not contain a long (TOASTed) value that did not change. Debezium then writes
+a placeholder, which is a setting of the connector.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
+from everstate.declarations.captures import Capture
+
 DEFAULT_SETTING: Final = "__debezium_unavailable_value"
-"""Debezium's own; a text of the database may be equal to it."""
+"""Debezium's default; a text in the database may be equal to it."""
 OWN_SETTING: Final = "hex:00" + b"__everstate_unavailable_value".hex()
-"""That of our connectors to PostgreSQL: it begins with NUL, which no text there can have."""
+"""The setting of our connectors to PostgreSQL: it begins with NUL, which no text there can have."""
 NAME: Final = "unavailable.value.placeholder"
-"""The connector's setting."""
+"""Name of the connector's setting."""
 
 
 class Placeholder:
@@ -29,17 +31,17 @@ class Placeholder:
         is_hex = setting.startswith("hex:")
         raw = bytes.fromhex(setting.removeprefix("hex:")) if is_hex else setting.encode()
         self.text = raw.decode(errors="replace")
-        """As a text column has it."""
+        """Its form in a text column."""
         encoded = base64.b64encode(raw).decode()
         self._texts = {self.text, encoded, _compact({self.text: self.text})}
-        # What a column of Java's bytes gives for an array of numbers: one signed byte a number.
+        # In an array of numbers: one number per byte, signed as in Java.
         numbers = [byte - 256 if byte > 127 else byte for byte in raw]
-        # What UUID.nameUUIDFromBytes gives for an array of UUIDs.
+        # In an array of UUIDs: the result of Java's UUID.nameUUIDFromBytes.
         digest = hashlib.md5(raw, usedforsecurity=False).digest()
         uuid = str(UUID(bytes=digest, version=3))
         self._lists = ([self.text], [encoded], numbers, [uuid])
         self._encoded = encoded
-        # Of base64 so much that it is found quickly; some writers of JSON escape its equals sign.
+        # Only the start of the base64 form: some writers of JSON escape the equals sign at its end.
         plain = self.text.lstrip("\0").encode()
         self._marks = (
             plain,
@@ -67,6 +69,16 @@ class Placeholder:
         if kind is dict:
             return self.text in value or value.get("value") == self._encoded
         return False
+
+
+def setting_of(capture: Capture) -> str:
+    """The setting with which a capture's connector writes unknown values.
+
+    It is the declared one, or ours where `everstate cdc add` makes the connector. Of a connector
+    that somebody else runs it is Debezium's default, unless ``settings`` has another.
+    """
+    is_ours = capture.kind == "postgresql" and capture.dsn is not None
+    return capture.settings.get(NAME, OWN_SETTING if is_ours else DEFAULT_SETTING)
 
 
 @lru_cache(maxsize=16)

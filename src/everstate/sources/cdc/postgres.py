@@ -1,4 +1,4 @@
-"""A captured PostgreSQL database: publication, slot, our two tables, and how the slot stands."""
+"""A captured PostgreSQL database: publication, slot and its state, and our two tables."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from everstate.config import check_dsn
+from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, Address, OwnTables, Peculiarities
 from everstate.sources.cdc.database import (
+    ConnectorStanding,
     Finding,
     Key,
-    Standing,
-    Step,
+    SetupStep,
     from_raw,
     key_values,
 )
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.postgres_checks import (
     check_tables,
@@ -31,11 +31,10 @@ from everstate.sources.cdc.postgres_checks import (
     create_table,
     quoted,
 )
-from everstate.sources.cdc.postgres_tables import families, identifier
+from everstate.sources.cdc.postgres_tables import CapturedConnection, families, identifier
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
-Connection = psycopg.Connection[dict[str, Any]]
 
 
 def postgres_address(dsn: str) -> tuple[Address, str]:
@@ -65,14 +64,14 @@ def postgres_own(names: CaptureNames) -> OwnTables:
 
 
 class PostgresDatabase:
-    """A captured PostgreSQL database, spoken to as the connector's own user."""
+    """A connection to a captured PostgreSQL database, as the connector's own user."""
 
     def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
         self._capture, self._names = capture, names
         self.address, self._password = postgres_address(dsn)
         self.own = postgres_own(names)
         with self._translated("connecting"):
-            self._connection: Connection = psycopg.connect(
+            self._connection: CapturedConnection = psycopg.connect(
                 dsn,
                 autocommit=True,
                 row_factory=dict_row,
@@ -84,7 +83,7 @@ class PostgresDatabase:
         """Close the connection."""
         self._connection.close()
 
-    def prepare(self) -> list[Step]:
+    def prepare(self) -> list[SetupStep]:
         """Make schema, our two tables and the publication; the connector makes the slot.
 
         Only a slot that is made together with its snapshot begins exactly where the snapshot
@@ -95,8 +94,8 @@ class PostgresDatabase:
             steps += self._make_publication()
         return steps
 
-    def release(self) -> list[Step]:
-        """Take tables out of the publication whose rows cannot be changed while they are in it."""
+    def release(self) -> list[SetupStep]:
+        """Remove the tables from the publication that reject UPDATE and DELETE because of it."""
         name, steps = self._names.identifier, []
         with self._translated("releasing the tables"):
             for table, family in families(self._connection, self._members()).items():
@@ -105,10 +104,10 @@ class PostgresDatabase:
                 drop = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}")
                 self._connection.execute(drop.format(sql.Identifier(name), identifier(table)))
                 note = f"UPDATE and DELETE of {table} failed while it was published"
-                steps.append(Step(f"table {table} of publication {name}", "removed", note))
+                steps.append(SetupStep(f"table {table} of publication {name}", "removed", note))
         return steps
 
-    def remove(self) -> list[Step]:
+    def remove(self) -> list[SetupStep]:
         """Drop slot, publication and our two tables."""
         name = self._names.identifier
         with self._translated("removing"):
@@ -118,21 +117,21 @@ class PostgresDatabase:
                 self._connection.execute(
                     sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name))
                 )
-            steps.append(Step(f"publication {name}", "removed" if had else "there"))
+            steps.append(SetupStep(f"publication {name}", "removed" if had else "there"))
             for table in self.own.tables:
                 self._connection.execute(
                     sql.SQL("DROP TABLE IF EXISTS {}").format(identifier(table))
                 )
-                steps.append(Step(f"table {table}", "removed"))
+                steps.append(SetupStep(f"table {table}", "removed"))
         return steps
 
     def check(self) -> list[Finding]:
-        """Look at settings, rights, publication, slot, identities and our tables."""
+        """Check settings, rights, publication, slot, replica identities and our tables."""
         with self._translated("checking"):
             return checks(self._connection, self._capture, self._names, self.own)
 
     def check_tables(self) -> list[Finding]:
-        """Look at keys, identities, partitions and heirs of the captured tables."""
+        """Check keys, replica identities, partitions and inheriting tables of captured tables."""
         with self._translated("checking the tables"):
             return check_tables(self._connection, self._capture, self._names, self.own)
 
@@ -149,13 +148,34 @@ class PostgresDatabase:
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
         with self._translated(f"looking at the condition {condition}"):
-            # Text of the user's own, run with the rights of the connector's user as it will be.
+            # The user's own text, run with the rights of the connector's user, as the connector
+            # will run it.
             plan = sql.SQL("EXPLAIN SELECT FROM {} WHERE (").format(identifier(table))
-            # Prepared: what is sent then is one statement for sure.
+            # A prepared statement cannot contain more than one statement.
             self._connection.execute(plan + sql.SQL(condition) + sql.SQL(")"), prepare=True)
 
-    def standing(self, offset: Mapping[str, Any]) -> Standing:
-        """Read the slot: whether a session uses it, and what the server holds for it."""
+    def identity(self) -> str:
+        """The cluster's system identifier, which `initdb` makes."""
+        with self._translated("asking which server it is"):
+            row = self._one("SELECT system_identifier::text AS id FROM pg_control_system()")
+        assert row is not None
+        return f"system {row['id']}"
+
+    def went_back(self, place: bytes) -> str | None:
+        """Why the log cannot contain that place: it ends before it, so the server was restored."""
+        with self._translated("asking where the log ends"):
+            row = self._one(
+                "SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN "
+                "pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, '0/0')::text AS lsn"
+            )
+        assert row is not None
+        lsn = int.from_bytes(place[8:16], "big") if len(place) == 16 else 0
+        if int(row["lsn"]) >= lsn:
+            return None
+        return f"its log ends at {int(row['lsn']):,}, and {lsn:,} was read of it before"
+
+    def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
+        """Read the slot: whether a session uses it, and how much log the server keeps for it."""
         with self._translated("asking for the slot"):
             row = self._one(
                 "SELECT active, wal_status, coalesce(invalidation_reason, '') AS reason, "
@@ -170,15 +190,17 @@ class PostgresDatabase:
                 self._names.identifier,
             )
         if row is None:
-            # Without a place a first snapshot is to come, and its slot with it.
+            # Without a stored position the first snapshot, which makes the slot, is still to come.
             missing = f"there is no slot {self._names.identifier}"
-            return Standing(False, None, None, missing, is_lost=bool(offset))
+            return ConnectorStanding(False, None, None, missing, is_lost=bool(offset))
         lost = row["wal_status"] == "lost"
         note = f"the slot is lost ({row['reason'] or 'its log was removed'})" if lost else None
-        return Standing(bool(row["active"]), row["behind"], row["held"], note, is_lost=lost)
+        return ConnectorStanding(
+            bool(row["active"]), row["behind"], row["held"], note, is_lost=lost
+        )
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Put a signal through our table; the connector reads it in the log, so no row stays."""
+        """Insert a signal into our table and delete it; the connector reads it from the log."""
         table = identifier(self.own.signals)
         insert = sql.SQL("INSERT INTO {} (id, type, data) VALUES (%s, %s, %s)").format(table)
         with self._translated("signalling"), self._connection.transaction():
@@ -204,7 +226,7 @@ class PostgresDatabase:
             rows = [self._row_condition(table, columns, key, is_raw) for key in keys]
             found = sql.SQL(" OR ").join(rows)
             try:
-                # What cannot be a value of its column would make the connector fail.
+                # A value that does not fit its column would make the connector fail.
                 plan = sql.SQL("EXPLAIN SELECT FROM {} WHERE {}").format(identifier(table), found)
                 self._connection.execute(plan)
             except psycopg.DataError as cause:
@@ -230,28 +252,28 @@ class PostgresDatabase:
             )
         return sql.SQL("({})").format(sql.SQL(" AND ").join(parts))
 
-    def _make_schema(self) -> Step:
+    def _make_schema(self) -> SetupStep:
         if self._one("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA) is not None:
-            return Step(f"schema {POSTGRES_SCHEMA}", "there")
+            return SetupStep(f"schema {POSTGRES_SCHEMA}", "there")
         self._connection.execute(
             sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(POSTGRES_SCHEMA))
         )
-        return Step(f"schema {POSTGRES_SCHEMA}", "made")
+        return SetupStep(f"schema {POSTGRES_SCHEMA}", "made")
 
-    def _make_table(self, table: str) -> Step:
+    def _make_table(self, table: str) -> SetupStep:
         if self._one("SELECT to_regclass(%s) AS found", quoted(table)) != {"found": None}:
-            return Step(f"table {table}", "there")
+            return SetupStep(f"table {table}", "there")
         self._connection.execute(create_table(table, self.own))
-        return Step(f"table {table}", "made")
+        return SetupStep(f"table {table}", "made")
 
-    def _make_publication(self) -> list[Step]:
-        """Make it, or give it the tables and the setting that it lacks."""
+    def _make_publication(self) -> list[SetupStep]:
+        """Make the publication, or add the tables and the setting that it lacks."""
         name, wanted = self._names.identifier, published(self._capture, self.own)
         what, itself = f"publication {name}", sql.Identifier(name)
         row = self._one("SELECT pubviaroot FROM pg_publication WHERE pubname = %s", name)
         if row is None:
             self._connection.execute(create_publication(name, wanted))
-            return [Step(what, "made")]
+            return [SetupStep(what, "made")]
         changed: set[str] = set()
         parted = [t for t, f in families(self._connection, wanted).items() if f[0].kind == "p"]
         if parted and not row["pubviaroot"]:
@@ -265,19 +287,19 @@ class PostgresDatabase:
             self._connection.execute(alter.format(itself, tables))
             changed.update(missing)
         if not changed:
-            return [Step(what, "there")]
+            return [SetupStep(what, "there")]
         return [self._published_late(what, table) for table in sorted(changed)]
 
-    def _published_late(self, what: str, table: str) -> Step:
-        """A table that the publication has from now on; a slot that is there began without it."""
+    def _published_late(self, what: str, table: str) -> SetupStep:
+        """The step for a table that was added; an existing slot has none of its earlier changes."""
         note = None
         if self._slot() is not None and table not in self.own.tables:
             read = f"`everstate cdc snapshot {self._capture.name} --table {table}`"
             note = f"what {table} has had so far was not captured: read it with {read}"
-        return Step(f"{what}, table {table}", "changed", note)
+        return SetupStep(f"{what}, table {table}", "changed", note)
 
     def _members(self) -> list[str]:
-        """Tables that the publication names itself, each partitioned one by its own name."""
+        """Tables that the publication lists by name, a partitioned table by its own name."""
         rows = self._connection.execute(
             "SELECT n.nspname || '.' || c.relname AS name FROM pg_publication p "
             "JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid "
@@ -287,7 +309,7 @@ class PostgresDatabase:
         return [str(row["name"]) for row in rows]
 
     def _listed(self) -> list[str]:
-        """Tables whose changes it publishes, also as one for a whole schema or database does."""
+        """Tables whose changes it publishes, also if it is for all tables, or those of a schema."""
         rows = self._connection.execute(
             "SELECT schemaname || '.' || tablename AS name FROM pg_publication_tables "
             "WHERE pubname = %s",
@@ -301,23 +323,23 @@ class PostgresDatabase:
             self._names.identifier,
         )
 
-    def _drop_slot(self) -> Step:
+    def _drop_slot(self) -> SetupStep:
         name = self._names.identifier
         row = self._slot()
         if row is None:
-            return Step(f"slot {name}", "there")
+            return SetupStep(f"slot {name}", "there")
         if row["active"]:
             # The connector is gone; its session may need a moment to notice.
             self._connection.execute("SELECT pg_terminate_backend(%s, 5000)", (row["active_pid"],))
         self._connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-        return Step(f"slot {name}", "removed")
+        return SetupStep(f"slot {name}", "removed")
 
     def _one(self, query: str, *arguments: object) -> dict[str, Any] | None:
         return self._connection.execute(query.encode(), arguments).fetchone()
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        """Turn what PostgreSQL says into errors of ours."""
+        """Translate PostgreSQL's errors into ours."""
         where = f"{self.address.host}:{self.address.port}/{self.address.database}"
         try:
             yield
@@ -340,7 +362,7 @@ def published(capture: Capture, own: OwnTables) -> tuple[str, ...]:
 
 
 def _reason(error: psycopg.Error) -> str:
-    """What PostgreSQL says, in one line, with the detail that tells why."""
+    """PostgreSQL's error message in one line, with its detail and hint."""
     told = error.diag.message_primary, error.diag.message_detail, error.diag.message_hint
     parts = [part for part in told if part] or [str(error).strip().partition("\n")[0]]
     return without_secret(" ".join(f"{part.rstrip('.')}." for part in parts)).rstrip(".")

@@ -1,4 +1,4 @@
-"""What the doctor looks at in a captured PostgreSQL database, and the SQL that mends it."""
+"""The doctor's checks of a captured PostgreSQL database, with the SQL that repairs it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any, Final
 
 from psycopg import sql
 
+from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, OwnTables
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.names import CaptureNames
-from everstate.sources.cdc.postgres_tables import Connection, TableChecks, families, identifier
+from everstate.sources.cdc.postgres_tables import (
+    CapturedConnection,
+    TableChecks,
+    families,
+    identifier,
+)
 
 _VERSION_MIN: Final = 130_000
 _HELD_BYTES_WARN: Final = 1_000_000_000
@@ -19,9 +24,9 @@ _RIGHTS: Final = {"own": ("SELECT", "INSERT", "UPDATE", "DELETE"), "captured": (
 
 
 def checks(
-    connection: Connection, capture: Capture, names: CaptureNames, own: OwnTables
+    connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
 ) -> list[Finding]:
-    """Everything that the connector needs; a few round trips, nothing is changed."""
+    """Check everything that the connector needs; a few round trips, nothing is changed."""
     looked = _Checks(connection, capture, names, own)
     return [
         looked.version(),
@@ -37,15 +42,15 @@ def checks(
 
 
 def check_tables(
-    connection: Connection, capture: Capture, names: CaptureNames, own: OwnTables
+    connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
 ) -> list[Finding]:
-    """What concerns the captured tables alone."""
+    """Check the captured tables only."""
     return _Checks(connection, capture, names, own).tables()
 
 
 class _Checks:
     def __init__(
-        self, connection: Connection, capture: Capture, names: CaptureNames, own: OwnTables
+        self, connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
     ) -> None:
         self._connection = connection
         self._capture, self._names, self._own = capture, names, own
@@ -120,7 +125,7 @@ class _Checks:
             return Finding(what, "fail", "it does not publish every kind of change", (statement,))
         parted = sorted(t for t, family in self._families.items() if family[0].kind == "p")
         if parted and not row["pubviaroot"]:
-            # Their partitions' names are in none of the connector's lists.
+            # The connector's settings do not list the names of the partitions.
             found = f"it tells changes of {', '.join(parted)} under the names of the partitions"
             statement = self._sql("ALTER PUBLICATION {} SET (publish_via_partition_root);", itself)
             return Finding(what, "fail", found, (statement,))
@@ -164,7 +169,7 @@ class _Checks:
         if held > _HELD_BYTES_WARN:
             return Finding(f"slot {name}", "warn", found, advice="Look for what keeps it behind.")
         if self._setting("max_slot_wal_keep_size") == "-1":
-            # A choice that is the database's owner's: hold without end, or lose the slot.
+            # The database's owner has to choose: keep log without limit, or risk losing the slot.
             return Finding(f"slot {name}", "ok", f"{found}; the server would hold without limit")
         return Finding(f"slot {name}", "ok", found)
 
@@ -259,7 +264,7 @@ def create_table(table: str, own: OwnTables) -> sql.Composed:
 def create_publication(name: str, tables: Iterable[str]) -> sql.Composed:
     """The statement that makes a capture's publication.
 
-    Changes of partitions are told as changes of the partitioned table, which is what is captured.
+    Changes of partitions are published as changes of the partitioned table, which is captured.
     """
     listed = sql.SQL(", ").join(map(identifier, tables))
     return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root)").format(

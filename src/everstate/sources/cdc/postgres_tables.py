@@ -1,8 +1,8 @@
-"""Captured tables of PostgreSQL: what must hold so that each is captured right and stays writable.
+"""Captured tables of PostgreSQL: checks that each can be captured correctly and stays writable.
 
-PostgreSQL refuses UPDATE and DELETE of a published table whose log would not say which row is
-meant (its *replica identity*). That is asked for each table that has rows: of a partitioned table
-for its partitions, and of a table that others inherit from for those too.
+PostgreSQL refuses UPDATE and DELETE of a published table whose log would not identify the row (by
+its *replica identity*). That is checked for each table that stores rows: for the partitions of a
+partitioned table, and also for the tables that inherit from a captured one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
+from everstate.declarations.captures import Capture
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.declaration import Capture
 
 _IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 _GENERATED_IN_IDENTITY: Final = 180_000
@@ -50,21 +50,21 @@ WHERE i.indrelid = ANY (%s) AND i.indisunique AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL
 ORDER BY i.indrelid, x.relname"""
 
-Connection = psycopg.Connection[dict[str, Any]]
+CapturedConnection = psycopg.Connection[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """A unique index of all rows."""
+    """A unique index of all rows, on plain columns."""
 
     name: str
     columns: tuple[str, ...]
     is_primary: bool
     is_identity: bool
     is_immediate: bool
-    """False: it is checked at the end of a transaction, which no identity may be."""
+    """False: it is deferrable, and therefore cannot be a replica identity."""
     is_filled: bool
-    """None of its columns takes null."""
+    """All its columns are NOT NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Relation:
         return next((index.columns for index in self.indexes if index.is_primary), ())
 
     @property
-    def told(self) -> tuple[str, ...] | None:
-        """Columns of the row before that the log has; ``None``: all of them."""
+    def logged_columns(self) -> tuple[str, ...] | None:
+        """Columns of the row before that the log contains; ``None``: all of them."""
         if self.identity == "f":
             return None
         wanted = {"d": "is_primary", "i": "is_identity"}.get(self.identity)
@@ -98,14 +98,16 @@ class Relation:
     @property
     def is_writable(self) -> bool:
         """Whether UPDATE and DELETE work while it is published."""
-        return self.kind != "r" or self.told is None or bool(self.told)
+        return self.kind != "r" or self.logged_columns is None or bool(self.logged_columns)
 
     def tells(self, key: Iterable[str]) -> bool:
-        """Whether the log names these columns of a row that is updated or deleted."""
-        return self.kind != "r" or self.told is None or set(key) <= set(self.told)
+        """Whether the log contains these columns of a row that is updated or deleted."""
+        return (
+            self.kind != "r" or self.logged_columns is None or set(key) <= set(self.logged_columns)
+        )
 
     def remedy(self, key: Sequence[str]) -> sql.Composed:
-        """Statement that gives it an identity with these columns, the one that costs least."""
+        """Statement that sets the cheapest replica identity that contains these columns."""
         usable = [i for i in self.indexes if i.is_immediate and i.is_filled]
         usable = [index for index in usable if set(key) <= set(index.columns)]
         alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(identifier(self.name))
@@ -116,8 +118,8 @@ class Relation:
         return alter + sql.SQL("FULL;")
 
 
-def families(connection: Connection, tables: Iterable[str]) -> dict[str, list[Relation]]:
-    """Table → itself and all that is a part of it, itself first; without those that are not there.
+def families(connection: CapturedConnection, tables: Iterable[str]) -> dict[str, list[Relation]]:
+    """Table → itself first, then its partitions and heirs; tables that do not exist are left out.
 
     Cost: two round trips.
     """
@@ -140,14 +142,14 @@ class TableChecks:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: CapturedConnection,
         capture: Capture,
         found: Mapping[str, Sequence[Relation]],
     ) -> None:
         self._connection, self._capture, self._found = connection, capture, found
 
     def of(self, table: str) -> list[Finding]:
-        """Findings of one table that is there."""
+        """Findings about one table that exists."""
         family = self._found[table]
         key = self._capture.tables[table].key_columns or family[0].primary
         return [
@@ -202,15 +204,18 @@ class TableChecks:
         blurred = [each for each in family if not each.tells(key)]
         if blurred:
             statements = tuple(self._text(each.remedy(key)) for each in blurred)
-            told = ", ".join(blurred[0].told or ())
-            found = f"a delete of {_names(blurred)} tells {told}, and not the key {', '.join(key)}"
+            logged_columns = ", ".join(blurred[0].logged_columns or ())
+            found = (
+                f"the log of a delete of {_names(blurred)} has {logged_columns}, "
+                f"and not the key {', '.join(key)}"
+            )
             return Finding(name, "fail", found, statements, _FULL_COSTS)
         return self._before(name, family, is_keyed=bool(family[0].primary))
 
     def _before(self, name: str, family: Sequence[Relation], *, is_keyed: bool) -> Finding:
-        """The log names each row; whether it has the row before too."""
+        """The log identifies each row; check whether it also contains the row before."""
         version = self._connection.info.server_version
-        full = [each for each in family if each.kind == "r" and each.told is None]
+        full = [each for each in family if each.kind == "r" and each.logged_columns is None]
         bad = [each for each in full if each.generated and version >= _GENERATED_IN_IDENTITY]
         if bad:
             found = f"UPDATE and DELETE of {_names(bad)} fail while it is published: its full "
@@ -220,21 +225,23 @@ class TableChecks:
             advice = "Give each new partition REPLICA IDENTITY FULL before its rows are changed."
             found = "each partition has its own; one that is made later has none"
             return Finding(name, "warn", found, advice=advice)
-        partial = [each for each in family if each.kind == "r" and each.told is not None]
+        partial = [each for each in family if each.kind == "r" and each.logged_columns is not None]
         if not partial:
             return Finding(name, "ok", "full")
-        # Rows are completed from our own latest state, as far as it goes.
+        # Missing columns are completed from our newest state, if there is one.
         alter = "ALTER TABLE {} REPLICA IDENTITY FULL;"
         statements = tuple(self._sql(alter, identifier(each.name)) for each in partial)
-        advice = "The row before is not told; it is completed from the entity's last version."
+        advice = "The log lacks the row before; it is completed from the entity's last version."
         return Finding(name, "warn", _IDENTITIES[partial[0].identity], statements, advice)
 
     def _parts(self, table: str, family: Sequence[Relation]) -> list[Finding]:
-        """Tables whose changes PostgreSQL tells under another name than the captured one."""
+        """Tables whose changes PostgreSQL publishes under another name than the captured one."""
         findings = []
         heirs = [each for each in family[1:] if not each.is_partition]
         if heirs:
-            found = f"{_names(heirs)} inherit from it, and their changes are told as their own"
+            found = (
+                f"{_names(heirs)} inherit from it, and the log has their changes under their names"
+            )
             advice = f"Declare these tables instead of {table}, with the same entity."
             findings.append(Finding(f"parts of {table}", "fail", found, advice=advice))
         above = [
@@ -244,8 +251,8 @@ class TableChecks:
             and table in [each.name for each in members]
         ]  # fmt: skip
         if above:
-            found = f"it is a partition of {above[0]}, as which its changes are told"
-            advice = f"Declare {above[0]} alone."
+            found = f"it is a partition of {above[0]}, and its changes are logged under that name"
+            advice = f"Declare only {above[0]}."
             findings.append(Finding(f"parts of {table}", "fail", found, advice=advice))
         return findings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +10,22 @@ import msgspec
 
 from everstate.changes import EntityType
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.outbox_reading import RoutedReader
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 
+_LOOK_BACK = 20
+"""Records of the one raw log that are read for each row that is wanted of each table."""
+
 
 @dataclass(frozen=True, slots=True)
 class Previewed:
-    """One raw record and what it says by itself; clean completes it from the newest state."""
+    """One raw record and its own contents, which cleaning completes from the newest state."""
 
     table: str
     partition: int
@@ -30,32 +33,35 @@ class Previewed:
     raw: str
     """The record's value as it is; empty for a tombstone."""
     outcome: str
-    """``whole``, ``partial``, ``deleted``, ``refused: …`` or ``nothing``."""
+    """``whole``, ``partial``, ``deleted``, ``all are deleted``, ``refused: …`` or ``nothing``."""
     key: str | None
     clean: Mapping[str, Any]
-    """Fields that the record knows."""
+    """Fields that the record contains."""
 
 
 def preview(
     config: Config, capture: Capture, entities: Mapping[str, EntityType], rows: int
 ) -> list[Previewed]:
-    """The newest ``rows`` records of each table's raw topic, as they would be cleaned.
+    """The newest ``rows`` rows of each table, as they would be cleaned.
 
-    Raises LogError when a table has no raw topic yet. Cost: those records are read.
+    Of the one raw log only the newest records are read, so that a table that is rarely written
+    may show fewer rows. Raises LogError when there is no raw topic yet.
     """
     reader = (RawReader if capture.outbox is None else RoutedReader)(capture, entities)
     names = TopicNames(config.log.prefix)
-    found: list[Previewed] = []
+    parts = {"": ""} if capture.is_ours else capture.by_topic()
+    found: dict[str, list[Previewed]] = {table: [] for table in capture.tables}
     with Consumer(config, client_id="everstate-preview") as consumer:
-        for part, table in capture.by_topic().items():
-            topic = names.raw(capture.name, part)
-            records = sorted(_newest(config, consumer, topic, rows), key=_age)[-rows:]
-            for record in records:
-                parsed = reader.read(
-                    part, record.key, record.value, record.headers, record.timestamp_ms
-                )
-                found += _previewed(table, record, parsed)
-    return found
+        for part in parts:
+            topic = names.raw(capture.name, part) if part else names.raw_prefix(capture.name)
+            count = rows if part else _LOOK_BACK * rows * len(capture.tables)
+            for record in sorted(_newest(config, consumer, topic, count), key=_age):
+                header_map = dict(record.headers)
+                headers = [header_map.get(name) for name in reader.header_names]
+                value = (part, record.key, record.value, headers, record.timestamp_ms)
+                for one in _previewed(parts[part], record, reader.read(*value)):
+                    found.setdefault(one.table, []).append(one)
+    return [one for listed in found.values() for one in listed[-rows:]]
 
 
 def _age(record: Record) -> tuple[int, int]:
@@ -66,21 +72,22 @@ def _newest(config: Config, consumer: Consumer, topic: str, rows: int) -> Iterat
     with Offsets(config) as offsets:
         starts, ends = offsets.beginnings([topic]), offsets.stable_ends([topic])
     for (_, partition), end in ends.items():
-        # Tombstones and markers take offsets, too: look a little further back.
+        # Tombstones and transaction markers take offsets too: read a little further back.
         start = max(starts[topic, partition], end - 2 * rows - 2)
         yield from consumer.read(topic, partition, start, end)
 
 
-def _previewed(table: str, record: Record, parsed: list[Any]) -> Iterator[Previewed]:
+def _previewed(table: str, record: Record, parsed: Sequence[Any]) -> Iterator[Previewed]:
+    """The previews of one record; ``table``: the table of its topic, "" in the one raw log."""
     raw = "" if record.value is None else record.value.decode(errors="replace")
-    place = (table, record.partition, record.offset, raw)
-    if not parsed:
-        yield Previewed(*place, "nothing", None, {})
+    place = (record.partition, record.offset, raw)
+    if not parsed and table:
+        yield Previewed(table, *place, "nothing", None, {})
     for one in parsed:
         if isinstance(one, RefusedRow):
-            yield Previewed(*place, f"refused: {one.reason}", one.key, {})
+            yield Previewed(one.table, *place, f"refused: {one.reason}", one.key, {})
         elif isinstance(one, CleanRow):
-            yield Previewed(*place, _outcome(one), one.key, _fields(one))
+            yield Previewed(one.table, *place, _outcome(one), one.key, _fields(one))
 
 
 def _outcome(row: CleanRow) -> str:

@@ -1,8 +1,9 @@
-"""One raw record becomes what clean needs of it; pure, so that Spark's tasks can do it."""
+"""Parses one raw record into what cleaning needs of it; pure, so that Spark's tasks can run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -10,14 +11,19 @@ from typing import Any, Final
 import msgspec
 
 from everstate.changes import EntityType
-from everstate.sources.cdc.declaration import Capture
-from everstate.sources.cdc.mapping import CleanRow, TableMapping
-from everstate.sources.cdc.rows import Message, SourceRow, Unreadable
+from everstate.declarations.captures import Capture
+from everstate.sources.cdc.mapping import CleanRow, TableMapping, position_in
+from everstate.sources.cdc.placeholders import setting_of
+from everstate.sources.cdc.rows import (
+    KIND,
+    MESSAGE,
+    SOURCE,
+    TRANSACTION,
+    RawMessage,
+    SourceRow,
+    Unreadable,
+)
 from everstate.sources.cdc.shapes import READERS, debezium
-
-TRANSACTIONS: Final = "transaction"
-MESSAGES: Final = "message"
-"""Last parts of the names of the two raw topics that are no tables."""
 
 _PROVENANCE: Final = {
     name: name.replace("_", "").lower()
@@ -34,56 +40,54 @@ _PROVENANCE: Final = {
 
 
 class RefusedRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
-    """A record that no row can be made of; ``key`` is the entity's, when it could be told."""
+    """A record that no row can be made of; ``key`` is the entity's, if it could be read."""
 
     table: str
     reason: str
     key: str | None = None
     columns: dict[str, Any] = {}
     transaction: str | None = None
+    op: str | None = None
+    position: dict[str, list[int | str]] = {}
+    place: bytes | None = None
+    time_us: int | None = None
 
 
 class EndedTransaction(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
-    """The end of a source transaction.
-
-    ``count`` is the number of its rows in all tables, ``expected`` of those in captured ones;
-    ``None``: it does not tell.
-    """
+    """The end of a source transaction."""
 
     id: str
-    count: int
-    expected: int | None
 
 
-class NotedProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
+class TransactionProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
     """Provenance of all rows of a transaction, from a logical message."""
 
     transaction: str
     prefix: str
     fields: dict[str, str]
+    place: bytes | None = None
+    time_us: int | None = None
 
 
-Parsed = CleanRow | RefusedRow | EndedTransaction | NotedProvenance
+class SourceIdentity(msgspec.Struct, kw_only=True, gc=False):
+    """The database that the capture reads from here on, in a record that `everstate cdc` wrote."""
+
+    identity: str
+    """An id that no other database server has."""
+    epoch: int = 1
+    """Raised each time that the database was restored or replaced by another one."""
+
+
+Parsed = CleanRow | RefusedRow | EndedTransaction | TransactionProvenance | SourceIdentity
 _MISSHAPEN: Final = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError),
-    msgspec.MsgspecError,
+    *(msgspec.MsgspecError, struct.error),
 )
-"""What code meets in a message that is another one than its form says."""
+"""Errors that a reader raises for a message that does not have the declared form."""
+_TRUNCATED: Final = "the table was truncated; declare truncate='delete', or take a snapshot"
 _NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Parsed]).decode
-
-
-class ParsedCodec:
-    """How what was read crosses from one process to another."""
-
-    def encode(self, parsed: list[Parsed]) -> bytes:
-        """As bytes; about 1 µs a row."""
-        return _encode(parsed)
-
-    def decode(self, value: bytes) -> list[Parsed]:
-        """From bytes."""
-        return _decode(value)
+_decode_source = msgspec.json.Decoder(SourceIdentity).decode
+encode_source = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
@@ -92,16 +96,21 @@ class RawReader:
 
     capture: Capture
     entities: Mapping[str, EntityType]
+    is_bare: bool = False
+    """Whether rows get no state, only what is needed to count the rows of a transaction."""
     _mappings: dict[str, TableMapping] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is made anew in each process."""
-        return {"capture": self.capture, "entities": dict(self.entities)}
+        """The attributes without the caches, which each process makes anew."""
+        return {
+            "capture": self.capture,
+            "entities": dict(self.entities),
+            "is_bare": self.is_bare,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        object.__setattr__(self, "capture", state["capture"])
-        object.__setattr__(self, "entities", state["entities"])
-        object.__setattr__(self, "_mappings", {})
+        for name, value in {**state, "_mappings": {}}.items():
+            object.__setattr__(self, name, value)
 
     @cached_property
     def _tables(self) -> dict[str, str]:
@@ -117,91 +126,125 @@ class RawReader:
             self._mappings[table] = found
         return found
 
+    @property
+    def header_names(self) -> tuple[str, ...]:
+        """Headers of a record that :meth:`read` wants, in their order."""
+        return (KIND, debezium.OLD_KEY)
+
     def read(
         self,
         name: str,
         key: bytes | None,
         value: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        headers: Sequence[bytes | None] = (None, None),
         timestamp_ms: int = 0,
     ) -> list[Parsed]:
-        """What one record of the raw topic ``….<name>`` says; never fails.
+        """Parse one record of the raw topic ``….<name>``; never fails.
 
-        ``name`` is the topic's last part: a table's, or one of the two that are no tables. The
-        record's own time is not looked at: every form tells the source's.
+        ``name``: the last part of the topic's name, a table's; "" is the one raw log of a capture.
+        ``headers``: values of :attr:`header_names`. The record's timestamp is ignored, since every
+        form contains the source's time. A record that cannot be read gives a RefusedRow.
         """
-        if name == TRANSACTIONS or name == MESSAGES:
-            return self._about(name, key, value)
-        table = self._tables[name]
-        told = dict(headers) if headers else _NO_HEADERS
-        message = Message(table, key, value, told, self.capture.placeholder)
+        del timestamp_ms
+        kind, old_key = headers
+        if kind is not None:
+            return self._fact(kind, key, value)
+        message_headers = _NO_HEADERS if old_key is None else {debezium.OLD_KEY: old_key}
+        table = self._tables[name] if name else ""
+        message = RawMessage(table, key, value, message_headers, setting_of(self.capture))
         try:
             rows = READERS[self.capture.form](message)
-            return [self._mapped(table, row) for row in rows]
+            if name:
+                return [self._mapped(table, row) for row in rows]
+            return [
+                self._mapped(table, row)
+                for row in rows
+                if (table := self.declared(*_names_in(row.source)))
+            ]
         except Unreadable as cause:
             return [RefusedRow(table=table, reason=str(cause))]
         except _MISSHAPEN as cause:
             return [RefusedRow(table=table, reason=self._misshapen(cause))]
 
+    def declared(self, schema: str | None, table: str | None) -> str:
+        """The declared table of that name; "": none is."""
+        found = self._named.get((schema, table))
+        if found is None:
+            whole = f"{schema}.{table}"
+            tables = self.capture.tables
+            # MariaDB on some systems folds the names of tables.
+            folded = {name.lower(): name for name in tables}
+            found = whole if whole in tables else folded.get(whole.lower(), "")
+            self._named[schema, table] = found
+        return found
+
     def _mapped(self, table: str, row: SourceRow) -> Parsed:
         mapping = self.mapping(table)
-        transaction = None if row.transaction is None else row.transaction.id
         if row.op == "m":
             return RefusedRow(table=table, reason="a logical message, and no row")
-        if row.op == "t" and mapping.table.truncate == "refuse":
-            return RefusedRow(
-                table=table,
-                reason="the table was truncated; declare truncate='delete', or take a snapshot",
-                transaction=transaction,
-            )
         try:
-            return mapping.map(row)
+            if row.op == "t" and mapping.table.truncate == "refuse":
+                raise Unreadable(_TRUNCATED)
+            return mapping.named(row) if self.is_bare else mapping.map(row)
         except Unreadable as cause:
-            key, columns = mapping.key_if_told(row)
+            key, columns = mapping.key_if_present(row) if row.op != "t" else (None, {})
+            transaction = row.transaction
             return RefusedRow(
                 table=table,
                 reason=str(cause),
                 key=key,
                 columns=columns,
-                transaction=transaction,
+                transaction=None if transaction is None else transaction.id,
+                op=row.op,
+                position=position_in(row),
+                place=row.place,
+                time_us=row.time_us,
             )
 
-    def _about(self, name: str, key: bytes | None, value: bytes | None) -> list[Parsed]:
-        message = Message("", key, value, {})
+    def _fact(self, kind: bytes, key: bytes | None, value: bytes | None) -> list[Parsed]:
+        """Parse a record that is no row: an END, provenance, or which database is read."""
         try:
-            if name == TRANSACTIONS:
-                return self._ended(message)
-            note = debezium.read_message(message)
-            if note is None:
+            if kind == TRANSACTION:
+                ended = debezium.ended_transaction(value)
+                return [] if ended is None else [EndedTransaction(id=ended)]
+            if kind == SOURCE:
+                return [_decode_source(value or b"")]
+            if kind != MESSAGE:
+                return []
+            note = debezium.read_message(RawMessage("", key, value, _NO_HEADERS))
+            if note is None or note.prefix not in self._prefixes:
                 return []
             fields = _provenance_fields(note.content)
         except Unreadable as cause:
-            return [RefusedRow(table=name, reason=str(cause))]
+            return [RefusedRow(table=kind.decode(), reason=str(cause))]
         except _MISSHAPEN as cause:
-            return [RefusedRow(table=name, reason=self._misshapen(cause))]
-        return [NotedProvenance(transaction=note.transaction, prefix=note.prefix, fields=fields)]
+            return [RefusedRow(table=kind.decode(), reason=self._misshapen(cause))]
+        return [
+            TransactionProvenance(
+                transaction=note.transaction,
+                prefix=note.prefix,
+                fields=fields,
+                place=note.place,
+                time_us=note.time_us,
+            )
+        ]
+
+    @cached_property
+    def _named(self) -> dict[tuple[Any, Any], str]:
+        return {}
+
+    @cached_property
+    def _prefixes(self) -> frozenset[str | None]:
+        return frozenset(t.provenance.message_prefix for t in self.capture.tables.values())
 
     def _misshapen(self, cause: Exception) -> str:
         form = self.capture.form
         return f"it is not as {form} writes it: {type(cause).__name__}: {cause}"
 
-    def _ended(self, message: Message) -> list[Parsed]:
-        end = debezium.read_transaction(message)
-        if end is None:
-            return []
-        expected = None
-        if end.counts is not None:
-            expected = sum(n for name, n in end.counts.items() if self._is_captured(name))
-        key = debezium.transaction_key(end.id)
-        return [EndedTransaction(id=key, count=end.count, expected=expected)]
 
-    def _is_captured(self, collection: str) -> bool:
-        return any(
-            table == collection
-            or table.endswith(f".{collection}")
-            or collection.endswith(f".{table}")
-            for table in self.capture.tables
-        )
+def _names_in(source: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Schema or database, and table, of a row's source block."""
+    return source.get("schema") or source.get("db"), source.get("table")
 
 
 def _provenance_fields(content: bytes) -> dict[str, str]:

@@ -1,18 +1,18 @@
-"""Refusing a capture whose tables do not fit it, before anything is made for it."""
+"""Refuses a capture whose tables cannot be captured correctly, before anything is made for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from everstate.changes import EntityType
+from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.mapping import TableMapping
 
 
 def refuse_failed(capture: Capture, findings: Iterable[Finding]) -> None:
-    """Raise CaptureFailed, with what to do, when one of the findings is a failure."""
+    """Raise CaptureFailed, with advice, when one of the findings is a failure."""
     failed = [each for each in findings if each.outcome == "fail"]
     if not failed:
         return
@@ -30,7 +30,7 @@ def generated_findings(
     entities: Mapping[str, EntityType],
     generated: Mapping[str, Sequence[str]],
 ) -> list[Finding]:
-    """Of each generated column that the log does not have: whether a field would be without it."""
+    """For each generated column, which the log does not contain: does a field need its values."""
     findings = []
     for table, columns in generated.items():
         declared = capture.tables[table]

@@ -1,9 +1,8 @@
-"""Client of Kafka Connect's REST interface: what a capture needs of it, in our errors."""
+"""Client for the part of Kafka Connect's REST interface that a capture needs; raises our errors."""
 
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -12,12 +11,19 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from everstate.errors import CaptureFailed, Unavailable
+from everstate.retrying import within
 from everstate.telemetry import without_secret
 
 _TIMEOUT_S: Final = 30.0
-_REBALANCE_S_MAX: Final = 60.0
-_POLL_S: Final = 0.2
 _REBALANCING: Final = 409
+
+
+def _is_rebalancing(error: BaseException) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, urllib.error.HTTPError) and cause.code == _REBALANCING
+
+
+_AGAIN: Final = within(60.0, _is_rebalancing, pause_s=0.2)
 
 
 class NoSuchConnector(Exception):
@@ -25,7 +31,7 @@ class NoSuchConnector(Exception):
 
 
 class Connect:
-    """One Connect cluster by its REST address; every call is one request, retried at a rebalance.
+    """One Connect cluster by its REST address; a call is a request, retried during a rebalance.
 
     Raises Unavailable when it does not answer, CaptureFailed with its reason when it refuses, and
     NoSuchConnector where the name is unknown.
@@ -39,6 +45,11 @@ class Connect:
         found: list[str] = self._ask("GET", "/connectors")
         return found
 
+    def plugin_version(self, class_name: str) -> str | None:
+        """Version of the plugin with a connector's class; ``None``: the cluster has none."""
+        found = self._ask("GET", "/connector-plugins")
+        return next((str(p["version"]) for p in found if p["class"] == class_name), None)
+
     def config(self, connector: str) -> dict[str, str]:
         """Settings of a connector; references to secrets are not resolved."""
         found: dict[str, str] = self._ask("GET", self._path(connector, "config"))
@@ -49,7 +60,7 @@ class Connect:
         self._ask("PUT", self._path(connector, "config"), dict(config))
 
     def status(self, connector: str) -> dict[str, Any]:
-        """State of the connector and of its tasks, as Connect tells it."""
+        """State of the connector and of its tasks, as Connect reports it."""
         found: dict[str, Any] = self._ask("GET", self._path(connector, "status"))
         return found
 
@@ -98,26 +109,24 @@ class Connect:
         return "/".join(("/connectors", quote(connector, safe=""), *parts))
 
     def _ask(self, method: str, path: str, body: object = None) -> Any:
-        deadline = time.monotonic() + _REBALANCE_S_MAX
-        while True:
-            try:
-                return self._request(method, path, body)
-            except urllib.error.HTTPError as cause:
-                with cause:
-                    reason = _reason(cause)
-                if cause.code == _REBALANCING and time.monotonic() < deadline:
-                    time.sleep(_POLL_S)
-                    continue
-                if cause.code == 404:
-                    raise NoSuchConnector(path) from cause
-                if cause.code >= 500 and "Request timed out" in reason:
-                    raise Unavailable(f"Kafka Connect at {self._place}: {reason}") from cause
-                raise CaptureFailed(f"Kafka Connect at {self._place}: {reason}") from cause
-            except (OSError, HTTPException, ValueError) as cause:
-                raise Unavailable(
-                    f"Kafka Connect at {self._place} does not answer ({cause}).",
-                    advice="`everstate status` tells whether the local one runs.",
-                ) from cause
+        return _AGAIN(self._ask_once, method, path, body)
+
+    def _ask_once(self, method: str, path: str, body: object) -> Any:
+        try:
+            return self._request(method, path, body)
+        except urllib.error.HTTPError as cause:
+            with cause:
+                reason = _reason(cause)
+            if cause.code == 404:
+                raise NoSuchConnector(path) from cause
+            if cause.code >= 500 and "Request timed out" in reason:
+                raise Unavailable(f"Kafka Connect at {self._place}: {reason}") from cause
+            raise CaptureFailed(f"Kafka Connect at {self._place}: {reason}") from cause
+        except (OSError, HTTPException, ValueError) as cause:
+            raise Unavailable(
+                f"Kafka Connect at {self._place} does not answer ({cause}).",
+                advice="`everstate status` tells whether the local one runs.",
+            ) from cause
 
     @property
     def _place(self) -> str:

@@ -1,9 +1,9 @@
-"""Starting a capture's connector again after it failed, or halted in a snapshot (decision 14).
+"""Restarts a capture's connector after it failed, or halted in a snapshot (decision 14).
 
-Debezium waits out what it knows to pass, and leaves its task FAILED for everything else, also for
-what would pass: a database that stops in the moment in which a task starts. Under the word
-RUNNING of the connector such a task reads nothing until somebody restarts it. The clean role does,
-and so does `everstate cdc snapshot` while it waits.
+Debezium retries after errors that it knows to be temporary. Any other error leaves its task FAILED,
+also a temporary one: a database that stops in the moment in which a task starts. The connector is
+then still reported as RUNNING, and its task reads nothing until it is restarted. The clean role
+does that, and so does `everstate cdc snapshot` while it waits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol
 from prometheus_client import Counter
 
 from everstate.config import Config
-from everstate.errors import EverstateError, Unavailable
+from everstate.declarations.captures import Capture
+from everstate.errors import EverstateError, SourceReplaced, Unavailable
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.halted import SnapshotWatch
 from everstate.sources.cdc.rest import NoSuchConnector
 
@@ -30,42 +30,53 @@ RESTARTS = Counter(
 )
 
 LOOK_S: Final = 5.0
-"""How often a connector is looked at; a first failure is mended by the look that finds it."""
+"""Seconds between two checks of a connector; the check that finds a first failure restarts it."""
 LOOK_SNAPSHOT_S: Final = 10.0
-"""How often the progress of its snapshot is looked at."""
+"""Seconds between two checks of the progress of its snapshot."""
+LOOK_SOURCE_S: Final = 30.0
+"""Seconds between two checks that the database is still the one that was read."""
 AGAIN_S: Final = 10.0
-"""Seconds until a connector that failed again is restarted; twice as long each time."""
+"""Seconds until a connector that failed again is restarted; doubled each time."""
 AGAIN_S_MAX: Final = 600.0
 STEADY_S: Final = 60.0
-"""A connector that has run for so long since its restart is restarted at once when it fails."""
+"""A connector that ran for this many seconds after its pause is restarted at once when it fails."""
 
 
 class Failing(Protocol):
-    """What may fail and be started again (:class:`Capturing` is one)."""
+    """A connector that may fail and be restarted (:class:`Capturing` is one)."""
 
     def failure(self) -> str | None:
         """Why it does not run; ``None``: it has not failed."""
 
     def restart_failed(self) -> str | None:
-        """Start what failed again; raises Unavailable to be asked once more soon.
+        """Restart the parts that failed; raises Unavailable when it can be retried soon.
 
-        Out: the table that its snapshot was made to leave out, and why.
+        Out: the table that was removed from its snapshot, and why; ``None``: none was.
         """
+
+    def move_to_one_log(self) -> bool:
+        """Make a connector of an earlier version write to the one raw log; out: whether it did."""
+
+    def check_source(self) -> None:
+        """Raise SourceReplaced when its database is not the one that it read before."""
+
+    def pause(self) -> None:
+        """Stop reading."""
 
     def running_position(self) -> Mapping[str, Any]:
         """The stored source position; empty when it does not run."""
 
     def nudge(self) -> None:
-        """Give it something to read."""
+        """Write a change for it to read."""
 
     def restart_reading(self) -> None:
-        """Start it again although it has not failed."""
+        """Restart it although it has not failed."""
 
 
 class Restarter:
     """Restarts one capture's connector when it has failed, after a time that grows.
 
-    Never fails: a cluster or a database that is away is asked again, and each reason is told once.
+    Never fails: an unreachable cluster or database is tried again, and each reason is logged once.
     """
 
     def __init__(
@@ -75,33 +86,43 @@ class Restarter:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``find`` is called at each look, since a local Connect may be started later."""
+        """``find`` is called at each check, since a local Connect may be started later."""
         self._name, self._find, self._clock = name, find, clock
         self._watch, self._looked_at_s = SnapshotWatch(), -LOOK_SNAPSHOT_S
         self._restarted_at_s: float | None = None
         self._pause_s = 0.0
-        self._told = ""
+        self._last_warning = ""
+        self._has_moved, self._asked_at_s = False, -LOOK_SOURCE_S
+        self._replaced: SourceReplaced | None = None
 
     def step(self) -> bool:
-        """Look once; out: whether the connector was started again."""
+        """Check once; out: whether the connector was restarted after a failure."""
         now_s = self._clock()
         try:
             capturing = self._find()
+            if not self._has_moved:
+                if capturing.move_to_one_log():
+                    LOGGER.info("capture %s: its connector writes one raw log now", self._name)
+                self._has_moved = True
             failure = capturing.failure()
             if failure is None:
+                self._ask_source(capturing, now_s)
                 self._look_at_snapshot(capturing, now_s)
-                self._told = ""
+                self._last_warning = ""
                 return False
             if now_s < self._due_s(now_s):
                 return False
             given_up = capturing.restart_failed()
         except NoSuchConnector:
-            return False  # it was removed while it was looked at
+            return False  # it was removed during the check
         except Unavailable as error:
-            self._tell_once(error)
+            self._warn_once(error)
+            return False
+        except SourceReplaced as error:
+            self._warn_once(error)
             return False
         except EverstateError as error:
-            self._tell_once(error)
+            self._warn_once(error)
             self._put_off(now_s)
             return False
         self._put_off(now_s)
@@ -115,8 +136,21 @@ class Restarter:
             )
         return True
 
+    def _ask_source(self, capturing: Failing, now_s: float) -> None:
+        """Pause a connector whose database was replaced: its rows could not be put in order."""
+        if now_s - self._asked_at_s >= LOOK_SOURCE_S:
+            self._asked_at_s, self._replaced = now_s, None
+            try:
+                capturing.check_source()
+            except SourceReplaced as error:
+                self._replaced = error
+                if capturing.running_position():
+                    capturing.pause()
+        if self._replaced is not None:
+            raise self._replaced
+
     def _look_at_snapshot(self, capturing: Failing, now_s: float) -> None:
-        """Restart a connector whose snapshot halted: it goes on, or fails and tells the reason."""
+        """Restart a connector whose snapshot halted: it resumes, or fails with the reason."""
         if now_s - self._looked_at_s < LOOK_SNAPSHOT_S:
             return
         self._looked_at_s = now_s
@@ -141,9 +175,9 @@ class Restarter:
         self._restarted_at_s = now_s
         self._pause_s = min(AGAIN_S_MAX, max(AGAIN_S, self._pause_s * 2))
 
-    def _tell_once(self, error: EverstateError) -> None:
-        if str(error) != self._told:
-            self._told = str(error)
+    def _warn_once(self, error: EverstateError) -> None:
+        if str(error) != self._last_warning:
+            self._last_warning = str(error)
             LOGGER.warning("capture %s: its connector is left as it is: %s", self._name, error)
 
 
@@ -162,7 +196,7 @@ def restarters_of(
 
 
 def keep_running(restarters: Sequence[Restarter], stop: threading.Event) -> None:
-    """Look at every connector each :data:`LOOK_S` until ``stop`` is set."""
+    """Check every connector each :data:`LOOK_S` seconds until ``stop`` is set."""
     while not stop.wait(LOOK_S):
         for restarter in restarters:
             restarter.step()

@@ -1,24 +1,26 @@
-"""Making the local state the log's again: from `.state`, else from `.changes`, else the lake."""
+"""Completes the local copy of a capture's states: from `.state`, else `.changes`, else the lake."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from everstate.archive import ArchiveReader
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.errors import ArchiveError, LocalStateError
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
-from everstate.log.record import OutRecord
+from everstate.log.positions import Ends, Offsets
+from everstate.log.record import OutRecord, Record
+from everstate.log.state_copy import StateCopy, open_copy
 from everstate.log.topics import Topics
 from everstate.sources.cdc.completion import Known
-from everstate.sources.cdc.declaration import Capture
 from everstate.sources.cdc.holding import HELD
-from everstate.sources.cdc.local_state import LocalState
+from everstate.sources.cdc.states import FORM, held_name, known_row, state_name, state_row
 
 LOGGER = logging.getLogger("everstate.sources.cdc")
 
@@ -28,11 +30,11 @@ _HEADERS: Final = [("ce_specversion", b"1.0"), ("content-type", b"application/js
 
 
 class _Origin(msgspec.Struct):
-    position: dict[str, list[int | str]] = {}
+    position: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _StateWire(msgspec.Struct, rename="camel", gc=False):
-    """What of a change makes up the newest state of its entity."""
+    """The fields of a change that make up the newest state of its entity."""
 
     key: str
     version: int
@@ -46,142 +48,143 @@ _decode = msgspec.json.Decoder(_StateWire).decode
 
 
 def known_of(value: bytes) -> tuple[str, Known]:
-    """Key and state that a change leaves behind."""
+    """Key of a change, and the state of its entity after it."""
     wire = _decode(value)
     is_deleted = wire.kind == "deleted"
     image = bytes(wire.original_entity_state if is_deleted else wire.current_entity_state)
-    position: dict[str, list[int | str]] = {} if wire.source is None else wire.source.position
-    return wire.key, Known(wire.version, image, is_deleted, position)
+    place = b"" if wire.source is None else bytes(wire.source.position)
+    return wire.key, Known(wire.version, image, is_deleted, b"" if place == b"{}" else place)
 
 
-def restore(
-    config: Config, capture: Capture, state: LocalState, topics: Topics
-) -> tuple[int, list[str]]:
-    """Read into the local state whatever the log has behind it.
+class Restoring:
+    """Opens the copy of one capture's states and completes it from the log."""
 
-    Out: how many records were read, and entity types whose states came from their history: their
-    `.state` has to be filled again (:func:`refill`).
+    def __init__(self, config: Config, capture: Capture, topics: Topics) -> None:
+        self._config, self._topics = config, topics
+        self._entities = stateful(capture)
+        names = topics.names
+        self._entity_of = {names.state(entity): entity for entity in self._entities}
+        self._held = names.capture(capture.name, HELD)
+        self._client = f"everstate-clean-{capture.name}"
 
-    A state of other topics (C8), or ahead of them, is forgotten first. When `.state` is empty and
-    `.changes` is not, states are made again from `.changes` as far as it still begins at its
-    beginning, else from the archive; raises LocalStateError when neither is there (C10).
-    """
-    names = topics.names
-    of_topic = {names.state(entity): entity for entity in stateful(capture)}
-    held = names.capture(capture.name, HELD)
-    listed = [*of_topic, held]
-    found = topics.identities(listed)
-    identities = {name: f"{one.cluster_id}/{one.topic_id}" for name, one in found.items()}
-    with Offsets(config) as offsets:
-        starts, ends = offsets.beginnings(listed), offsets.stable_ends(listed)
-        places = state.places()
-        is_ours = state.identities() == identities
-        if not is_ours or any(places.get(at, 0) > end for at, end in ends.items()):
-            state.forget()
-            state.identify(identities)
-            places = {}
-        read = 0
-        with Consumer(config, client_id=f"everstate-clean-{capture.name}") as consumer:
-            for (topic, partition), end in sorted(ends.items()):
-                start = max(places.get((topic, partition), 0), starts[topic, partition])
-                records = consumer.read(topic, partition, start, end)
-                entity = of_topic.get(topic)
-                if entity is None:
-                    read += _take_held(state, records)
-                else:
-                    read += _take(state, entity, (r.value for r in records))
-                state.restore({}, {}, {(topic, partition): end})
-    empty = []
-    for entity in stateful(capture):
-        if state.count(entity) == 0:
-            from_history = _take(state, entity, _history(config, topics, entity))
-            if from_history:
-                empty.append(entity)
-            read += from_history
-    return read, empty
+    def ends(self, offsets: Offsets) -> Ends:
+        """The current ends of the topics that the copy is made of."""
+        return offsets.stable_ends([*self._entity_of, self._held])
 
+    def open(self, path: Path, batch: int) -> tuple[StateCopy, int]:
+        """Open the copy and complete it from the log; out also: how many records were read.
 
-def refill(
-    config: Config, state: LocalState, topics: Topics, entity: str
-) -> Iterator[list[OutRecord]]:
-    """Records that `.state` lacks, in batches: the newest change of each entity."""
-    topic = topics.names.state(entity)
-    batch: list[OutRecord] = []
-    for value in _history(config, topics, entity):
-        if value is None:
-            continue
-        key, known = known_of(value)
-        newest = state.get(entity, key)
-        if newest is not None and newest.version == known.version:
-            batch.append(OutRecord(topic, key.encode(), value, _HEADERS))
-        if len(batch) >= _CHUNK:
+        ``batch``: number of the newest batch in the log, once other writers are fenced. A copy of
+        that batch is complete; an older copy is completed with the later records of the log; a copy
+        of other topics (C8), or one that is ahead of them, is made again.
+        """
+        listed = [*self._entity_of, self._held]
+        ids = {topic: one.topic_id for topic, one in self._topics.identities(listed).items()}
+        ids[self._topics.names.progress] = self._topics.identity(
+            self._topics.names.progress
+        ).topic_id
+        copy = open_copy(path, FORM, ids)
+        if batch and copy.meta.batch == batch:
+            return copy, 0
+        try:
+            with Offsets(self._config) as offsets:
+                starts, ends = offsets.beginnings(listed), self.ends(offsets)
+            if copy.is_ahead(ends) or (copy.meta.batch or 0) > batch:
+                LOGGER.warning("%s: ahead of the log; it is made again", path)
+                copy.destroy()
+                copy = open_copy(path, FORM, ids)
+            spans = {p: (max(copy.next_of(p), starts[p]), end) for p, end in ends.items()}
+            with Consumer(self._config, client_id=self._client) as consumer:
+                read = copy.fill(consumer, spans, self._rows_of)
+        except BaseException:
+            copy.close()
+            raise
+        return copy, read
+
+    def lost(self, copy: StateCopy) -> list[str]:
+        """Entity types whose states were rebuilt from their history, as `.state` was empty (C10).
+
+        Their `.state` has to be filled again (:meth:`refill`). Raises LocalStateError where
+        neither `.changes` nor the archive reaches back to the beginning.
+        """
+        found = []
+        for entity in self._entities:
+            if next(copy.scan(state_name(entity, "")), None) is None:
+                if self._take_history(copy, entity):
+                    found.append(entity)
+        return found
+
+    def refill(self, copy: StateCopy, entity: str) -> Iterator[list[OutRecord]]:
+        """Records that `.state` lacks, in batches: the newest change of each entity."""
+        topic = self._topics.names.state(entity)
+        batch: list[OutRecord] = []
+        for value in self._history(entity):
+            key, known = known_of(value)
+            row = copy.get(state_name(entity, key))
+            if row is not None and known_row(row).version == known.version:
+                batch.append(OutRecord(topic, key.encode(), value, _HEADERS))
+            if len(batch) >= _CHUNK:
+                yield batch
+                batch = []
+        if batch:
             yield batch
-            batch = []
-            state.discard()
-    if batch:
-        yield batch
-    state.discard()
+
+    def _rows_of(self, record: Record) -> Iterable[tuple[bytes, bytes | None]]:
+        entity = self._entity_of.get(record.topic)
+        if entity is None:
+            assert record.key is not None
+            return [(held_name(record.key), record.value)]
+        if record.value is None:
+            return []  # a tombstone does not reset the version (C7)
+        key, known = known_of(record.value)
+        return [(state_name(entity, key), state_row(known))]
+
+    def _take_history(self, copy: StateCopy, entity: str) -> bool:
+        """Write the newest states of a type's history into the copy; out: whether there are any."""
+        rows: dict[bytes, bytes | None] = {}
+        newest: dict[str, int] = {}
+        for value in self._history(entity):
+            key, known = known_of(value)
+            if known.version >= newest.get(key, 0):
+                newest[key] = known.version
+                rows[state_name(entity, key)] = state_row(known)
+            if len(rows) >= _CHUNK:
+                copy.write(rows)
+                rows = {}
+        copy.write(rows)
+        return bool(newest)
+
+    def _history(self, entity: str) -> Iterator[bytes]:
+        """Every change of an entity type: from `.changes` if it is all there, else the lake too."""
+        changes = self._topics.names.changes(entity)
+        with Offsets(self._config) as offsets:
+            starts, ends = offsets.beginnings([changes]), offsets.stable_ends([changes])
+        if not any(ends.values()):
+            return
+        LOGGER.warning("%s has no newest states; they are made from its history", entity)
+        positions: dict[int, int] = {}
+        if any(starts.values()):
+            reader = ArchiveReader(self._config, entity)
+            positions = _archived(reader)
+            if any(positions.get(part, 0) < at for (_, part), at in starts.items()):
+                raise LocalStateError(
+                    f"{entity}: its newest states are lost. {changes} no longer begins at its "
+                    "beginning, and the archive does not reach what is there.",
+                    advice="Run the archive until it has caught up, or restore the state topic.",
+                )
+            yield from (value for value in reader.values() if value is not None)
+        with Consumer(self._config, client_id=self._client) as consumer:
+            for (topic, partition), end in sorted(ends.items()):
+                start = max(positions.get(partition, 0), starts[topic, partition])
+                for record in consumer.read(topic, partition, start, end):
+                    if record.value is not None:
+                        yield record.value
 
 
 def stateful(capture: Capture) -> tuple[str, ...]:
     """Entity types of a capture that have a newest state: all but those of domain events."""
     events = {table.events for table in capture.tables.values()}
     return tuple(name for name in capture.entities if name not in events)
-
-
-def _take(state: LocalState, entity: str, values: Iterable[bytes | None]) -> int:
-    """Newest states of these changes; a tombstone leaves the version counting (C7)."""
-    count = 0
-    states: dict[tuple[str, str], Known] = {}
-    for value in values:
-        count += 1
-        if value is None:
-            continue
-        key, known = known_of(value)
-        before = states.get((entity, key))
-        if before is None or known.version >= before.version:
-            states[entity, key] = known
-        if len(states) >= _CHUNK:
-            state.restore(states, {}, {})
-            states.clear()
-    state.restore(states, {}, {})
-    return count
-
-
-def _take_held(state: LocalState, records: Iterable[Any]) -> int:
-    held: dict[tuple[str, str], bytes | None] = {}
-    count = 0
-    for record in records:
-        count += 1
-        entity, _, key = record.key.decode().partition("\n")
-        held[entity, key] = record.value
-    state.restore({}, held, {})
-    return count
-
-
-def _history(config: Config, topics: Topics, entity: str) -> Iterator[bytes | None]:
-    """Every change of an entity type: from `.changes` if it is all there, else the lake first."""
-    changes = topics.names.changes(entity)
-    with Offsets(config) as offsets:
-        starts, ends = offsets.beginnings([changes]), offsets.stable_ends([changes])
-    if not any(ends.values()):
-        return
-    LOGGER.warning("%s has no newest states; they are made from its history", entity)
-    positions: dict[int, int] = {}
-    if any(starts.values()):
-        reader = ArchiveReader(config, entity)
-        positions = _archived(reader)
-        if any(positions.get(part, 0) < at for (_, part), at in starts.items()):
-            raise LocalStateError(
-                f"{entity}: its newest states are lost. {changes} no longer begins at its "
-                "beginning, and the archive does not reach what is there.",
-                advice="Run the archive until it has caught up, or restore the state topic.",
-            )
-        yield from reader.values()
-    with Consumer(config, client_id=f"everstate-clean-{entity}") as consumer:
-        for (topic, partition), end in sorted(ends.items()):
-            start = max(positions.get(partition, 0), starts[topic, partition])
-            yield from (r.value for r in consumer.read(topic, partition, start, end))
 
 
 def _archived(reader: ArchiveReader) -> dict[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,19 +11,30 @@ from everstate.sources.cdc.placeholders import DEFAULT_SETTING
 
 Op = Literal["c", "u", "d", "r", "t", "m"]
 """Created, updated, deleted, read by a snapshot, table truncated, logical message."""
-Position = Mapping[str, tuple[int | str, ...]]
+SourcePosition = Mapping[str, tuple[int | str, ...]]
 """Place in the source's log, by scheme; two places are compared by the first scheme they share."""
+
+
+KIND: Final = "kind"
+"""Header of each record of the one raw log that is not a row; its values:"""
+TRANSACTION, MESSAGE, HEARTBEAT, SCHEMA = b"transaction", b"message", b"heartbeat", b"schema"
+SOURCE: Final = b"source"
+"""Value of that header for a record that `everstate cdc` itself writes."""
+AGGREGATE: Final = "aggregateType"
+"""Header with the aggregate type of a row of an outbox."""
+SNAPSHOT: Final = "snapshot "
+"""Prefix of the scheme in a snapshot row's position: where the log was when it was taken."""
 
 
 class Unreadable(Exception):
     """A message that no source row can be made of; its text is the reason."""
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class RawMessage(msgspec.Struct, frozen=True, gc=False):
     """One record of a raw topic, as far as a shape needs it."""
 
     table: str
-    """Table as the declaration names it, from the topic; the message may say it more exactly."""
+    """Table as declared, from the topic's name; empty: the message itself names its table."""
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes | None]
@@ -32,14 +43,14 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowTransaction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The source's transaction of a row: ``order`` is its 1-based place, ``None`` when untold."""
+    """The source transaction of a row; ``order``: the row's place in it from 1, if reported."""
 
     id: str
     order: int | None = None
 
 
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one message says about one row, and no more than that.
+    """What one message contains about one row, with nothing added.
 
     ``before`` and ``after`` hold the columns that the message knows the values of; a column that
     is missing there is unknown, not null. ``None``: nothing is known of that side.
@@ -54,10 +65,10 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_whole: bool = False
     """Whether ``after`` lacks no column of the table."""
     moved_from: Mapping[str, Any] | None = None
-    """Key columns the row had before an update of its key."""
-    position: Position = msgspec.field(default_factory=dict)
-    order: tuple[int, ...] = ()
-    """For sorting rows of one source by their places; empty: as the neighbours in the topic."""
+    """Values of the key columns before an update changed the key."""
+    position: SourcePosition = msgspec.field(default_factory=dict)
+    place: bytes | None = None
+    """Its place in the stream that its connector writes, as sortable bytes (``shapes/places``)."""
     transaction: RowTransaction | None = None
     time_us: int | None = None
     """When the source committed it, microseconds since 1970 UTC."""
@@ -65,15 +76,7 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     source: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Other facts of the source: connector, user, query, …"""
     types: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Column → conversion (:data:`declaration.Convert`'s names), where the message tells it."""
-
-
-class TransactionEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The end of a source transaction, and how many rows it had: in all tables, and in each."""
-
-    id: str
-    count: int
-    counts: Mapping[str, int] | None = None
+    """Column → conversion (:data:`declaration.Convert`'s names), from the message's schema."""
 
 
 class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -82,9 +85,11 @@ class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     transaction: str
     prefix: str
     content: bytes
+    place: bytes | None = None
+    time_us: int | None = None
 
 
-def is_after(new: Position, old: Position) -> bool | None:
+def is_after(new: SourcePosition, old: SourcePosition) -> bool | None:
     """Whether ``new`` is later in the source's log; ``None``: they cannot be compared."""
     for scheme, place in new.items():
         known = old.get(scheme)
@@ -93,7 +98,7 @@ def is_after(new: Position, old: Position) -> bool | None:
     return None
 
 
-def is_same(new: Position, old: Position) -> bool:
+def is_same(new: SourcePosition, old: SourcePosition) -> bool:
     """Whether both are one place in the source's log."""
     for scheme, place in new.items():
         known = old.get(scheme)
@@ -103,7 +108,7 @@ def is_same(new: Position, old: Position) -> bool:
 
 
 def behind(places: Iterable[Mapping[str, list[int | str]]]) -> dict[str, list[int | str]]:
-    """A place right behind the last of these: after each, and before any that is later yet."""
+    """A position directly after the last of these, and before every later one of the log."""
     last: dict[str, list[int | str]] = {}
     for position in places:
         for scheme, place in position.items():

@@ -1,4 +1,4 @@
-"""How a connector finds its password: never in its settings, which everybody at Connect reads."""
+"""How a connector gets its password: never from its settings, which every Connect user can read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def password_reference(config: Config, source: str, password: str, *, local: boo
     """What to put into a connector's settings in place of ``password``.
 
     The local worker reads a file of mode 0600 in the project's data folder, which is written
-    here. A cluster of your own looks it up where `capture.password_reference` says; without that
-    setting InvalidConfig is raised: a password in plain settings would be shown to everybody.
+    here. A cluster of your own looks it up by `capture.password_reference`; without that setting
+    InvalidConfig is raised, since everybody could read a password in plain settings.
     """
     if not password:
         return ""

@@ -1,4 +1,4 @@
-"""Snapshots: asked for by a signal, told by the connector's notifications."""
+"""Incremental snapshots: requested by a signal, followed by the connector's notifications."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Final
 from uuid_utils.compat import uuid7
 
 from everstate.config import Config
+from everstate.declarations.captures import topic_table
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import CapturedDatabase, Key
-from everstate.sources.cdc.declaration import topic_table
 from everstate.sources.cdc.notifications import Notification, notification
 from everstate.sources.cdc.restarting import Restarter, keep_running
 
@@ -39,15 +39,15 @@ class SnapshotDone:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """A snapshot of keys that was asked for, and is not waited for."""
+    """A snapshot of keys that was requested, without waiting for it."""
 
     id: str | None
-    """Of the signal; ``None``: there was no key to ask for."""
+    """Id of the signal; ``None``: none was sent, as no key could be requested."""
     refused: Mapping[int, str]
-    """Place of each key that no condition can be made of, and why."""
+    """Index of each key for which no SQL condition can be made → why."""
 
 
-Progress = Callable[[Notification], None]
+OnNotification = Callable[[Notification], None]
 
 
 def snapshot(
@@ -59,7 +59,7 @@ def snapshot(
     key: Key = (),
     wait: bool = True,
     silence_s: float = 120.0,
-    progress: Progress = lambda _: None,
+    progress: OnNotification = lambda _: None,
 ) -> SnapshotDone:
     """Read rows again while streaming goes on: all tables, one, a range of it, or one row.
 
@@ -67,8 +67,8 @@ def snapshot(
     are the values of the row's key. Returns when the last row is in the raw topics; with
     ``wait=False`` when the signal is written. Raises InvalidCapture for a table, key or condition
     that does not fit, CaptureFailed when the connector does not run or a table cannot be read,
-    Unavailable when nothing is heard of it for ``silence_s``. While it waits, a connector that
-    fails or stops reading is started again.
+    Unavailable when ``silence_s`` seconds pass without a notification. While it waits, a connector
+    that fails or stops reading is restarted.
     """
     capture, names = capturing.capture, capturing.names
     if table is None and (where or key):
@@ -81,7 +81,7 @@ def snapshot(
     began = time.monotonic()
     with (
         Consumer(config, client_id="everstate-cdc") as consumer,
-        # The place is taken before the signal, so that no notification is missed.
+        # The offset to read from is taken before the signal, so that no notification is missed.
         closing(consumer.tail([names.notifications], idle_s=silence_s)) as records,
     ):
         with capturing.database() as database:
@@ -95,7 +95,7 @@ def snapshot(
             done = _follow(signal_id, tables, map(notification, records), progress, began)
     if done is None:
         raise Unavailable(
-            f"capture {capture.name}: the connector told nothing of the snapshot for "
+            f"capture {capture.name}: the connector has reported nothing about the snapshot for "
             f"{silence_s:g} s.",
             advice=f"`everstate cdc status {capture.name}` says whether it is still under way; the "
             "connector reads the rows when it comes to the signal.",
@@ -104,7 +104,7 @@ def snapshot(
 
 
 def _check(name: str, database: CapturedDatabase, table: str, condition: str) -> None:
-    """Raise InvalidCapture when the database cannot run a condition, before a connector must."""
+    """Raise InvalidCapture when the database rejects a condition, before the connector runs it."""
     try:
         database.check_condition(table, condition)
     except CaptureFailed as cause:
@@ -113,7 +113,7 @@ def _check(name: str, database: CapturedDatabase, table: str, condition: str) ->
 
 @contextmanager
 def _tended(capturing: Capturing) -> Iterator[None]:
-    """Start the connector again, in a thread, when it fails or stops reading, as clean does."""
+    """Restart the connector, in a thread, when it fails or stops reading, as the clean role."""
     stop = threading.Event()
     restarter = Restarter(capturing.capture.name, lambda: capturing)
     thread = threading.Thread(
@@ -128,10 +128,10 @@ def _tended(capturing: Capturing) -> Iterator[None]:
 
 
 def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, Any]]) -> Signalled:
-    """Ask in one signal for the rows with these keys: column → value as the raw topics have it.
+    """Request in one signal the rows with these keys: column → value as the raw topics have it.
 
-    The signal is written to the captured database and stays there until a connector reads it, so
-    that none needs to run now. Raises Unavailable, CaptureFailed, InvalidCapture.
+    The signal stays in the captured database's log until the connector reads it, so the connector
+    need not run now. Raises Unavailable, CaptureFailed, InvalidCapture.
     """
     with capturing.database() as database:
         conditions, refused = _conditions(database, table, keys)
@@ -145,9 +145,9 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
 def _conditions(
     database: CapturedDatabase, table: str, keys: Sequence[Mapping[str, Any]]
 ) -> tuple[list[str], dict[int, str]]:
-    """Conditions for all keys but those that do not fit, which halving finds.
+    """SQL conditions for all keys but those that do not fit, which bisection finds.
 
-    When the first ones all fail, it is the table that does not fit.
+    When the first keys all fail, the table itself is taken to be the cause, and all are refused.
     """
     found: list[str] = []
     refused: dict[int, str] = {}
@@ -193,14 +193,14 @@ def declared(capturing: Capturing, table: str) -> str:
 def _follow(
     signal_id: str,
     wanted: Sequence[str],
-    told: Iterable[Notification],
-    progress: Progress,
+    notifications: Iterable[Notification],
+    progress: OnNotification,
     began: float,
 ) -> SnapshotDone | None:
-    """Follow one snapshot to its end; None when what was told ended first."""
+    """Follow one snapshot to its end; None when the notifications end first."""
     tables: dict[str, str] = {}
     rows: dict[str, int] = {}
-    for each in told:
+    for each in notifications:
         if each.is_given_up and each.table in wanted:
             raise CaptureFailed(f"snapshot {signal_id}: {each.table} cannot be read: {each.reason}")
         if each.id != signal_id:
@@ -214,7 +214,12 @@ def _follow(
             seconds = time.monotonic() - began
             done = SnapshotDone(signal_id, each.state, sum(rows.values()), tables, seconds)
             bad = {t: s for t, s in tables.items() if s not in ("SUCCEEDED", "EMPTY")}
-            if each.state == "ABORTED" or bad:
-                raise CaptureFailed(f"snapshot {signal_id} ended {each.state}: {bad or 'aborted'}.")
+            if bad:
+                why = "; ".join(f"{table} cannot be read: {s}" for table, s in bad.items())
+                raise CaptureFailed(
+                    f"snapshot {signal_id}: {why}.", advice="The log of Connect tells the cause."
+                )
+            if each.state == "ABORTED":
+                raise CaptureFailed(f"snapshot {signal_id} ended ABORTED.")
             return done
     return None

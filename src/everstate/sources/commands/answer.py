@@ -1,4 +1,4 @@
-"""What the sender of a command is told."""
+"""The answer that the sender of a command gets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from everstate.sources.commands.wire import AnsweredChange, Outcome, WireAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a command; the same for the same command id, however often it is sent.
+    """Outcome of a command; the same for the same command id, however often it is sent.
 
     ``version`` is the entity's version after the decision (0: it never existed); ``None`` when
-    nobody answered in time.
+    no answer came in time.
     """
 
     outcome: Outcome
@@ -33,7 +33,7 @@ class Answer:
     changes: Sequence[AnsweredChange] = ()
     expected_version: int | None = None
     reason: str | None = None
-    """Of a rejection, or why the command is parked."""
+    """Reason of a rejection, or why the command is parked."""
     code: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
@@ -44,7 +44,7 @@ class Answer:
         return self.outcome is Outcome.ACCEPTED
 
     def or_raise(self) -> Answer:
-        """This answer when it is an acceptance.
+        """Return this answer when it is an acceptance.
 
         Raises Rejected, VersionConflict, CommandParked or CommandTimedOut.
         """
@@ -68,7 +68,7 @@ class Answer:
 
 
 def answer_of(wire: WireAnswer) -> Answer:
-    """An answer as it came through the log."""
+    """The answer in a record of the log."""
     return Answer(
         outcome=wire.outcome,
         command_id=wire.id,

@@ -11,7 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,6 +23,7 @@ from everstate.changes.keys import check_key
 from everstate.changes.moments import check_moment
 from everstate.changes.values import model_json
 from everstate.config import Config
+from everstate.declarations.commands import TakesCommands, group_of
 from everstate.errors import (
     EverstateError,
     IdempotencyKeyReused,
@@ -30,12 +31,12 @@ from everstate.errors import (
     InvalidCommand,
     Unavailable,
 )
+from everstate.log.consumer import Follower
+from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
-from everstate.log.record import Header
-from everstate.log.tail import Tail
+from everstate.log.record import Header, Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.answer import Answer, answer_of
-from everstate.sources.commands.group import TakesCommands, group_of
 from everstate.sources.commands.wire import (
     CLIENT,
     Outcome,
@@ -50,6 +51,7 @@ TIMEOUT_S: Final = 10.0
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
+_ANSWERS_MAX: Final = 5_000
 _AGAIN_S: Final = 1.0
 _FULL_S: Final = 0.005
 _SLICE_S: Final = 0.05
@@ -60,7 +62,7 @@ _Name = tuple[str, str, UUID]
 
 
 class _Waiter(NamedTuple):
-    """Who waits for an answer; several may wait for one, each with a future of its own."""
+    """A caller that waits for an answer; several may wait for one, each with its own future."""
 
     name: _Name
     fingerprint: str
@@ -68,12 +70,12 @@ class _Waiter(NamedTuple):
 
 
 class CommandClient:
-    """Sends commands to entities and hears their answers; safe for many threads.
+    """Sends commands to entities and receives their answers; safe for many threads.
 
-    It reads the answers of all partitions and keeps its own: a client is an object for the life
-    of a process, not for one command. A command whose answer did not come is sent again with the
-    same ``command_id``: it is decided once within ``commands.remember_hours``. When answers cannot
-    be read, who waits is told, and the client begins to read them anew.
+    It reads the answers of all partitions and keeps its own: make one client for the life of a
+    process, not for one command. If no answer came, send the command again with the same
+    ``command_id``: it is decided once within ``commands.remember_hours``. When answers cannot be
+    read, all waiting callers get an error, and the client starts to read answers again.
     """
 
     def __init__(
@@ -93,11 +95,11 @@ class CommandClient:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failure: EverstateError | None = None
-        # A client may be there before the first handler.
+        # A client may start before the first handler.
         with Topics(config) as topics:
             topics.ensure_commands(app.command_groups)
-        # From here on: an answer cannot come before its command is sent.
-        self._tail = self._follow()
+        # Read answers from here on: no answer can come before its command is sent.
+        self._answers = self._follow()
         self._producer = Producer(config, client_id="everstate-command-client")
         self._listener = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._listener.start()
@@ -109,17 +111,17 @@ class CommandClient:
         self.close()
 
     def close(self) -> None:
-        """Give up the connections; who still waits is told that no answer came."""
+        """Close the connections; callers that still wait get the outcome that no answer came."""
         self._stop.set()
         self._listener.join()
         with self._lock:
             self._producer.discard()
-        self._tail.close()
+        self._answers.close()
         for each in self._taken():
             _answer(each.future, _timed_out(*each.name, 0.0))
 
     def check(self) -> None:
-        """Raise an error of ours when commands cannot be answered now."""
+        """Raise an everstate error when commands cannot be answered now."""
         if self._failure is not None:
             raise self._failure
         if not self._listener.is_alive():
@@ -137,10 +139,10 @@ class CommandClient:
         occurred_at: datetime | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """Send a command and wait for its answer, an outcome TIMED_OUT included.
+        """Send a command and wait for its answer, which may have the outcome TIMED_OUT.
 
-        ``expected_version`` 0: the entity must not have existed ever. The same ``command_id`` to
-        the same entity is the same command: raises IdempotencyKeyReused when it came before from
+        ``expected_version`` 0: the entity must never have existed. The same ``command_id`` for the
+        same entity is the same command: raises IdempotencyKeyReused when it was sent before by
         another sender, or with another content or expected version; nothing is decided then.
         Raises UnknownEntity, InvalidCommand, MissingProvenance or InvalidChange when nothing was
         sent, and Unavailable when the log cannot be written or read.
@@ -170,9 +172,9 @@ class CommandClient:
         if_match: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """As :meth:`send`, for coroutines: the event loop goes on, also while the queue is full.
+        """Like :meth:`send`, for coroutines: does not block the event loop, even with a full queue.
 
-        ``if_match`` is a condition on the entity as it is, in the form of an If-Match header.
+        ``if_match`` is a condition on the present entity, in the form of an If-Match header.
         """
         waiter, message = self._prepare(
             entity, key, command, provenance, expected_version, command_id, occurred_at, if_match
@@ -201,10 +203,10 @@ class CommandClient:
         command_id: UUID | None = None,
         occurred_at: datetime | None = None,
     ) -> Future[Answer]:
-        """Send a command and go on; the future gets its answer. Raises as :meth:`send` does.
+        """Send a command without waiting; the future gets its answer. Raises like :meth:`send`.
 
         Commands of one thread to one key are decided in the order in which they were submitted.
-        Cost: about 20 µs. A full queue waits.
+        Cost: about 20 µs. Waits while the queue is full.
         """
         waiter, message = self._prepare(
             entity, key, command, provenance, expected_version, command_id, occurred_at
@@ -213,11 +215,11 @@ class CommandClient:
         return waiter.future
 
     def flush(self, timeout_s: float = _FLUSH_S) -> None:
-        """Hand everything submitted to the log; with 0 it is only hurried on."""
+        """Wait until Kafka has acknowledged all submitted commands; with 0, do not wait."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
-            # In slices: others send meanwhile.
+            # In short slices, so that other threads can send meanwhile.
             with self._lock:
                 if timeout_s <= 0:
                     self._producer.poll()
@@ -243,7 +245,7 @@ class CommandClient:
         occurred_at: datetime | None,
         if_match: str | None = None,
     ) -> tuple[_Waiter, bytes]:
-        """Who waits, and the message."""
+        """The waiting caller, and the message to send."""
         self.check()
         group = group_of(self._app, entity)
         name = group.check(command)
@@ -287,7 +289,7 @@ class CommandClient:
             time.sleep(_FULL_S)
 
     def _offer(self, waiter: _Waiter, message: bytes, *, wait: bool = False) -> bool:
-        """Queue a command, and expect its answer; ``False``: the queue is full, or in use."""
+        """Queue a command and register its waiter; ``False``: the queue is full, or in use."""
         if not self._lock.acquire(blocking=wait):
             return False
         try:
@@ -301,31 +303,33 @@ class CommandClient:
         return True
 
     def _forget(self, waiter: _Waiter) -> None:
-        """Expect no answer any more; others may wait for the same one."""
+        """Unregister a waiter; others may wait for the same answer."""
         with self._lock:
             left = [each for each in self._waiting.pop(waiter.name, []) if each is not waiter]
             if left:
                 self._waiting[waiter.name] = left
 
     def _taken(self) -> list[_Waiter]:
-        """All who wait; from now on nobody does."""
+        """Unregister and return all waiters."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         return [each for waiters in waiting.values() for each in waiters]
 
-    def _follow(self) -> Tail:
+    def _follow(self) -> Follower:
         replies = [self._names.replies(name) for name in self._app.command_groups]
-        return Tail(self._config, replies, client_id="everstate-command-client")
+        with Offsets(self._config) as offsets:
+            ends = offsets.stable_ends(replies)
+        return Follower(self._config, ends, client_id="everstate-command-client")
 
     def _listen(self) -> None:
-        """Hand answers to those who wait; ends when the client is closed."""
+        """Pass answers to their waiters; ends when the client is closed."""
         while not self._stop.is_set():
             try:
                 if self._failure is not None:
-                    self._tail.close()
-                    self._tail = self._follow()
+                    self._answers.close()
+                    self._answers = self._follow()
                     self._failure = None
-                self._hear(self._tail.poll(_POLL_S))
+                self._hear(self._answers.poll(_ANSWERS_MAX, _POLL_S))
             except EverstateError as error:
                 log.warning("answers to commands cannot be read: %s", error)
                 self._failure = error
@@ -334,17 +338,16 @@ class CommandClient:
                         each.future.set_exception(error)
                 self._stop.wait(_AGAIN_S)
 
-    def _hear(self, messages: Iterable[Any]) -> None:
+    def _hear(self, answers: Iterable[Record]) -> None:
         mine = self._id
-        for message in messages:
-            headers = message.headers() or ()
-            if not any(name == CLIENT and value == mine for name, value in headers):
+        for record in answers:
+            if (CLIENT, mine) not in record.headers:
                 continue
             try:
-                wire = decode_answer(message.value() or b"")
+                wire = decode_answer(record.value or b"")
             except (msgspec.DecodeError, UnicodeDecodeError) as cause:
-                # Whoever waits for it is told that no answer came in time.
-                place = (message.topic(), message.partition(), message.offset())
+                # Its waiters get the outcome that no answer came in time.
+                place = (record.topic, record.partition, record.offset)
                 log.error("the answer at %s[%s]@%s cannot be read: %s", *place, cause)
                 continue
             with self._lock:
@@ -358,7 +361,7 @@ class CommandClient:
 
 
 def _answer(future: Future[Answer], answer: Answer) -> None:
-    # Cancelled: a coroutine has given up waiting.
+    # Cancelled: a coroutine has stopped waiting.
     with suppress(InvalidStateError):
         future.set_result(answer)
 

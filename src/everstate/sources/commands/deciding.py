@@ -1,4 +1,4 @@
-"""One command against one entity: what follows, and the answer. No I/O, no clock."""
+"""Decides one command against one entity: its changes, and the answer. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from everstate.changes import (
     SourceTransaction,
     derived_change_id,
 )
+from everstate.declarations.commands import CommandGroup
 from everstate.errors import EverstateError, InvalidRequest, PreconditionFailed, Rejected
-from everstate.sources.commands.group import CommandGroup, fact_json, facts_of
+from everstate.http.conditions import Conditions, parse_condition
+from everstate.sources.commands.facts import fact_json, facts_of
 from everstate.sources.commands.wire import (
     AnsweredChange,
     Outcome,
@@ -27,19 +29,18 @@ from everstate.sources.commands.wire import (
     encode,
     provenance_of,
 )
-from everstate.sources.crud.conditions import Conditions, parse_condition
 
 _REASON_MAX: Final = 2_000
 _ANSWER_ROOM: Final = 4_096
 
-Message = tuple[bytes, bytes, Any]
+EncodedRecord = tuple[bytes, bytes, Any]
 """Key, value and headers of a record."""
 
 
-class Held(NamedTuple):
-    """An entity as its handler has it: ``text`` is its state as JSON, byte for byte the log's.
+class RememberedEntity(NamedTuple):
+    """An entity in its handler's memory; ``text`` is its state as JSON, with the log's bytes.
 
-    Version 0: it never existed. State ``None``: it does not exist (any more).
+    Version 0: it never existed. State ``None``: it does not exist, or was deleted.
     """
 
     version: int
@@ -47,14 +48,14 @@ class Held(NamedTuple):
     text: bytes | None
 
 
-NOTHING: Final = Held(0, None, None)
+NOTHING: Final = RememberedEntity(0, None, None)
 
 
 class Decided(NamedTuple):
-    """What follows from a command; ``parked`` is the reason why it could not be decided."""
+    """Result of a command; ``parked`` is the reason why it could not be decided."""
 
-    held: Held
-    changes: Sequence[Message]
+    held: RememberedEntity
+    changes: Sequence[EncodedRecord]
     outcome: Outcome
     answer: bytes
     parked: str | None = None
@@ -70,11 +71,13 @@ class Decider:
         self._change_source = f"command:{group.name}"
         self._answer_bytes_max = message_bytes_max - _ANSWER_ROOM
 
-    def decide(self, held: Held, command: WireCommand, recorded_at: datetime) -> Decided:
-        """All that follows from a command, or nothing of it.
+    def decide(
+        self, held: RememberedEntity, command: WireCommand, recorded_at: datetime
+    ) -> Decided:
+        """The result of a command: all of its changes, or none.
 
-        Whatever the project's functions raise, other than Rejected, parks the command: its
-        sender is told, the entity stays as it is, and the partition goes on.
+        Any error of the project's functions other than Rejected parks the command: its sender
+        gets that answer, the entity stays as it is, and later commands are decided.
         """
         expected = command.expected_version
         if expected is not None and expected != held.version:
@@ -101,29 +104,33 @@ class Decider:
         except Rejected as refusal:
             return self._rejected(held, command, refusal)
         except Exception as cause:
-            # The project's own code: any error of it is poison for this command alone.
+            # The project's own code: any error of it parks only this command.
             return self.park(held, command, f"{type(cause).__name__}: {cause}")
 
-    def park(self, held: Held, command: WireCommand, reason: str) -> Decided:
+    def park(self, held: RememberedEntity, command: WireCommand, reason: str) -> Decided:
         """The answer to a command that cannot be decided."""
         reason = reason[:_REASON_MAX]
         parked = self._answer(held, command, Outcome.PARKED, reason=reason)
         return parked._replace(parked=reason)
 
-    def discard(self, held: Held, command: WireCommand) -> Decided:
-        """The answer to a parked command that was given up."""
+    def discard(self, held: RememberedEntity, command: WireCommand) -> Decided:
+        """The answer to a parked command that was discarded."""
         return self._answer(
             held, command, Outcome.REJECTED, reason="given up while parked", code="discarded"
         )
 
     def _apply(
-        self, held: Held, command: WireCommand, facts: Sequence[Any], recorded_at: datetime
+        self,
+        held: RememberedEntity,
+        command: WireCommand,
+        facts: Sequence[Any],
+        recorded_at: datetime,
     ) -> Decided:
-        """One change for each fact, in a block of the command."""
+        """One change for each fact, in one transaction block of the command."""
         source, command_id = provenance_of(bytes(command.provenance)), str(command.id)
         block_id, entity = f"command:{command_id}", self._change_source
         version, state, text = held
-        changes, told = [], []
+        changes, answered = [], []
         for index, fact in enumerate(facts, 1):
             before, version = text, version + 1
             state = self.group.evolve(state, fact)
@@ -145,7 +152,7 @@ class Decider:
                 transaction=SourceTransaction(id=block_id, index=index, count=len(facts)),
             )
             changes.append(self._codec.encode(change))
-            told.append(
+            answered.append(
                 AnsweredChange(
                     id=change.id,
                     version=version,
@@ -154,8 +161,8 @@ class Decider:
                     data=msgspec.Raw(data),
                 )
             )
-        after = Held(version, state, text)
-        return self._answer(after, command, Outcome.ACCEPTED, changes, changes=tuple(told))
+        after = RememberedEntity(version, state, text)
+        return self._answer(after, command, Outcome.ACCEPTED, changes, changes=tuple(answered))
 
     def _text(self, state: Any, key: str) -> bytes:
         entity_type = self.group.entity_type
@@ -168,7 +175,7 @@ class Decider:
             raise ValueError(f"evolve returned the state of {found!r}")
         return entity_type.encode(state)
 
-    def _rejected(self, held: Held, command: WireCommand, refusal: Rejected) -> Decided:
+    def _rejected(self, held: RememberedEntity, command: WireCommand, refusal: Rejected) -> Decided:
         return self._answer(
             held,
             command,
@@ -180,13 +187,13 @@ class Decider:
 
     def _answer(
         self,
-        held: Held,
+        held: RememberedEntity,
         command: WireCommand,
         outcome: Outcome,
-        records: Sequence[Message] = (),
+        records: Sequence[EncodedRecord] = (),
         **more: Any,
     ) -> Decided:
-        told = WireAnswer(
+        wire_answer = WireAnswer(
             id=command.id,
             entity=command.entity,
             key=command.key,
@@ -196,17 +203,18 @@ class Decider:
             **more,
         )
         try:
-            answer = encode(told)
+            answer = encode(wire_answer)
         except (TypeError, ValueError, EverstateError):
-            # Data of a rejection that JSON cannot hold.
-            answer = encode(msgspec.structs.replace(told, data={"unreadable": repr(told.data)}))
+            # The rejection has data that JSON cannot hold.
+            unreadable = {"unreadable": repr(wire_answer.data)}
+            answer = encode(msgspec.structs.replace(wire_answer, data=unreadable))
         if len(answer) > self._answer_bytes_max:
-            without = [msgspec.structs.replace(each, data=None) for each in told.changes]
-            answer = encode(msgspec.structs.replace(told, changes=without, data=None))
+            without = [msgspec.structs.replace(each, data=None) for each in wire_answer.changes]
+            answer = encode(msgspec.structs.replace(wire_answer, changes=without, data=None))
         return Decided(held, records, outcome, answer)
 
 
-def _check_condition(held: Held, command: WireCommand) -> None:
+def _check_condition(held: RememberedEntity, command: WireCommand) -> None:
     """Raise PreconditionFailed when the command's condition does not hold."""
     if command.if_match is not None:
         conditions = Conditions(match=parse_condition("If-Match", command.if_match))

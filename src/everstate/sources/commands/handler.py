@@ -1,4 +1,4 @@
-"""The handler process: decides the commands of all entity types of an app that take some."""
+"""The handler process: decides the commands of all entity types of an app that have commands."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from everstate.config import Config
+from everstate.declarations.commands import TakesCommands
 from everstate.log.loop import Membership, TransactionalLoop
+from everstate.log.slots import Slot
 from everstate.log.topics import Topics
-from everstate.sources.commands.group import TakesCommands
-from everstate.sources.commands.slots import Slot
 from everstate.sources.commands.worker import CommandWork
 
 
 class CommandHandler:
     """Reads commands, decides them, and writes changes, states, answers and its own progress.
 
-    All of a batch is one Kafka transaction. Any number of handlers share the partitions; one that
-    is killed and started again takes its own back at once, another takes them over after
-    ``commands.session_timeout_s``.
+    The results of a batch are one Kafka transaction. Any number of handlers share the partitions.
+    A handler that is killed and restarted takes its partitions back at once; otherwise another
+    handler takes them over after ``commands.session_timeout_s``.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CommandHandler:
         self.loop.run(stop)
 
     def close(self) -> None:
-        """Give up partitions, connections and the folder."""
+        """Release partitions, connections and the folder."""
         try:
             self.loop.close()
         finally:

@@ -1,4 +1,4 @@
-"""Commands that could not be decided: listed, replayed, given up."""
+"""Parked commands, which could not be decided: list, replay or discard them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNKNOWN: Final = "?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """One parked command. ``parked_id`` is its command id, or where an unreadable one was read."""
+    """One parked command; ``parked_id`` is its command id, or the place of an unreadable one."""
 
     parked_id: str
     key: str
@@ -29,10 +29,10 @@ class Parked:
     """Name of the command; ``?`` when it cannot be read."""
     reason: str
     place: str
-    """``partition@offset`` of the commands topic at which it was met last."""
+    """``partition@offset`` in the commands topic at which it was last read."""
     parked_at_ms: int
     value: bytes
-    """The command as it came."""
+    """The command's record value, unchanged."""
 
     @property
     def data(self) -> Any:
@@ -64,9 +64,9 @@ def replay(
 ) -> list[Parked]:
     """Send parked commands again, in the order in which they were parked; returns them.
 
-    Each is decided against its entity as it is then, and is no longer parked when that succeeds,
-    whatever the answer. With ``give_up`` they are answered with a rejection instead. ``None``:
-    all of them. Raises NotFound naming the ids that are not parked; then nothing was sent.
+    Each is decided against its entity's state at that time, and is no longer parked when it could
+    be decided, whatever the answer. With ``give_up`` they are answered with a rejection instead.
+    ``None``: all of them. Raises NotFound naming ids that are not parked; then nothing was sent.
     """
     parked = read_parked(config, entity)
     if parked_ids is not None:

@@ -1,119 +1,51 @@
-"""Process managers: changes in, commands out, now or when their time has come."""
+"""Process managers: they turn changes into commands, sent at once or after a delay."""
 
 from __future__ import annotations
 
 import heapq
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
-from uuid import NAMESPACE_URL, UUID, uuid5
+from typing import Any, Final
+from uuid import UUID
 
 import msgspec
-from pydantic import BaseModel
 
-from everstate.changes import Change, ChangeCodec, EntityType, Provenance
-from everstate.changes.keys import NAME
+from everstate.changes import Change, ChangeCodec, Provenance
 from everstate.changes.values import model_json
 from everstate.config import Config
+from everstate.declarations.commands import group_of
+from everstate.declarations.processes import HasProcesses, ProcessManager
 from everstate.errors import (
     DataLoss,
     InvalidChange,
-    InvalidEntityType,
     LogIdentityChanged,
     ProcessFailed,
 )
 from everstate.log.consumer import Consumer
 from everstate.log.loop import (
     Incoming,
+    LogPartition,
     Membership,
-    Place,
     Send,
     TransactionalLoop,
     next_offsets,
 )
 from everstate.log.positions import Offsets, Range
+from everstate.log.slots import Slot
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.commands.group import CommandGroup, group_of
 from everstate.sources.commands.seen import Seen
-from everstate.sources.commands.slots import Slot
 from everstate.sources.commands.wire import WireCommand, encode, provenance_text
 
 log = logging.getLogger(__name__)
 
-_COMMANDS: Final = uuid5(NAMESPACE_URL, "urn:everstate:process")
 _FIRE_MAX: Final = 1_000
-
-Start = Literal["beginning", "oldest", "end"]
-"""Where a process manager that never ran begins: at the first change that there ever was, at the
-oldest that the log still has, or after the newest. With ``oldest`` it also goes on when the log
-has dropped changes while it was down; else that is DataLoss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """A command that follows a change; ``delay`` counts from the change's ``recordedAt``."""
-
-    entity: str
-    key: str
-    command: BaseModel
-    delay: timedelta = timedelta(0)
-    expected_version: int | None = None
-
-
-React = Callable[[Change[dict[str, Any]]], Iterable[Effect] | None]
-"""``react(change)`` → the commands that follow; pure."""
-
-
-@dataclass(frozen=True)
-class ProcessManager:
-    """What follows when something happened: a pure function of a change.
-
-    The id of a command is derived from process, change and place in the answer: whatever is read
-    again sends the same commands, and those are decided once. A version of an entity that is
-    published again, however late, is not reacted to again.
-    """
-
-    name: str
-    on: Sequence[str]
-    react: React
-    start: Start = "beginning"
-
-    def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
-            raise InvalidEntityType(f"process manager {self.name!r} must match {NAME.pattern}")
-
-    def effects(self, change: Change[dict[str, Any]]) -> list[tuple[UUID, Effect]]:
-        """The commands that follow a change, with their ids."""
-        found = self.react(change) or ()
-        return [(self.id_of(change.id, at), effect) for at, effect in enumerate(found, 1)]
-
-    def id_of(self, change_id: UUID, index: int) -> UUID:
-        """Id of the ``index``-th command that follows a change."""
-        return uuid5(_COMMANDS, f"{self.name}\n{change_id}\n{index}")
-
-
-class HasProcesses(Protocol):
-    """What a runner needs of an app."""
-
-    @property
-    def entities(self) -> Mapping[str, EntityType]:
-        """Entity types by name."""
-
-    @property
-    def command_groups(self) -> Mapping[str, CommandGroup]:
-        """Handler groups by the name of their entity type."""
-
-    @property
-    def processes(self) -> Mapping[str, ProcessManager]:
-        """Process managers by name."""
 
 
 class Timer(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A command that waits for its time, as kept in the log; ordered by time."""
+    """A delayed command, as stored in the log; ordered by due time."""
 
     due_us: int
     id: UUID
@@ -152,11 +84,11 @@ class ProcessWork:
 
     @property
     def topics(self) -> Sequence[str]:
-        """What is to be read."""
+        """The topics to read."""
         return tuple(self._codecs)
 
-    def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
-        """Read what is remembered of a partition; says at which change to go on."""
+    def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
+        """Read a partition's timers and seen versions; returns the offset to resume at."""
         topic, number = place
         with Offsets(self._config) as offsets:
             if number not in self._seen:
@@ -167,15 +99,15 @@ class ProcessWork:
                 )
             first = offsets.beginnings([topic])[topic, number]
             there = Range(first, offsets.stable_ends([topic])[topic, number])
-        # The memory knows better than a group that Kafka forgot.
+        # The stored position is used when Kafka has expired the group's offset, or it is older.
         known = [each for each in (committed, self._seen[number].position(topic)) if each]
         return self.start_at(place, max(known, default=committed), there)
 
-    def start_at(self, place: Place, position: int | None, there: Range) -> int:
-        """At which of the offsets that are there to go on; ``None``: it never ran.
+    def start_at(self, place: LogPartition, position: int | None, there: Range) -> int:
+        """The offset to resume at, within the offsets ``there``; ``position`` ``None``: never ran.
 
-        Raises DataLoss when changes that it would have reacted to are gone, and
-        LogIdentityChanged when the log ends before its position.
+        Raises DataLoss when unread changes are gone from the log, and LogIdentityChanged when the
+        log ends before its position.
         """
         name, start = self._process.name, self._process.start
         if position is None and start == "end":
@@ -203,25 +135,25 @@ class ProcessWork:
         return max(wanted, there.start)
 
     def shut(self) -> None:
-        """Forget what is in memory; the log has it."""
+        """Clear the memory; the log has its contents."""
         seen, self._seen = self._seen, {}
         for each in seen.values():
             each.close()
         self._waiting, self._set, self._fired = [], [], 0
 
     def is_due(self) -> bool:
-        """Whether the time of a command has come."""
+        """Whether a delayed command is due."""
         return bool(self._waiting) and self._waiting[0][0].due_us <= _us(self._clock())
 
     def handle(self, batch: Sequence[Incoming], send: Send) -> None:
-        """Send the commands that follow, keep those that are to wait, and those whose time is."""
+        """Send the commands that follow and delayed ones that are due; store new delayed ones."""
         now_us = _us(self._clock())
         for message in batch:
             topic, number = message.topic() or "", message.partition() or 0
             try:
                 change = self._codecs[topic].decode(message.value() or b"")
             except InvalidChange as error:
-                # The keeper and the archive tell of it too; nothing can follow from it.
+                # The keeper and the archive report it too; no command can follow from it.
                 log.error("%s: %s[%d]: %s", self._process.name, topic, number, error.message)
                 continue
             if not self._seen[number].takes(change):
@@ -246,7 +178,7 @@ class ProcessWork:
                 send(self._seen_topic, name, value, [], number)
 
     def settle(self) -> None:
-        """The transaction is committed: what is in memory follows."""
+        """The transaction was committed: update the memory."""
         for seen in self._seen.values():
             seen.settle()
         for _ in range(self._fired):
@@ -259,7 +191,8 @@ class ProcessWork:
         try:
             return list(self._follow(change))
         except Exception as cause:
-            # The project's own code: this process manager waits for a repair, nothing is passed.
+            # The project's own code: the process manager stops until it is repaired; no change is
+            # skipped.
             raise ProcessFailed(self._process.name, change.entity, change.key, cause) from cause
 
     def _follow(self, change: Change[dict[str, Any]]) -> Iterable[Timer]:
@@ -307,7 +240,7 @@ class ProcessWork:
 
 
 class ProcessRunner:
-    """Runs one process manager of an app: changes to commands in one Kafka transaction a batch."""
+    """Runs one process manager of an app, with one Kafka transaction for each batch of changes."""
 
     def __init__(
         self,
@@ -344,11 +277,11 @@ class ProcessRunner:
         self.close()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set."""
+        """Process changes until ``stop`` is set."""
         self.loop.run(stop)
 
     def close(self) -> None:
-        """Give up partitions, connections and the place."""
+        """Release partitions, connections and the slot."""
         try:
             self.loop.close()
         finally:

@@ -12,21 +12,24 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
 from everstate.changes import Provenance
+from everstate.declarations.commands import CommandGroup, TakesCommands
 from everstate.errors import (
     EverstateError,
     InvalidCommand,
+    NotPermitted,
     PreconditionFailed,
     RequestTooLarge,
+    TooManyRequests,
     Unauthenticated,
 )
+from everstate.http.answers import check_length
+from everstate.http.asgi import KEY
+from everstate.http.callers import idempotency_key_of
+from everstate.http.conditions import parse_condition
+from everstate.http.masks import NO_MASK, Mask
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import TIMEOUT_S
-from everstate.sources.commands.group import CommandGroup, TakesCommands
 from everstate.sources.commands.wire import Outcome, encode
-from everstate.sources.crud.answers import check_length
-from everstate.sources.crud.asgi import KEY
-from everstate.sources.crud.conditions import parse_condition
-from everstate.sources.crud.provenance import idempotency_key_of
 
 _KEYS: Final = UUID("6f0a3d3e-8f0c-5b0e-9d5a-0a1b6a0b7c11")
 _WAIT_S_MAX: Final = 60.0
@@ -39,7 +42,9 @@ _STATUS: Final = {
 }
 
 ProvenanceOf = Callable[[Request], Provenance]
-"""Who makes this request; raises when it says nothing, or nobody we know."""
+"""Provenance of a request; raises when its caller is missing or unknown."""
+MaskOf = Callable[[Request, str], Mask]
+"""What the caller of a request does not see of an entity type."""
 
 
 class CommandAnswered(BaseModel):
@@ -67,7 +72,7 @@ class CommandProblem(BaseModel):
 
 
 class Sender(Protocol):
-    """What sends: a CommandClient, or what opens one later."""
+    """Sends commands: a CommandClient, or an object that opens one later."""
 
     async def send_async(
         self,
@@ -80,7 +85,7 @@ class Sender(Protocol):
         if_match: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """As :meth:`CommandClient.send_async`."""
+        """Like :meth:`CommandClient.send_async`."""
 
 
 def router(
@@ -88,20 +93,21 @@ def router(
     client: Sender,
     provenance_of: ProvenanceOf,
     *,
+    mask_of: MaskOf = lambda _request, _entity: NO_MASK,
     body_bytes_max: int = 1_048_576,
 ) -> APIRouter:
-    """One route for each command of each entity type; the client stays the caller's to close.
+    """One route for each command of each entity type; the caller must close the client.
 
     Headers: ``If-Match`` is a condition on the entity's version, as for CRUD; ``Idempotency-Key``
-    names the command (a UUID is its id; any other text is made into one for each caller), and
-    another command, body or caller under that id is refused; ``Prefer: wait=5`` bounds the wait in
-    seconds. Answers: 200, 412 the condition does not hold, 422 rejected, invalid or another
-    request, 500 parked, 504 timed out.
+    identifies the command (a UUID is its id; any other text is hashed to one for each caller), and
+    another command, body or caller with that id is refused; ``Prefer: wait=5`` limits the wait, in
+    seconds. Answers: 200, 412 the condition does not hold, 422 rejected, invalid, or the id is of
+    another request, 500 parked, 504 timed out.
     """
     made = APIRouter(tags=["commands"])
     for group in app.command_groups.values():
         for name, model in group.by_name.items():
-            _add(made, group, name, model, client, provenance_of, body_bytes_max)
+            _add(made, group, name, model, client, provenance_of, mask_of, body_bytes_max)
     return made
 
 
@@ -112,6 +118,7 @@ def _add(
     model: type[BaseModel],
     client: Sender,
     provenance_of: ProvenanceOf,
+    mask_of: MaskOf,
     body_bytes_max: int,
 ) -> None:
     async def post(
@@ -123,7 +130,7 @@ def _add(
     ) -> JSONResponse:
         command_id = None
         try:
-            # First who calls: nothing is read for somebody who may not.
+            # The caller is checked first: nothing is read for a caller without permission.
             provenance = provenance_of(request)
             check_length(request.headers, body_bytes_max)
             command_id = _command_id(provenance, group.name, key, idempotency_key)
@@ -145,11 +152,11 @@ def _add(
             first = cause.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "body"
             return _problem(InvalidCommand(f"{name}: {where}: {first['msg']}"), None, command_id)
-        except Unauthenticated:
-            raise  # the application answers, and logs who tried
+        except (Unauthenticated, NotPermitted, TooManyRequests):
+            raise  # the application answers, and logs the caller
         except EverstateError as error:
             return _problem(error, None, command_id)
-        return _answered(answer)
+        return _answered(answer, mask_of(request, group.name))
 
     made.add_api_route(
         f"/v1/{group.name}/{KEY}/commands/{name}",
@@ -205,7 +212,7 @@ def _wait_s(prefer: str | None) -> float:
     return TIMEOUT_S
 
 
-def _answered(answer: Answer) -> JSONResponse:
+def _answered(answer: Answer, mask: Mask) -> JSONResponse:
     error = answer.error()
     if error is not None:
         return _problem(error, answer, answer.command_id)
@@ -220,7 +227,7 @@ def _answered(answer: Answer) -> JSONResponse:
                 "id": str(each.id),
                 "version": each.version,
                 "kind": each.kind,
-                "event": {"type": each.type, "data": each.data},
+                "event": mask.event({"type": each.type, "data": each.data}),
             }
             for each in answer.changes
         ],
@@ -239,12 +246,12 @@ def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | No
         "commandId": None if command_id is None else str(command_id),
     }
     if answer is not None:
-        told = {
+        details = {
             "code": answer.code,
             "version": answer.version,
             "data": dict(answer.data) or None,
         }
-        body |= {name: value for name, value in told.items() if value is not None}
+        body |= {name: value for name, value in details.items() if value is not None}
     headers = {"Retry-After": "1"} if error.retryable else {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"

@@ -1,13 +1,12 @@
-"""What a process manager has reacted to: the newest version of each entity, kept in the log.
+"""The versions of each entity to which a process manager has reacted, stored in the log.
 
-A change may come to a process manager again long after the ids of its commands were forgotten:
-`everstate drift repair` publishes changes again, and a log that lost its tail is filled again.
+A process manager may read a change again long after the ids of its commands have expired:
+`everstate drift repair` and refilling a truncated log publish changes again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,15 +16,15 @@ from everstate.changes import Change, Kind
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
+from everstate.log.record import Record
+from everstate.log.state_copy import StateCopy, open_copy
 from everstate.log.topics import Topics
-from everstate.sources.commands.store import Batch, PartitionStore, open_store
 
-_ROWS: Final = 2_000
-_FORM: Final = "seen-1"
+_FORM: Final = "seen-2"
 _NOTHING: Final = (0, ())
 
 _Versions = tuple[int, tuple[tuple[int, int], ...]]
-"""The newest version, and the spans of versions below it that never came."""
+"""The newest version, and the ranges of versions below it that were not read."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_versions = msgspec.json.Decoder(_Versions).decode
@@ -33,16 +32,16 @@ _decode_position = msgspec.json.Decoder(int).decode
 
 
 class Seen:
-    """The memory of one partition: a compacted topic, and a local copy in RocksDB.
+    """The seen versions of one partition: a compacted topic, and a local copy in RocksDB.
 
-    What :meth:`takes` and :meth:`move` change is in :attr:`changed` until :meth:`settle`. The
-    caller writes it to the topic, in the transaction of the commands that follow.
+    Updates by :meth:`takes` and :meth:`move` are in :attr:`changed` until :meth:`settle`. The
+    caller writes them to the topic, in the transaction of the commands that follow.
     """
 
-    def __init__(self, store: PartitionStore) -> None:
-        self._store = store
+    def __init__(self, copy: StateCopy) -> None:
+        self._copy = copy
         self.changed: dict[bytes, bytes] = {}
-        """Keys and values of the records that the topic gets."""
+        """Keys and values of the records to write to the topic."""
 
     @classmethod
     def open(
@@ -54,46 +53,42 @@ class Seen:
         offsets: Offsets,
         alive: Callable[[], None],
     ) -> Seen:
-        """Complete the local copy from the topic. Cost: the records since it was last opened."""
+        """Update the local copy from the topic. Cost: the records since it was last opened."""
         end = offsets.settled_ends([topic], number, alive)[topic]
         with Topics(config) as topics:
             topic_id = topics.identity(topic).topic_id
-        store = open_store(path, _FORM, [topic_id])
+        copy = open_copy(path, _FORM, {topic: topic_id})
         try:
-            start = max(store.meta.state_next, offsets.beginnings([topic])[topic, number])
-            rows: dict[bytes, bytes] = {}
+            place = (topic, number)
+            if copy.is_ahead({place: end}):
+                copy.destroy()
+                copy = open_copy(path, _FORM, {topic: topic_id})
+            start = max(copy.next_of(place), offsets.beginnings([topic])[place])
             with Consumer(config, client_id="everstate-process-seen") as consumer:
-                for record in consumer.read(topic, number, start, end):
-                    rows[record.key or b""] = record.value or b""
-                    if len(rows) >= _ROWS:
-                        store.write(Batch(states=rows), 0)
-                        rows = {}
-                        alive()
-            store.write(Batch(states=rows), 0)
-            store.save(replace(store.meta, topic_ids=[topic_id], state_next=end))
+                copy.fill(consumer, {place: (start, end)}, _rows_of, alive)
         except BaseException:
-            store.close()
+            copy.close()
             raise
-        return cls(store)
+        return cls(copy)
 
     def close(self) -> None:
-        """Forget what was not settled, and give up the files."""
-        self._store.close()
+        """Discard updates that were not settled, and close the files."""
+        self._copy.close()
 
     def position(self, topic: str) -> int | None:
-        """The next change of a changelog; ``None``: it was never read."""
+        """Next offset of a changelog; ``None``: it was never read."""
         row = self._row(_position_name(topic))
         return None if row is None else _decode_position(row)
 
     def move(self, topic: str, position: int) -> None:
-        """Note the next change of a changelog."""
+        """Record the next offset of a changelog."""
         self.changed[_position_name(topic)] = _encode(position)
 
     def takes(self, change: Change[Any]) -> bool:
-        """Whether a change came for the first time; notes that it did.
+        """Whether a change is read for the first time; records its version.
 
-        A version that was passed over, because the log did not have it then, is taken when it
-        comes. Events have no versions: each is taken.
+        A version that was skipped, because the log did not have it then, is taken when it comes.
+        Events have no versions: each is taken.
         """
         if change.kind is Kind.EVENT:
             return True
@@ -106,12 +101,16 @@ class Seen:
         return taken is not None
 
     def settle(self) -> None:
-        """The transaction is committed: the local copy follows."""
-        self._store.write(Batch(states=self.changed), 0)
+        """The transaction was committed: update the local copy."""
+        self._copy.settle(self.changed)
         self.changed = {}
 
     def _row(self, name: bytes) -> bytes | None:
-        return self.changed.get(name) or self._store.state(name)
+        return self.changed.get(name) or self._copy.get(name)
+
+
+def _rows_of(record: Record) -> list[tuple[bytes, bytes]]:
+    return [(record.key or b"", record.value or b"")]
 
 
 def _position_name(topic: str) -> bytes:
@@ -120,9 +119,9 @@ def _position_name(topic: str) -> bytes:
 
 
 def _with(newest: int, missing: tuple[tuple[int, int], ...], version: int) -> _Versions | None:
-    """The versions with one more; ``None``: it was among them."""
+    """The versions with ``version`` added; ``None``: it was included already."""
     if version > newest:
-        # Nothing is known of what was before the first change that was seen.
+        # Versions before the first change that was read do not count as missing.
         passed = ((newest + 1, version - 1),) if 0 < newest < version - 1 else ()
         return version, (*missing, *passed)
     for at, (first, last) in enumerate(missing):

@@ -1,64 +1,46 @@
-"""A handler's local state of one partition, in RocksDB: a cache of the log, never ahead of it."""
+"""A handler's local state of one partition: entities and remembered answers, in a StateCopy."""
 
 from __future__ import annotations
 
-import json
-import logging
-import shutil
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+from everstate.log.positions import Ends
+from everstate.log.state_copy import StateCopy, open_copy
 
-from everstate.errors import StateStoreFailed
-from everstate.private import private_folder
-
-log = logging.getLogger(__name__)
-
-_META: Final = b"m"
 _STATE: Final = b"s"
 _ANSWER: Final = b"a"
 _TIME: Final = b"t"
+_COMMANDS: Final = "commands"
+"""Name of a position in the copy: all commands before that offset are answered."""
 _VERSION = struct.Struct(">Q")
 _MOMENT = struct.Struct(">QQ")
-_BUFFER_BYTES: Final = 16 * 1_048_576
 _TRIM_MAX: Final = 4_000
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """What a store was made of, and how far of the log it holds for certain.
-
-    ``state_next`` and ``replies_next``: everything of `.state` and `.replies` before these
-    offsets is in the store; it may hold more. ``command_next``: commands before it are answered.
-    """
-
-    fingerprint: str
-    topic_ids: Sequence[str] = ()
-    state_next: int = 0
-    replies_next: int = 0
-    command_next: int = 0
-
-
 @dataclass(slots=True)
-class Batch:
-    """What one transaction adds to a store."""
+class StoreBatch:
+    """Rows that one transaction adds to a store."""
 
     states: dict[bytes, bytes] = field(default_factory=dict)
     """Key → :func:`state_row`."""
     answers: dict[bytes, bytes] = field(default_factory=dict)
     """:func:`answer_key` → the answer."""
     command_offset: int = -1
-    """Newest command among them."""
+    """Offset of the newest command in the batch."""
 
 
 def state_row(version: int, text: bytes | None) -> bytes:
-    """A state as stored: version, then the JSON text; no text: the entity is deleted."""
+    """A stored state: version, then the JSON text; no text: the entity is deleted."""
     return _VERSION.pack(version) + (text or b"")
+
+
+def state_name(key: bytes) -> bytes:
+    """Name of an entity's row in the copy."""
+    return _STATE + key
 
 
 def read_state_row(row: bytes) -> tuple[int, bytes | None]:
@@ -74,146 +56,91 @@ def answer_key(key: bytes, command_id: bytes) -> bytes:
 class PartitionStore:
     """States and remembered answers of one partition; one process at a time.
 
-    A write is atomic, and what survives a crash is a prefix of the writes, so that reading the
-    log again from ``meta`` on completes it. Every error is StateStoreFailed: throw it away then.
+    Every error is StateStoreFailed: delete the copy then; it is rebuilt from the log.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        self.path = path
-        self._fingerprint = fingerprint
-        private_folder(path.parent)
-        with _translated(path):
-            # Its types say that keys may be numbers and text; in raw mode all is bytes.
-            self._db: Any = Rdict(str(path), _options())
-        # The log is the truth: no write needs to be on the disk at once.
-        self._quick = WriteOptions()
-        with _translated(path):
-            stored = self._db.get(_META)
-        self.meta = Meta(fingerprint) if stored is None else Meta(**json.loads(stored))
+    def __init__(self, copy: StateCopy) -> None:
+        self.copy = copy
         self._moment = 0
-        # Where to look for the oldest answers: what was deleted before is not passed again.
+        # Start of the search for the oldest answers, so that deleted ones are not scanned again.
         self._oldest = _TIME
 
     def close(self) -> None:
-        """Give up the files; they stay."""
-        self._db.close()
+        """Close the files; they stay on disk."""
+        self.copy.close()
 
     def destroy(self) -> None:
-        """Throw the files away."""
-        self._db.close()
-        throw_away(self.path)
+        """Delete the files."""
+        self.copy.destroy()
+
+    @property
+    def command_next(self) -> int:
+        """Offset before which all commands are answered."""
+        return self.copy.meta.next.get(_COMMANDS, 0)
+
+    def answered(self, command_next: int) -> None:
+        """Record, from answers in the log, that all commands before an offset are answered."""
+        meta = self.copy.meta
+        known = max(command_next, self.command_next)
+        self.copy.write({}, replace(meta, next={**meta.next, _COMMANDS: known}))
 
     def state(self, key: bytes) -> bytes | None:
         """Stored row of an entity."""
-        return self._get(_STATE + key)
+        return self.copy.get(_STATE + key)
 
     def answer(self, name: bytes) -> bytes | None:
         """Remembered answer; ``name`` is an :func:`answer_key`."""
-        found = self._get(_ANSWER + name)
+        found = self.copy.get(_ANSWER + name)
         return None if found is None else found[8:]
-
-    def _get(self, name: bytes) -> bytes | None:
-        # Once a command: a context manager would cost as much as the look-up.
-        try:
-            found: bytes | None = self._db.get(name)
-        except Exception as cause:
-            raise _failed(self.path, cause) from cause
-        return found
-
-    def write(self, batch: Batch, now_ms: int) -> None:
-        """Add what one committed transaction brought."""
-        rows = WriteBatch(raw_mode=True)
-        for key, row in batch.states.items():
-            rows.put(_STATE + key, row)
-        moment = _VERSION.pack(now_ms)
-        for name, answer in batch.answers.items():
-            rows.put(_ANSWER + name, moment + answer)
-            # Time, then a counter: answers are forgotten in this order.
-            rows.put(_TIME + _MOMENT.pack(now_ms, self._moment), name)
-            self._moment += 1
-        with _translated(self.path):
-            self._db.write(rows, self._quick)
-
-    def save(self, meta: Meta) -> None:
-        """Note how far the store is; everything of the log before it must be written."""
-        with _translated(self.path):
-            self._db.put(_META, json.dumps(asdict(meta)).encode())
-        self.meta = meta
-
-    def forget(self, before_ms: int) -> int:
-        """Forget answers older than that, some thousand at most; says how many."""
-        rows, count = WriteBatch(raw_mode=True), 0
-        with _translated(self.path):
-            for moment, name in self._db.items(from_key=self._oldest):
-                if moment[:1] != _TIME or _MOMENT.unpack(moment[1:])[0] >= before_ms:
-                    break
-                rows.delete(moment)
-                # An answer given again (a replay's) has a younger moment too.
-                answer = self._db.get(_ANSWER + name)
-                if answer is not None and _VERSION.unpack_from(answer)[0] < before_ms:
-                    rows.delete(_ANSWER + name)
-                self._oldest = moment
-                count += 1
-                if count >= _TRIM_MAX:
-                    break
-            if count:
-                self._db.write(rows, self._quick)
-        return count
 
     def states(self) -> Iterator[tuple[bytes, bytes]]:
         """Every stored entity: key and row."""
-        with _translated(self.path):
-            for name, row in self._db.items(from_key=_STATE):
-                if name[:1] != _STATE:
-                    return
-                yield name[1:], row
+        for name, row in self.copy.scan(_STATE):
+            yield name[1:], row
 
-    @property
-    def fits(self) -> bool:
-        """Whether it was made with the same schema and code."""
-        return self.meta.fingerprint == self._fingerprint
+    def write(self, batch: StoreBatch, now_ms: int) -> None:
+        """Add rows from the log, or from one committed transaction."""
+        self.copy.write(self._rows(batch, now_ms))
 
+    def settle(self, batch: StoreBatch, now_ms: int, ends: Ends | None, command_next: int) -> None:
+        """Add the rows of one committed transaction, which proves these ends (StateCopy)."""
+        if ends is not None:
+            self.copy.ask(ends)
+        self.copy.settle(self._rows(batch, now_ms))
+        if ends is not None:
+            self.answered(command_next)
 
-def open_store(path: Path, fingerprint: str, topic_ids: Sequence[str]) -> PartitionStore:
-    """The store at ``path``; an unreadable or unfitting one is thrown away and begun anew."""
-    try:
-        store = PartitionStore(path, fingerprint)
-    except StateStoreFailed as error:
-        log.warning("%s It is made again from the log.", error.message)
-        throw_away(path)
-        store = PartitionStore(path, fingerprint)
-    known = list(store.meta.topic_ids)
-    if store.fits and known in ([], list(topic_ids)):
-        return store
-    log.info("%s: made by other code, schema or topics; it is made again from the log", path)
-    store.destroy()
-    return PartitionStore(path, fingerprint)
+    def _rows(self, batch: StoreBatch, now_ms: int) -> dict[bytes, bytes | None]:
+        rows: dict[bytes, bytes | None] = {_STATE + key: row for key, row in batch.states.items()}
+        moment = _VERSION.pack(now_ms)
+        for name, answer in batch.answers.items():
+            rows[_ANSWER + name] = moment + answer
+            # Time, then a counter: answers are deleted in this order.
+            rows[_TIME + _MOMENT.pack(now_ms, self._moment)] = name
+            self._moment += 1
+        return rows
 
-
-def throw_away(path: Path) -> None:
-    """Delete a store's files."""
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    # rocksdict raises plain Exceptions; DbClosedError and OSError are among them.
-    try:
-        yield
-    except StateStoreFailed:
-        raise
-    except Exception as cause:
-        raise _failed(path, cause) from cause
-
-
-def _failed(path: Path, cause: Exception) -> StateStoreFailed:
-    return StateStoreFailed(f"local state {path}: {cause}.")
+    def forget(self, before_ms: int) -> int:
+        """Delete answers older than ``before_ms``, some thousand at most; returns how many."""
+        rows: dict[bytes, bytes | None] = {}
+        count = 0
+        for moment, name in self.copy.scan(_TIME, start=self._oldest):
+            if _MOMENT.unpack(moment[1:])[0] >= before_ms:
+                break
+            rows[moment] = None
+            # An answer that was written again (by a replay) has a later entry too.
+            answer = self.copy.get(_ANSWER + name)
+            if answer is not None and _VERSION.unpack_from(answer)[0] < before_ms:
+                rows[_ANSWER + name] = None
+            self._oldest = moment
+            count += 1
+            if count >= _TRIM_MAX:
+                break
+        if rows:
+            self.copy.write(rows)
+        return count
 
 
-def _options() -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(_BUFFER_BYTES)
-    options.set_max_background_jobs(2)
-    options.set_keep_log_file_num(2)
-    return options
+def open_store(path: Path, fingerprint: str, topics: Mapping[str, str]) -> PartitionStore:
+    """The store at ``path``; an unreadable or outdated one is deleted and begun again."""
+    return PartitionStore(open_copy(path, fingerprint, topics))

@@ -1,4 +1,4 @@
-"""Commands and answers as they go through the log."""
+"""Wire forms of commands and answers in the log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from everstate.changes import Provenance
 CLIENT: Final = "client"
 """Header of a command and of its answer: which client waits for it."""
 REPLAY: Final = "replay"
-"""Header of a command that was parked: it is decided again, its parked answer notwithstanding."""
+"""Header of a replayed command: it is decided again, although it has the answer "parked"."""
 DISCARD: Final = "discard"
-"""Header of a parked command that is given up: it is answered with a rejection, undecided."""
+"""Header of a discarded parked command: it is answered with a rejection, without a decision."""
 OFFSET: Final = "command"
 """Header of an answer: the offset of its command."""
 REASON: Final = "reason"
@@ -29,7 +29,7 @@ PLACE: Final = "place"
 
 
 class Outcome(StrEnum):
-    """What became of a command."""
+    """Outcome of a command."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -37,13 +37,13 @@ class Outcome(StrEnum):
     PARKED = "parked"
     """It could not be decided; it waits for a repair and a replay."""
     TIMED_OUT = "timed_out"
-    """Nobody answered in time; the sender does not know. Never in the log."""
+    """No answer came in time; the sender does not know the outcome. Never in the log."""
 
     __hash__ = str.__hash__
 
 
 class WireCommand(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
-    """A command as written; data and provenance stay JSON text until they are needed."""
+    """A command as written to the log; data and provenance stay JSON text until needed."""
 
     id: UUID
     entity: str
@@ -54,15 +54,15 @@ class WireCommand(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=
     provenance: msgspec.Raw
     expected_version: int | None = None
     if_match: str | None = None
-    """A condition on the entity as it is, in the form of an If-Match header."""
+    """A condition on the present entity, in the form of an If-Match header."""
     fingerprint: str | None = None
-    """Tells the request from others with its id."""
+    """Hash that distinguishes the request from others with the same id."""
 
 
 class AnsweredChange(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False, omit_defaults=True
 ):
-    """One change of an accepted command: its fact, and where it is in the entity's history."""
+    """One change of an accepted command: its fact, and its place in the entity's history."""
 
     id: UUID
     version: int
@@ -91,7 +91,7 @@ class WireAnswer(
     code: str | None = None
     data: Mapping[str, Any] | None = None
     fingerprint: str | None = None
-    """Of the command that was decided under this id."""
+    """Fingerprint of the command that was decided under this id."""
 
 
 encode = msgspec.json.Encoder().encode
@@ -107,15 +107,15 @@ def fingerprint_of(
     expected_version: int | None,
     if_match: str | None,
 ) -> str:
-    """Tells a request from others that have its id: who sends which command, on what condition."""
+    """Hash that distinguishes a request from others with its id: sender, command, conditions."""
     sender = (provenance.service_name, provenance.identifier)
-    told = encode([*sender, command, msgspec.Raw(data), expected_version, if_match])
-    return hashlib.blake2b(told, digest_size=16).hexdigest()
+    content = encode([*sender, command, msgspec.Raw(data), expected_version, if_match])
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=4096)
 def provenance_of(text: bytes) -> Provenance:
-    """Provenance of a command; the same object for the same text, which codecs are quick with.
+    """Provenance of a command; the same object for the same text, which codecs encode faster.
 
     Raises msgspec.DecodeError.
     """
@@ -124,5 +124,5 @@ def provenance_of(text: bytes) -> Provenance:
 
 @lru_cache(maxsize=256)
 def provenance_text(provenance: Provenance) -> msgspec.Raw:
-    """Provenance as it goes into a command."""
+    """Provenance in the form of a command's field."""
     return msgspec.Raw(encode(provenance))

@@ -1,4 +1,4 @@
-"""The handler of commands: what it does with each batch, and with its partitions."""
+"""The command handler's work on batches and partitions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from everstate.config import Config
+from everstate.declarations.commands import CommandGroup
 from everstate.errors import InvalidChange, LogError, LogIdentityChanged, StateStoreFailed
-from everstate.log.loop import Incoming, Place, Send
+from everstate.log.loop import Incoming, LogPartition, Send
 from everstate.log.positions import Ends
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.commands.deciding import NOTHING, Decided, Decider, Held
-from everstate.sources.commands.group import CommandGroup
+from everstate.sources.commands.deciding import NOTHING, Decided, Decider, RememberedEntity
 from everstate.sources.commands.restoring import Restorer
 from everstate.sources.commands.store import (
-    Batch,
     PartitionStore,
+    StoreBatch,
     answer_key,
     read_state_row,
     state_row,
@@ -46,28 +46,28 @@ log = logging.getLogger(__name__)
 
 _SAVE_EVERY_S: Final = 5.0
 _FAILURES_MAX: Final = 2
-"""A store that fails so often without a success between is thrown away."""
+"""A store that fails this many times without a success in between is deleted."""
 
 
-class Partition:
-    """One partition of one entity type: its store, and what is in memory of it."""
+class CommandPartition:
+    """One partition of one entity type: its store, and its cache in memory."""
 
     def __init__(self, entity: str, number: int, store: PartitionStore, decider: Decider) -> None:
         self.entity, self.number = entity, number
         self.store = store
         self.decider = decider
-        self.cache: dict[bytes, Held] = {}
-        self.batch = Batch()
-        self.open: dict[bytes, Held] = {}
-        """Entities as the open transaction leaves them."""
+        self.cache: dict[bytes, RememberedEntity] = {}
+        self.batch = StoreBatch()
+        self.open: dict[bytes, RememberedEntity] = {}
+        """Entities after the changes of the open transaction."""
         self.newest: dict[bytes, tuple[bytes, Any]] = {}
-        """Their newest changes: what `.state` gets."""
-        self.command_next = store.meta.command_next
+        """Their newest changes, to be written to `.state`."""
+        self.command_next = store.command_next
 
-    def held(self, key: bytes) -> Held:
-        """An entity as it is now, the open transaction included.
+    def held(self, key: bytes) -> RememberedEntity:
+        """An entity's present state, including the open transaction.
 
-        Raises InvalidChange when the model no longer takes its stored state.
+        Raises InvalidChange when the model no longer accepts its stored state.
         """
         found = self.open.get(key) or self.cache.get(key)
         if found is not None:
@@ -77,7 +77,7 @@ class Partition:
             return NOTHING
         version, text = read_state_row(row)
         state = None if text is None else self.decider.group.entity_type.validate_json(text)
-        held = self.cache[key] = Held(version, state, text)
+        held = self.cache[key] = RememberedEntity(version, state, text)
         return held
 
     def version(self, key: bytes) -> int:
@@ -89,25 +89,25 @@ class Partition:
         """The remembered answer of a command."""
         return self.batch.answers.get(name) or self.store.answer(name)
 
-    def settle(self, now_ms: int, cache_max: int) -> None:
-        """Write what the committed transaction brought."""
+    def settle(self, now_ms: int, cache_max: int, ends: Ends | None) -> None:
+        """Store the results of the committed transaction, which proves these ends."""
         batch = self.batch
         for key, held in self.open.items():
             batch.states[key] = state_row(held.version, held.text)
-        self.store.write(batch, now_ms)
+        self.store.settle(batch, now_ms, ends, batch.command_offset + 1)
         self.cache.update(self.open)
         for key in list(islice(self.cache, max(0, len(self.cache) - cache_max))):
             del self.cache[key]
         if batch.command_offset >= 0:
             self.command_next = batch.command_offset + 1
-        self.batch, self.open, self.newest = Batch(), {}, {}
+        self.batch, self.open, self.newest = StoreBatch(), {}, {}
 
 
 class CommandWork:
     """Decides commands; a :class:`~everstate.log.loop.Work`.
 
-    Everything that follows from a batch goes out in its transaction; memory and local state
-    follow only when it is committed, so that they are never ahead of the log.
+    All results of a batch are sent in its transaction; memory and local state are updated only
+    after its commit, so that they are never ahead of the log.
     """
 
     def __init__(
@@ -138,22 +138,22 @@ class CommandWork:
             for name in groups
         }
         self._restorer: Restorer | None = None
-        self._partitions: dict[Place, Partition] = {}
+        self._partitions: dict[LogPartition, CommandPartition] = {}
         self._ends: Ends | None = None
         self._saved_at = time.monotonic()
 
     @property
     def topics(self) -> Sequence[str]:
-        """What is to be read."""
+        """The topics to read."""
         return tuple(self._entity_of)
 
     @property
-    def owned(self) -> Sequence[Place]:
+    def owned(self) -> Sequence[LogPartition]:
         """Partitions that are open."""
         return tuple(self._partitions)
 
     def check_topics(self) -> None:
-        """Raise LogError when an entity's topics differ in their partitions: keys would move."""
+        """Raise LogError when an entity's topics differ in their numbers of partitions."""
         with Topics(self._config) as topics:
             for entity, others in self._topics.items():
                 wanted = topics.partitions(self._names.commands(entity))
@@ -165,8 +165,8 @@ class CommandWork:
                             advice="All topics of an entity type that takes commands need as many.",
                         )
 
-    def open(self, place: Place, committed: int | None, alive: Callable[[], None]) -> int:
-        """Make the local state equal to the log; says at which command to go on."""
+    def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
+        """Make the local state equal to the log; returns the offset of the next command."""
         if self._restorer is None:
             self._restorer = Restorer(self._config)
         topic, number = place
@@ -174,9 +174,9 @@ class CommandWork:
         decider = self._deciders[entity]
         path = self._folder / entity / str(number)
         store = self._restorer.open(path, entity, decider.group.fingerprint, number, alive)
-        self._partitions[place] = Partition(entity, number, store, decider)
-        # The answers know better than a group that was forgotten or set back.
-        wanted = max(committed or 0, store.meta.command_next)
+        self._partitions[place] = CommandPartition(entity, number, store, decider)
+        # Answers in the log are right even when the group's offset has expired or was reset.
+        wanted = max(committed or 0, store.command_next)
         there = self._restorer.extent(topic, number)
         if wanted > there.end:
             raise LogIdentityChanged(
@@ -185,11 +185,12 @@ class CommandWork:
                 advice="Give the handlers a log.prefix with topics of its own, or the old topic.",
             )
         if 0 < wanted < there.start:
-            log.error("%s[%d]: commands %d to %d went undecided", *place, wanted, there.start)
+            last = there.start - 1
+            log.error("%s[%d]: commands %d to %d went undecided", *place, wanted, last)
         return max(wanted, there.start)
 
     def shut(self) -> None:
-        """Close the stores; what no commit settled is forgotten."""
+        """Close the stores; uncommitted results are discarded."""
         partitions, self._partitions = self._partitions, {}
         self._ends = None
         give_up = self._failures >= _FAILURES_MAX
@@ -206,16 +207,16 @@ class CommandWork:
             self._restorer = None
 
     def is_due(self) -> bool:
-        """Never: only commands make work."""
+        """Always false: there is no work without new commands."""
         return False
 
     def handle(self, batch: Sequence[Incoming], send: Send) -> None:
-        """Decide commands in their order, and send all that follows from them."""
+        """Decide commands in their order, and send all results."""
         with self._counted():
             self._decide_all(batch, send)
 
     def settle(self) -> None:
-        """The transaction is committed: memory and stores follow."""
+        """The transaction was committed: update memory and stores."""
         with self._counted():
             self._write_all()
         self._failures = 0
@@ -251,18 +252,21 @@ class CommandWork:
         cache_max = self._config.commands.cache_entities_max // max(1, len(self._partitions))
         oldest_ms = now_ms - int(self._config.commands.remember_hours * 3_600_000)
         for each in self._partitions.values():
-            worked = each.batch.command_offset >= 0
-            if worked:
-                each.settle(now_ms, cache_max)
-            # Only of partitions in this transaction is it proved that nobody else owned them.
-            if ends is not None and worked and self._restorer is not None:
-                self._restorer.save(each.store, each.entity, each.number, ends, each.command_next)
+            if each.batch.command_offset < 0:
+                # The commit proves the ownership only of partitions that are in the transaction.
+                continue
+            topics = self._topics[each.entity][1:3]
+            proved = None
+            if ends is not None:
+                proved = {(topic, each.number): ends[topic, each.number] for topic in topics}
+            each.settle(now_ms, cache_max, proved)
+            if proved is not None:
                 each.store.forget(oldest_ms)
         if ends is not None:
             self._saved_at = time.monotonic()
 
     def _one(
-        self, partition: Partition, message: Incoming, offset: int, now: datetime, send: Send
+        self, partition: CommandPartition, message: Incoming, offset: int, now: datetime, send: Send
     ) -> None:
         key, value = message.key() or b"", message.value() or b""
         headers = dict(message.headers() or ())
@@ -296,7 +300,7 @@ class CommandWork:
 
     def _decide(
         self,
-        partition: Partition,
+        partition: CommandPartition,
         key: bytes,
         command: WireCommand,
         give_up: bool,
@@ -306,33 +310,33 @@ class CommandWork:
         try:
             held = partition.held(key)
         except InvalidChange as cause:
-            # A state that today's model does not take: the entity's commands wait for a repair.
-            held = Held(partition.version(key), None, None)
+            # The present model does not accept the stored state: the entity's commands are parked.
+            held = RememberedEntity(partition.version(key), None, None)
             return decider.park(held, command, f"its stored state: {cause.message}")
         return decider.discard(held, command) if give_up else decider.decide(held, command, now)
 
     def _reply(
         self,
-        partition: Partition,
+        partition: CommandPartition,
         key: bytes,
         answer: bytes,
         headers: Mapping[str, Any],
         offset: int,
         send: Send,
     ) -> None:
-        told = [(OFFSET, b"%d" % offset), (CLIENT, headers.get(CLIENT) or b"")]
-        send(self._topics[partition.entity][2], key, answer, told, partition.number)
+        headers_out = [(OFFSET, b"%d" % offset), (CLIENT, headers.get(CLIENT) or b"")]
+        send(self._topics[partition.entity][2], key, answer, headers_out, partition.number)
 
     def _keep_parked(
         self,
-        partition: Partition,
+        partition: CommandPartition,
         command: WireCommand,
         decided: Decided,
         message: Incoming,
         offset: int,
         send: Send,
     ) -> None:
-        """Park the command, or take it off the parked ones when it was one of them."""
+        """Park the command, or remove it from the parked ones when it was decided now."""
         parked_topic = self._topics[partition.entity][3]
         headers = dict(message.headers() or ())
         again = headers.get(REPLAY) or headers.get(DISCARD)
@@ -342,15 +346,15 @@ class CommandWork:
                 "%s %r: %s %s is parked: %s",
                 *(partition.entity, command.key, command.command, command.id, decided.parked),
             )
-            told = _parked_headers(message, partition.number, offset, decided.parked)
-            send(parked_topic, parked_as, message.value(), told, partition.number)
+            parked_headers = _parked_headers(message, partition.number, offset, decided.parked)
+            send(parked_topic, parked_as, message.value(), parked_headers, partition.number)
         elif again:
             send(parked_topic, parked_as, None, [], partition.number)
 
     def _park_unreadable(
-        self, partition: Partition, message: Incoming, offset: int, reason: str, send: Send
+        self, partition: CommandPartition, message: Incoming, offset: int, reason: str, send: Send
     ) -> None:
-        """Park what cannot be read; nobody can be answered, and a parked one stays parked."""
+        """Park an unreadable command, or remove it when it is discarded; it gets no answer."""
         headers = dict(message.headers() or ())
         known_as = headers.get(REPLAY) or headers.get(DISCARD)
         parked_as = known_as or b"%d@%d" % (partition.number, offset)
@@ -359,8 +363,8 @@ class CommandWork:
             send(parked_topic, parked_as, None, [], partition.number)
             return
         log.error("%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason)
-        told = _parked_headers(message, partition.number, offset, reason)
-        send(parked_topic, parked_as, message.value(), told, partition.number)
+        parked_headers = _parked_headers(message, partition.number, offset, reason)
+        send(parked_topic, parked_as, message.value(), parked_headers, partition.number)
 
 
 def _is_parked(answer: bytes) -> bool:

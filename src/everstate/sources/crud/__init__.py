@@ -1,1 +1,1 @@
-"""CRUD over REST: a router for each entity type, over any source of truth that is a `Store`."""
+"""CRUD over REST: a router for each entity type, on any source of truth that is a `Store`."""

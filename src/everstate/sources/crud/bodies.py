@@ -1,4 +1,4 @@
-"""Bodies read as entities: strict, by the model, every problem named. Pure."""
+"""Parses request bodies into entities: strictly by the model, reporting every problem. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_entity(entity_type: EntityType, body: bytes) -> BaseModel:
-    """The entity that a JSON body is; values are taken as they are typed, never converted.
+    """The entity in a JSON body; values must have the right JSON type, and are never converted.
 
-    A field that the model does not have is a slip of the writer's, and refused; see
-    :mod:`everstate.changes.unknown`. Raises InvalidRequest for what is no JSON, and InvalidBody
-    naming each field.
+    A field that the model does not have is refused as a likely mistake; see
+    :mod:`everstate.changes.unknown`. Raises InvalidRequest for invalid JSON, and InvalidBody naming
+    each field.
     """
     model = entity_type.model
     unknown = takes_unknown(model)
@@ -31,10 +31,10 @@ def read_entity(entity_type: EntityType, body: bytes) -> BaseModel:
     except ValidationError as cause:
         errors = cause.errors(include_url=False, include_context=False, include_input=False)
         if errors[0]["type"] == "json_invalid":
-            raise InvalidRequest(f"the body is no JSON: {errors[0]['msg']}.") from cause
+            raise InvalidRequest(f"the body is not JSON: {errors[0]['msg']}.") from cause
         wrong = [error for error in errors if not unknown.is_computed(error)]
         if not wrong:
-            # What was read may be written back, with what the model computes from the rest.
+            # Clients may send back what they read, including fields that the model computes.
             return model.model_validate_json(body, strict=True)
         raise InvalidBody(entity_type.name, _problems(entity_type, wrong)) from cause
 
@@ -44,11 +44,11 @@ def read_json(body: bytes) -> Any:
     try:
         return _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
-        raise InvalidRequest(f"the body is no JSON: {cause}.") from cause
+        raise InvalidRequest(f"the body is not JSON: {cause}.") from cause
 
 
 def check_key(entity_type: EntityType, key: str, model: BaseModel) -> None:
-    """Raise InvalidBody when the body is another entity than the path's."""
+    """Raise InvalidBody when the body's key is not the one in the path."""
     found = entity_type.key_of(model)
     if found != key:
         reason = f"is {found!r}, and the path says {key!r}"

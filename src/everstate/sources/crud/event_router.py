@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -13,29 +12,31 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
+from everstate.changes.tokens import written_token
 from everstate.errors import InvalidBody
-from everstate.sources.crud import openapi as says
-from everstate.sources.crud.answers import JSON, Answer, Incoming, content_type_of
-from everstate.sources.crud.asgi import KEY, Desk, respond
-from everstate.sources.crud.bodies import read_entity
-from everstate.sources.crud.conditions import etag
+from everstate.http import openapi as says
+from everstate.http.answers import JSON, HttpAnswer, HttpRequest, content_type_of, masked
+from everstate.http.asgi import KEY, AnswerPast, Desk, respond
+from everstate.http.callers import TOKEN, WAIT_FOR, occurred_at_of, provenance_of, text
+from everstate.http.conditions import etag
+from everstate.http.openapi import Schemas
+from everstate.sources.crud.bodies import read_entity, read_json
 from everstate.sources.crud.events import EventLog
-from everstate.sources.crud.openapi import Schemas
-from everstate.sources.crud.provenance import occurred_at_of, provenance_of
-
-Find = Callable[[str, str], bytes]
-"""State of an event (entity type, key) as the views have it; raises NotFound."""
+from everstate.sources.way_in import Find
 
 _OCCURRED: Final = "occurred_at"
 _VERSION: Final = 1
+_TOKEN_MAX: Final = 4096
 
 
 def event_router(
+    project: str,
     entity_type: EntityType,
     log: EventLog,
     desk: Desk,
     schemas: Schemas,
     find: Find,
+    past: AnswerPast,
     *,
     api_version: str = "v1",
 ) -> APIRouter:
@@ -45,38 +46,41 @@ def event_router(
     router = APIRouter(tags=[name])
 
     async def append(request: Request) -> Response:
-        incoming = await desk.read(request)
+        incoming = await desk.read(request, name, "write")
         event, key = _event_of(entity_type, incoming)
-        done = log.append(
-            name,
-            event,
-            provenance=provenance_of(
-                incoming.headers, incoming.caller, api_version=api_version, entity=name, key=key
-            ),
-            occurred_at=_occurred_at(incoming, event),
-        )
-        await asyncio.wrap_future(done)
-        headers = {"ETag": etag(_VERSION), "Location": f"{path}/{quote(key, safe='')}"}
-        return respond(Answer(201, headers, entity_type.encode(event).decode()))
+        given = incoming.headers, incoming.caller
+        writer = provenance_of(*given, api_version=api_version, entity=name, key=key)
+        at = _occurred_at(incoming, event)
+        await asyncio.wrap_future(log.append(name, event, provenance=writer, occurred_at=at))
+        token = str(written_token(project, name, key, _VERSION))
+        location = f"{path}/{quote(key, safe='')}"
+        headers = {"ETag": etag(_VERSION), "Location": location, TOKEN: token}
+        answer = HttpAnswer(201, headers, entity_type.encode(event).decode())
+        return respond(masked(answer, incoming.mask))
 
     async def read(request: Request, key: str) -> Response:
-        incoming = await desk.read(request)
-        state = await desk.work(partial(find, name, key))
+        answered = await past(request, name, key)
+        if answered is not None:
+            return answered
+        incoming = await desk.read(request, name, "read")
+        token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
+        state = await desk.work(partial(find, name, key, token))
         if incoming.conditions.not_modified(_VERSION):
-            return respond(Answer(304, {"ETag": etag(_VERSION)}))
-        return respond(Answer(200, {"ETag": etag(_VERSION)}, state.decode()))
+            return respond(masked(HttpAnswer(304, {"ETag": etag(_VERSION)}), incoming.mask))
+        answer = HttpAnswer(200, {"ETag": etag(_VERSION)}, state.decode())
+        return respond(masked(answer, incoming.mask))
 
     state = schemas.read(entity_type)
     taken = says.answers(201, 400, 409, 413, 415, 422, schema=state, secured=not local)
-    found = says.answers(200, 304, 400, 404, 422, schema=state, secured=not local)
+    found = says.answers(200, 304, 400, 404, 422, 504, schema=state, secured=not local)
     router.add_api_route(
         path,
         append,
         methods=["POST"],
         status_code=201,
         operation_id=f"append_{name}",
-        summary=f"Append a {name} to the log; the same one twice counts once",
-        responses=says.with_headers(taken, "ETag", "Location", statuses=(201,)),
+        summary=f"Append a {name} to the log; a repeated one counts once",
+        responses=says.with_headers(taken, "ETag", "Location", TOKEN, statuses=(201,)),
         openapi_extra={
             "parameters": says.provenance_headers(local=local),
             "requestBody": says.entity_body(schemas, entity_type),
@@ -87,26 +91,28 @@ def event_router(
         read,
         methods=["GET"],
         operation_id=f"read_{name}",
-        summary=f"Read a {name}, once the views have it",
+        summary=f"Read a {name} from the views",
         responses=says.with_headers(found, "ETag", statuses=(200, 304)),
-        openapi_extra={"parameters": says.conditions()[1:]},
+        openapi_extra={"parameters": [*says.conditions()[1:], says.wait_for(), *says.past()]},
     )
     return router
 
 
-def _event_of(entity_type: EntityType, incoming: Incoming) -> tuple[BaseModel, str]:
-    """The event and its key, which the writer gives: a made one would be new each time."""
+def _event_of(entity_type: EntityType, incoming: HttpRequest) -> tuple[BaseModel, str]:
+    """The event and its key, which the client must send: a generated one would differ each time."""
     content_type_of(incoming.headers, (JSON,))
+    if incoming.mask:
+        incoming.mask.check_written(read_json(incoming.body))
     event = read_entity(entity_type, incoming.body)
     is_field = entity_type.key in type(event).model_fields
     if is_field and entity_type.key not in event.model_fields_set:
-        reason = "is missing: an event's id is given by its writer, so that it can be repeated"
+        reason = "is missing: the writer must give an event its id, so that it can be repeated"
         raise InvalidBody(entity_type.name, ((entity_type.key, reason),))
     return event, entity_type.key_of(event)
 
 
-def _occurred_at(incoming: Incoming, event: BaseModel) -> datetime | None:
-    """When it happened: as the header says, or the event's own `occurred_at`, or now."""
+def _occurred_at(incoming: HttpRequest, event: BaseModel) -> datetime | None:
+    """When it happened: the header, else the event's own `occurred_at`; ``None``: now."""
     said = occurred_at_of(incoming.headers)
     if said is not None:
         return said

@@ -1,4 +1,4 @@
-"""Behavioural facts: written to the log and the log only, each by its own id."""
+"""Behavioural facts: events that are written to the log only, each under its own id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import logging
 import queue
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,11 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from cachetools import FIFOCache
 from pydantic import BaseModel
 
 from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, derived_change_id
 from everstate.changes.codec import Headers
-from everstate.changes.keys import check_key
+from everstate.changes.keys import EntityKey, check_key
 from everstate.changes.moments import check_moment
 from everstate.config import Config
 from everstate.errors import EventConflict, EverstateError, RecordRefused, Unavailable
@@ -32,15 +32,12 @@ _WAITING_MAX: Final = 20_000
 _REMEMBERED_MAX: Final = 100_000
 _POLL_S: Final = 0.1
 
-Place = tuple[str, str]
-"""Entity type and key of an event."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A record that waits for its acknowledgement."""
+    """A record that is not yet acknowledged."""
 
-    place: Place
+    place: EntityKey
     topic: str
     key: bytes
     value: bytes
@@ -49,17 +46,18 @@ class _Pending:
 
 
 class EventLog:
-    """Appends events to `<entity>.changes`, and tells when the log has acknowledged (acks=all).
+    """Appends events to `<entity>.changes`, and reports when Kafka has acknowledged (acks=all).
 
     An event is one change of kind `event`, version 1; its key is the id that its writer gave it.
     The change id is derived from that id and the content. So an event that was written twice,
-    because an answer was lost or another process took the second request, is the same change
+    because a response was lost or another process handled the second request, is the same change
     twice, and every view counts it once (C6, C13). The same id with other content is a conflict:
-    the first in log order holds, the other goes to `.dead` (C6).
+    the first in log order is accepted, the other is dead-lettered to `.dead` (C6).
 
     Within a process the last 100,000 ids are remembered: a repeated event is answered without a
-    second record, and a conflict at once. At most 20,000 events wait, so that memory is bounded.
-    One thread sends, all that wait in one go; any thread may append. A context manager.
+    second record, and a conflict is detected at once. At most 20,000 events are queued, so that
+    memory is bounded. One thread sends queued events in batches; any thread may append. A context
+    manager.
     """
 
     def __init__(self, config: Config, entity_types: Iterable[EntityType]) -> None:
@@ -70,7 +68,8 @@ class EventLog:
         }
         self._names = TopicNames(config.log.prefix)
         self._waiting: queue.Queue[_Pending] = queue.Queue(_WAITING_MAX)
-        self._remembered: OrderedDict[Place, tuple[str, Future[None]]] = OrderedDict()
+        self._remembered: FIFOCache[EntityKey, tuple[str, Future[None]]]
+        self._remembered = FIFOCache(_REMEMBERED_MAX)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._sender: threading.Thread | None = None
@@ -83,7 +82,7 @@ class EventLog:
         self.close()
 
     def open(self) -> None:
-        """Make the topics that are missing and start sending; raises Unavailable."""
+        """Create the missing topics and start sending; raises Unavailable."""
         with Topics(self._config) as topics:
             topics.ensure(self._codecs)
         self._stop.clear()
@@ -91,7 +90,7 @@ class EventLog:
         self._sender.start()
 
     def close(self) -> None:
-        """Send what waits, then give up the connection."""
+        """Send queued events, then close the connection."""
         self._stop.set()
         if self._sender is not None:
             self._sender.join()
@@ -99,7 +98,7 @@ class EventLog:
 
     @property
     def sending(self) -> bool:
-        """Whether the sending thread lives."""
+        """Whether the sending thread is running."""
         return self._sender is not None and self._sender.is_alive()
 
     def append(
@@ -107,8 +106,8 @@ class EventLog:
     ) -> Future[None]:
         """Send an event; the future is done when it is durable in the log.
 
-        Raises InvalidChange, ChangeTooLarge, EventConflict, and Unavailable when too many wait.
-        The future raises Unavailable when the outcome is unknown: the same call again is safe.
+        Raises InvalidChange, ChangeTooLarge, EventConflict, and Unavailable when the queue is full.
+        The future raises Unavailable when the outcome is unknown: repeating the call is safe.
         """
         codec = self._codecs[entity]
         entity_type = codec.entity_type
@@ -138,29 +137,27 @@ class EventLog:
                     raise EventConflict(entity, key)
                 return before[1]
             done: Future[None] = Future()
-            # From now on nobody can cancel it: several requests may wait for the same event.
+            # No caller may cancel it from now on: several requests may wait for the same event.
             done.set_running_or_notify_cancel()
             self._enqueue(_Pending((entity, key), self._names.changes(entity), *encoded, done))
             self._remembered[entity, key] = content, done
-            if len(self._remembered) > _REMEMBERED_MAX:
-                self._remembered.popitem(last=False)
         return done
 
     def _enqueue(self, pending: _Pending) -> None:
         if not self.sending:
-            said = "events are not taken: the log is not open."
+            said = "events are not accepted: the log is not open."
             raise Unavailable(said, public=said)
         try:
             self._waiting.put_nowait(pending)
         except queue.Full as cause:
-            said = f"{_WAITING_MAX:,} events wait for Kafka already; this one was not taken."
+            said = f"{_WAITING_MAX:,} events wait for Kafka already; this one was rejected."
             raise Unavailable(said, public=said) from cause
 
     def _run(self) -> None:
         producer = Producer(self._config, client_id="everstate-events")
         try:
             while True:
-                # Asked before the queue: what came before the stop is still sent.
+                # Checked before the queue: events queued before the stop are still sent.
                 stopping = self._stop.is_set()
                 batch = self._take()
                 if batch:
@@ -172,7 +169,7 @@ class EventLog:
                 producer.close(timeout_s=self._config.api.event_timeout_s)
 
     def _take(self) -> list[_Pending]:
-        """All that wait, as one batch; empty after a moment without any."""
+        """Queued events as one batch; empty if none arrives within a short wait."""
         batch: list[_Pending] = []
         with suppress(queue.Empty):
             batch.append(self._waiting.get(timeout=_POLL_S))
@@ -185,7 +182,7 @@ class EventLog:
         sent: list[_Pending] = []
         try:
             if len(producer):
-                # A broker that is away has the last batch still to take; no more is piled on it.
+                # The broker was unreachable and has not acknowledged the last batch; queue no more.
                 producer.flush(timeout_s)
             for pending in batch:
                 try:
@@ -217,8 +214,8 @@ def _unknown(pending: _Pending, error: EverstateError) -> Unavailable:
     unsure = "Whether the event is in the log is not known."
     unknown = Unavailable(
         f"{entity} {key!r}: {error.message} {unsure}",
-        advice="Send it again as it is: by its id it counts once.",
-        public=f"{entity} {key!r}: the log has not acknowledged it. {unsure}",
+        advice="Send it again unchanged: with its id it counts once.",
+        public=f"{entity} {key!r}: Kafka has not acknowledged it. {unsure}",
     )
     unknown.__cause__ = error
     return unknown

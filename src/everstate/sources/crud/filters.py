@@ -1,4 +1,4 @@
-"""Filters of a list: attributes of the model, and their values in the form that states have."""
+"""Filters of a list: attributes of the model, with their values in JSON form."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pydantic.fields import FieldInfo
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidQuery
-from everstate.sources.crud.store import Scalar
+from everstate.sources.stores.store import Scalar
 
 # Not times and Decimals: their JSON texts differ where the values are equal.
 _SCALARS: Final = (str, int, float, bool, date, UUID, Enum)
 _NULL: Final = "null"
 RESERVED: Final = frozenset({"limit", "cursor"})
-"""Names of a list's own parameters; an attribute of such a name cannot be filtered."""
+"""Names of a list's own parameters; an attribute with such a name cannot be a filter."""
 
 
 class Filters:
-    """What a list of one entity type may be filtered by: its scalar fields, by equality."""
+    """The filters for a list of one entity type: equality on its scalar fields."""
 
     def __init__(self, entity_type: EntityType) -> None:
         self._entity = entity_type.name
@@ -36,7 +36,7 @@ class Filters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Attributes that may be filtered, in the model's order."""
+        """Attributes that can be filters, in the model's order."""
         return tuple(self._adapters)
 
     def schema(self, name: str) -> dict[str, Any]:
@@ -44,9 +44,9 @@ class Filters:
         return self._adapters[name].json_schema()
 
     def parse(self, parameters: Iterable[tuple[str, str]]) -> dict[str, Scalar]:
-        """Values by attribute; `null` is null where the field may be null.
+        """Values by attribute; the text `null` is null where the field may be null.
 
-        Raises InvalidQuery naming the attribute, and those that may be filtered.
+        Raises InvalidQuery naming the attribute, and those that can be filters.
         """
         found: dict[str, Scalar] = {}
         for name, value in parameters:

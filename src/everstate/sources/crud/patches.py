@@ -15,13 +15,13 @@ JSON_PATCH: Final = "application/json-patch+json"
 
 _OPERATIONS: Final = ("add", "remove", "replace", "move", "copy", "test")
 OPERATIONS_MAX: Final = 1_000
-"""Most operations of one JSON Patch."""
+"""Maximum number of operations in one JSON Patch."""
 _REASON_MAX: Final = 200
-"""Characters of a reason: the library's may quote the whole document."""
+"""Maximum length of a reason: the library's reasons may quote the whole document."""
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """Apply a merge patch: null removes a member, an object is merged, all else replaces."""
+    """Apply a merge patch: null removes a member, an object is merged, other values replace."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}
@@ -34,22 +34,21 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def check_patch(entity: str, kind: str, patch: Any) -> None:
-    """Raise InvalidBody when a patch has not the form of its kind, whatever it is applied to."""
+    """Raise InvalidBody when a patch is malformed, independent of its target document."""
     if kind == JSON_PATCH:
         _check_json_patch(entity, patch)
     elif not isinstance(patch, dict):
-        raise InvalidBody(entity, (("patch", "a merge patch of an entity is an object"),))
+        raise InvalidBody(entity, (("patch", "a merge patch must be an object"),))
 
 
 def apply_json_patch(
     entity: str, document: Any, operations: Sequence[Any], *, copied_bytes_max: int
 ) -> Any:
-    """Apply a JSON Patch of the right form; ``document`` is changed in place, and may be replaced.
+    """Apply a well-formed JSON Patch; returns the document, which is changed in place or replaced.
 
-    The `copy` operations of a patch may copy ``copied_bytes_max`` bytes of JSON together: each of
-    them could double the document. So the work grows with the document and the patch only. Raises
-    InvalidBody naming the operation that cannot be applied; a `test` that does not hold among
-    them.
+    The `copy` operations of a patch may together copy ``copied_bytes_max`` bytes of JSON: each of
+    them could double the document. So the work is bounded by the sizes of document and patch.
+    Raises InvalidBody naming the operation that cannot be applied, or the `test` that fails.
     """
     copied = 0
     for number, operation in enumerate(operations):
@@ -65,19 +64,19 @@ def apply_json_patch(
             reason = str(cause)[:_REASON_MAX] or type(cause).__name__
             raise InvalidBody(entity, ((where, reason),)) from cause
         except (TypeError, ValueError, KeyError, IndexError) as cause:
-            # The library lets these out where a path leads through a value that has no members.
-            raise InvalidBody(entity, ((where, "the path leads nowhere"),)) from cause
+            # The library raises these when a path leads through a value without members.
+            raise InvalidBody(entity, ((where, "the path does not exist"),)) from cause
     return document
 
 
 def _bytes(document: Any, pointer: str) -> int:
-    """Bytes of JSON that a pointer leads to."""
+    """Size in bytes of the JSON value at a pointer."""
     return len(msgspec.json.encode(jsonpatch.JsonPointer(pointer).resolve(document)))
 
 
 def _check_json_patch(entity: str, operations: Any) -> None:
     if not isinstance(operations, list):
-        raise InvalidBody(entity, (("patch", "a JSON Patch is a list of operations"),))
+        raise InvalidBody(entity, (("patch", "a JSON Patch must be a list of operations"),))
     if len(operations) > OPERATIONS_MAX:
         raise InvalidBody(entity, (("patch", f"more than {OPERATIONS_MAX:,} operations"),))
     for number, operation in enumerate(operations):

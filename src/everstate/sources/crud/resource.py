@@ -1,18 +1,24 @@
-"""The REST verbs of one entity type over its source of truth; no web framework here."""
+"""The REST verbs of one entity type on its source of truth; independent of web frameworks."""
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 from pydantic import BaseModel
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
-from everstate.changes import Kind, Provenance
+from everstate.changes import Kind
+from everstate.changes.tokens import written_token
 from everstate.errors import (
     AlreadyExists,
     EverstateError,
@@ -24,9 +30,18 @@ from everstate.errors import (
     Unavailable,
     VersionConflict,
 )
-from everstate.sources.crud.answers import JSON, Answer, Incoming, content_type_of, read_kept
+from everstate.http.answers import (
+    JSON,
+    HttpAnswer,
+    HttpRequest,
+    content_type_of,
+    masked,
+    read_kept,
+)
+from everstate.http.callers import TOKEN, occurred_at_of, provenance_of
+from everstate.http.conditions import Conditions, etag
+from everstate.http.masks import Mask
 from everstate.sources.crud.bodies import check_key, read_entity, read_json
-from everstate.sources.crud.conditions import Conditions, etag
 from everstate.sources.crud.filters import RESERVED, Filters
 from everstate.sources.crud.patches import (
     JSON_PATCH,
@@ -35,44 +50,45 @@ from everstate.sources.crud.patches import (
     check_patch,
     merge,
 )
-from everstate.sources.crud.provenance import occurred_at_of, provenance_of
-from everstate.sources.crud.store import AnsweredBefore, Once, Store, Written
+from everstate.sources.stores.store import AnsweredBefore, Once, Store, Write, Written
 
 CHANGE_ID: Final = "Everstate-Change-Id"
 PAGE_DEFAULT: Final = 50
 _TRIES_MAX: Final = 32
-_PAUSE_S_MAX: Final = 0.05
+_REPEATED: Final = Retrying(
+    retry=retry_if_exception_type(VersionConflict),
+    stop=stop_after_attempt(_TRIES_MAX),
+    wait=wait_random_exponential(multiplier=0.001, max=0.05),
+)
 
-Answering: TypeAlias = Callable[[Written], Answer]
+Answering: TypeAlias = Callable[[Written], HttpAnswer]
 Remember: TypeAlias = Callable[[Answering], Once | None]
-"""Makes what the store keeps of an answer; ``None`` without an Idempotency-Key."""
+"""Makes the :class:`Once` with which the store keeps the answer; ``None``: no Idempotency-Key."""
 
 _LOST: Final = (AlreadyExists, NotFound, PreconditionFailed, VersionConflict)
 
 
-class Said(NamedTuple):
-    """What a write says of itself; ``occurred_at`` ``None``: now."""
-
-    provenance: Provenance
-    occurred_at: datetime | None
-
-
 class Resource:
-    """What the requests to one entity type do; threads share it.
+    """Handles the requests to one entity type; threads share it.
 
     Every write has its provenance, is one write of the store, and with an Idempotency-Key is done
-    once. Every method raises errors of ours, which carry their HTTP status.
+    once. Every method raises everstate errors, which carry their HTTP status.
     """
 
     def __init__(
         self,
         store: Store,
         *,
+        project: str,
         api_version: str = "v1",
         page_max: int = 500,
         message_bytes_max: int = 1_048_576,
     ) -> None:
-        """``message_bytes_max``: what one JSON Patch may copy; no larger state could be stored."""
+        """``project``: name of the app, which is in the tokens of writes.
+
+        ``message_bytes_max``: bytes that one JSON Patch may copy; no larger state can be stored.
+        """
+        self._project = project
         self.store, self.entity_type = store, store.entity_type
         self.name = self.entity_type.name
         self.path = f"/{api_version}/{self.name}"
@@ -80,92 +96,93 @@ class Resource:
         self.filters = Filters(self.entity_type)
         self._api_version, self._message_bytes_max = api_version, message_bytes_max
 
-    def create(self, incoming: Incoming) -> Answer:
+    def create(self, incoming: HttpRequest) -> HttpAnswer:
         """`POST`: a new entity, 201; raises AlreadyExists (409) with the present version."""
         content_type_of(incoming.headers, (JSON,))
-        model = read_entity(self.entity_type, incoming.body)
+        model = self._model_in(incoming)
         key = self.entity_type.key_of(model)
         said = self._said(incoming, key)
 
-        def attempt(remember: Remember) -> Answer:
+        def attempt(remember: Remember) -> HttpAnswer:
             try:
-                return self._put(said, key, model, 0, remember)
+                return self._put(said, model, 0, remember)
             except VersionConflict as conflict:
                 raise AlreadyExists(self.name, key, conflict.actual) from conflict
 
         return self._once(incoming, attempt)
 
-    def read(self, incoming: Incoming, key: str) -> Answer:
+    def read(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`GET`: the entity with its ETag, or 304 when the reader has that version."""
         found, conditions = self.store.get(key), incoming.conditions
         if found is None:
             raise self._missing(key)
-        # To a reader If-None-Match says "I have it": 304, not 412.
+        # In a read If-None-Match means "I have this version": 304, not 412.
         Conditions(match=conditions.match).check(self.name, key, found.version)
         headers = {"ETag": etag(found.version)}
         if conditions.not_modified(found.version):
-            return Answer(304, headers)
-        return Answer(200, headers, self._text(found.entity))
+            return masked(HttpAnswer(304, headers), incoming.mask)
+        return masked(HttpAnswer(200, headers, self._text(found.entity)), incoming.mask)
 
-    def replace(self, incoming: Incoming, key: str) -> Answer:
+    def replace(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`PUT`: the whole entity, 200, or 201 when there was none."""
         content_type_of(incoming.headers, (JSON,))
-        model = read_entity(self.entity_type, incoming.body)
+        model = self._model_in(incoming)
         check_key(self.entity_type, key, model)
         conditions, said = incoming.conditions, self._said(incoming, key)
 
-        def attempt(remember: Remember) -> Answer:
+        def attempt(remember: Remember) -> HttpAnswer:
             if not conditions.given:
-                return self._put(said, key, model, None, remember)
+                return self._put(said, model, None, remember)
             present = self.store.get(key)
             version = None if present is None else present.version
             conditions.check(self.name, key, version)
-            return self._put(said, key, model, version or 0, remember)
+            return self._put(said, model, version or 0, remember)
 
         return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
 
-    def patch(self, incoming: Incoming, key: str) -> Answer:
+    def patch(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`PATCH`: a merge patch or a JSON Patch of the present state, by content type."""
         kind = content_type_of(incoming.headers, (MERGE_PATCH, JSON_PATCH))
         patch = read_json(incoming.body)
         check_patch(self.name, kind, patch)
+        if kind == MERGE_PATCH:
+            incoming.mask.check_written(patch)
+        else:
+            incoming.mask.check_operations(patch)
         said = self._said(incoming, key)
 
-        def attempt(remember: Remember) -> Answer:
+        def attempt(remember: Remember) -> HttpAnswer:
             found = self.store.get(key)
             version = None if found is None else found.version
             incoming.conditions.check(self.name, key, version)
             if found is None:
                 raise self._missing(key)
             document = read_json(self.entity_type.encode(found.entity))
-            model = read_entity(self.entity_type, self._patched(kind, document, patch))
+            model = read_entity(
+                self.entity_type, self._patched(kind, document, patch, incoming.mask)
+            )
             check_key(self.entity_type, key, model)
-            return self._put(said, key, model, found.version, remember)
+            return self._put(said, model, found.version, remember)
 
         return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
 
-    def delete(self, incoming: Incoming, key: str) -> Answer:
-        """`DELETE`: 204; its version is kept, and goes on if it is created again."""
+    def delete(self, incoming: HttpRequest, key: str) -> HttpAnswer:
+        """`DELETE`: 204; its version is kept, and continues if it is created again."""
         conditions, said = incoming.conditions, self._said(incoming, key)
 
-        def attempt(remember: Remember) -> Answer:
+        def attempt(remember: Remember) -> HttpAnswer:
             expected = None
             if conditions.given:
                 present = self.store.get(key)
                 expected = None if present is None else present.version
                 conditions.check(self.name, key, expected)
-            written = self.store.delete(
-                key,
-                provenance=said.provenance,
-                expected_version=expected,
-                occurred_at=said.occurred_at,
-                once=remember(_deleted),
-            )
-            return _deleted(written)
+            once = remember(self._deleted)
+            write = replace(said, expected_version=expected, once=once)
+            return self._deleted(self.store.write(write))
 
         return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
 
-    def list(self, parameters: Sequence[tuple[str, str]]) -> Answer:
+    def list(self, incoming: HttpRequest, parameters: Sequence[tuple[str, str]]) -> HttpAnswer:
         """`GET` of all: a page of entities by filters, with the cursor of the next one."""
         own: dict[str, str] = {}
         for name, value in parameters:
@@ -175,25 +192,33 @@ class Resource:
                 own[name] = value
         limit = self._limit(own.get("limit"))
         equal = self.filters.parse(parameters)
+        for field in equal:
+            incoming.mask.refuse((field,), "a filter on")
         page = self.store.page(limit=limit, cursor=own.get("cursor"), equal=equal)
         items = [
             {
                 "key": self.entity_type.key_of(found.entity),
                 "version": found.version,
-                "state": msgspec.Raw(self.entity_type.encode(found.entity)),
+                "state": msgspec.Raw(incoming.mask.json(self.entity_type.encode(found.entity))),
             }
             for found in page.entities
         ]
         body = msgspec.json.encode({"items": items, "next": page.cursor}).decode()
-        return Answer(200, {}, body)
+        return HttpAnswer(200, {}, body)
 
-    def _patched(self, kind: str, document: Any, patch: Any) -> bytes:
+    def _patched(self, kind: str, document: Any, patch: Any, mask: Mask) -> bytes:
         try:
             if kind == MERGE_PATCH:
                 return msgspec.json.encode(merge(document, patch))
             limit = self._message_bytes_max
             patched = apply_json_patch(self.name, document, patch, copied_bytes_max=limit)
             return msgspec.json.encode(patched)
+        except InvalidBody as cause:
+            if not mask:
+                raise
+            # The reasons of the library quote the document.
+            where = [(place, "the operation cannot be applied") for place, _ in cause.problems]
+            raise InvalidBody(self.name, tuple(where)) from None
         except RecursionError as cause:
             raise InvalidBody(self.name, (("patch", "is nested too deeply"),)) from cause
 
@@ -206,28 +231,34 @@ class Resource:
         return number
 
     def _put(
-        self, said: Said, key: str, model: BaseModel, expected: int | None, remember: Remember
-    ) -> Answer:
-        def answer(written: Written) -> Answer:
-            headers = {"ETag": etag(written.version)}
+        self, said: Write, model: BaseModel, expected: int | None, remember: Remember
+    ) -> HttpAnswer:
+        def answer(written: Written) -> HttpAnswer:
+            headers = {"ETag": etag(written.version), TOKEN: self._token(written)}
             if written.change_id is not None:
                 headers[CHANGE_ID] = str(written.change_id)
             if written.kind is Kind.CREATED:
                 headers["Location"] = f"{self.path}/{quote(written.key, safe='')}"
             status = 201 if written.kind is Kind.CREATED else 200
-            return Answer(status, headers, self._text(model))
+            return HttpAnswer(status, headers, self._text(model))
 
-        written = self.store.put(
-            model,
-            provenance=said.provenance,
-            expected_version=expected,
-            occurred_at=said.occurred_at,
-            once=remember(answer),
-        )
-        return answer(written)
+        once = remember(answer)
+        write = replace(said, entity=model, expected_version=expected, once=once)
+        return answer(self.store.write(write))
 
-    def _once(self, incoming: Incoming, attempt: Callable[[Remember], Answer]) -> Answer:
-        """Do a write; with an Idempotency-Key once, and answer a repeated request as before."""
+    def _model_in(self, incoming: HttpRequest) -> BaseModel:
+        """The entity in a body; raises InvalidRequest and InvalidBody."""
+        if incoming.mask:
+            incoming.mask.check_written(read_json(incoming.body))
+        return read_entity(self.entity_type, incoming.body)
+
+    def _once(self, incoming: HttpRequest, attempt: Callable[[Remember], HttpAnswer]) -> HttpAnswer:
+        """Do a write; with an Idempotency-Key only once, repeating the first answer."""
+        return masked(self._answer_once(incoming, attempt), incoming.mask)
+
+    def _answer_once(
+        self, incoming: HttpRequest, attempt: Callable[[Remember], HttpAnswer]
+    ) -> HttpAnswer:
         if incoming.idempotency_key is None:
             return attempt(lambda _: None)
         once_id, fingerprint = incoming.once_id, incoming.fingerprint
@@ -245,17 +276,17 @@ class Resource:
         try:
             return attempt(remember)
         except AnsweredBefore:
-            said = "the same request is being worked on; send it again."
+            said = "the same request is being processed; send it again."
             refusal: EverstateError = Unavailable(said, public=said)
         except _LOST as lost:
-            # The same request at the same time may have won, and this one saw what it did.
+            # An equal concurrent request may have come first, and this one saw its effect.
             refusal = lost
         before = self._answered(incoming, once_id)
         if before is None:
             raise refusal
         return before
 
-    def _answered(self, incoming: Incoming, once_id: str) -> Answer | None:
+    def _answered(self, incoming: HttpRequest, once_id: str) -> HttpAnswer | None:
         kept = self.store.answered(once_id)
         if kept is None:
             return None
@@ -263,21 +294,20 @@ class Resource:
             raise IdempotencyKeyReused(str(incoming.idempotency_key))
         return read_kept(kept.answer)
 
-    def _retried(self, key: str, attempt: Callable[[], Answer]) -> Answer:
-        """Read and write again when somebody else wrote in between.
+    def _retried(self, key: str, attempt: Callable[[], HttpAnswer]) -> HttpAnswer:
+        """Read and write again when another writer wrote in between.
 
-        A condition of the request that no longer holds ends it with PreconditionFailed.
+        Raises PreconditionFailed when a condition of the request no longer holds.
         """
-        for tried in range(_TRIES_MAX):
-            try:
-                return attempt()
-            except VersionConflict:
-                time.sleep(random.uniform(0, min(_PAUSE_S_MAX, 0.001 * 2**tried)))
-        said = f"{self.name} {key!r}: lost {_TRIES_MAX} times against other writers"
-        raise Unavailable(f"{said}; nothing was written.", public=f"{said}; nothing was written.")
+        try:
+            return _REPEATED(attempt)
+        except RetryError as lost:
+            said = f"{self.name} {key!r}: {_TRIES_MAX} attempts conflicted with other writers"
+            said = f"{said}; nothing was written."
+            raise Unavailable(said, public=said) from lost.last_attempt.exception()
 
-    def _said(self, incoming: Incoming, key: str) -> Said:
-        """What a write says of itself; asked before anything is read."""
+    def _said(self, incoming: HttpRequest, key: str) -> Write:
+        """Provenance and time of a write of this key; checked before anything is read."""
         provenance = provenance_of(
             incoming.headers,
             incoming.caller,
@@ -285,7 +315,7 @@ class Resource:
             entity=self.name,
             key=key,
         )
-        return Said(provenance, occurred_at_of(incoming.headers))
+        return Write(key=key, provenance=provenance, occurred_at=occurred_at_of(incoming.headers))
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{self.name} {key!r} does not exist.")
@@ -293,6 +323,8 @@ class Resource:
     def _text(self, entity: BaseModel) -> str:
         return self.entity_type.encode(entity).decode()
 
+    def _deleted(self, written: Written) -> HttpAnswer:
+        return HttpAnswer(204, {CHANGE_ID: str(written.change_id), TOKEN: self._token(written)})
 
-def _deleted(written: Written) -> Answer:
-    return Answer(204, {CHANGE_ID: str(written.change_id)})
+    def _token(self, written: Written) -> str:
+        return str(written_token(self._project, self.name, written.key, written.version))

@@ -7,20 +7,25 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everstate.sources.crud import openapi as says
-from everstate.sources.crud.asgi import KEY, Desk, respond
-from everstate.sources.crud.openapi import Schemas
+from everstate.http import openapi as says
+from everstate.http.asgi import KEY, AnswerPast, Desk, respond
+from everstate.http.callers import TOKEN
+from everstate.http.openapi import Schemas
+from everstate.sources.crud.openapi import list_parameters, patch_body
 from everstate.sources.crud.resource import Resource
 
-_READ = (200, 304, 400, 404, 412, 422)
+_READ = (200, 304, 400, 404, 412, 422, 504)
 _WRITTEN = (400, 412, 413, 415, 422)
 
 
-def entity_router(resource: Resource, desk: Desk, schemas: Schemas) -> APIRouter:
-    """Routes of an entity type over its source of truth, described in OpenAPI."""
+def entity_router(resource: Resource, desk: Desk, schemas: Schemas, past: AnswerPast) -> APIRouter:
+    """Routes of an entity type on its source of truth, described in OpenAPI.
+
+    ``past`` answers a read of a past state, which the source of truth does not have.
+    """
     router = APIRouter(tags=[resource.name])
     _add_collection(router, resource, desk, schemas)
-    _add_reading(router, resource, desk, schemas)
+    _add_reading(router, resource, desk, schemas, past)
     _add_writing(router, resource, desk, schemas)
     return router
 
@@ -29,25 +34,25 @@ def _add_collection(router: APIRouter, resource: Resource, desk: Desk, schemas: 
     name, kind, local = resource.name, resource.entity_type, desk.callers.local
 
     async def create(request: Request) -> Response:
-        incoming = await desk.read(request)
+        incoming = await desk.read(request, name, "write")
         return respond(await desk.work(partial(resource.create, incoming)))
 
     async def listed(request: Request) -> Response:
-        await desk.read(request)
+        incoming = await desk.read(request, name, "read")
         parameters = request.query_params.multi_items()
-        return respond(await desk.work(partial(resource.list, parameters)))
+        return respond(await desk.work(partial(resource.list, incoming, parameters)))
 
     state = schemas.read(kind)
     made = says.answers(201, 400, 409, 413, 415, 422, schema=state, secured=not local)
-    # 200: a repeated request whose first answer was kept is answered as it was.
+    # 200: a repeated request gets the first answer, which was kept.
     router.add_api_route(
         resource.path,
         create,
         methods=["POST"],
         status_code=201,
         operation_id=f"create_{name}",
-        summary=f"Make a new {name}",
-        responses=says.with_headers(made, "ETag", "Location", statuses=(201,)),
+        summary=f"Create a {name}",
+        responses=says.with_headers(made, "ETag", "Location", TOKEN, statuses=(201,)),
         openapi_extra=_extra(says.write_headers(local=local), says.entity_body(schemas, kind)),
     )
     router.add_api_route(
@@ -57,13 +62,18 @@ def _add_collection(router: APIRouter, resource: Resource, desk: Desk, schemas: 
         operation_id=f"list_{name}",
         summary=f"List {name} entities, a page at a time",
         responses=says.answers(200, 400, schema=schemas.page(kind), secured=not local),
-        openapi_extra=_extra(says.list_parameters(resource.filters, resource.page_max)),
+        openapi_extra=_extra(list_parameters(resource.filters, resource.page_max)),
     )
 
 
-def _add_reading(router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas) -> None:
+def _add_reading(
+    router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas, past: AnswerPast
+) -> None:
     async def read(request: Request, key: str) -> Response:
-        incoming = await desk.read(request)
+        found = await past(request, resource.name, key)
+        if found is not None:
+            return found
+        incoming = await desk.read(request, resource.name, "read")
         return respond(await desk.work(partial(resource.read, incoming, key)))
 
     state = schemas.read(resource.entity_type)
@@ -73,9 +83,9 @@ def _add_reading(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
         read,
         methods=["GET"],
         operation_id=f"read_{resource.name}",
-        summary=f"Read a {resource.name} from its source of truth",
+        summary=f"Read a {resource.name} from its source of truth, or a past state from the views",
         responses=says.with_headers(found, "ETag", statuses=(200, 304)),
-        openapi_extra=_extra(says.conditions()),
+        openapi_extra=_extra([*says.conditions(), *says.past(), says.wait_for()]),
     )
 
 
@@ -85,26 +95,26 @@ def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
     headers = says.conditions() + says.write_headers(local=local)
 
     async def replace(request: Request, key: str) -> Response:
-        incoming = await desk.read(request)
+        incoming = await desk.read(request, name, "write")
         return respond(await desk.work(partial(resource.replace, incoming, key)))
 
     async def patch(request: Request, key: str) -> Response:
-        incoming = await desk.read(request)
+        incoming = await desk.read(request, name, "write")
         return respond(await desk.work(partial(resource.patch, incoming, key)))
 
     async def delete(request: Request, key: str) -> Response:
-        incoming = await desk.read(request)
+        incoming = await desk.read(request, name, "write")
         return respond(await desk.work(partial(resource.delete, incoming, key)))
 
     replaced = says.answers(200, 201, *_WRITTEN, schema=state, secured=not local)
-    replaced = says.with_headers(replaced, "ETag", statuses=(200, 201))
+    replaced = says.with_headers(replaced, "ETag", TOKEN, statuses=(200, 201))
     patched = says.answers(200, 404, *_WRITTEN, schema=state, secured=not local)
     router.add_api_route(
         place,
         replace,
         methods=["PUT"],
         operation_id=f"replace_{name}",
-        summary=f"Put a whole {name}; it is made when there is none",
+        summary=f"Replace a {name}, or create it",
         responses=says.with_headers(replaced, "Location", statuses=(201,)),
         openapi_extra=_extra(headers, says.entity_body(schemas, resource.entity_type)),
     )
@@ -114,8 +124,8 @@ def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
         methods=["PATCH"],
         operation_id=f"patch_{name}",
         summary=f"Change parts of a {name}",
-        responses=says.with_headers(patched, "ETag", statuses=(200,)),
-        openapi_extra=_extra(headers, says.patch_body()),
+        responses=says.with_headers(patched, "ETag", TOKEN, statuses=(200,)),
+        openapi_extra=_extra(headers, patch_body()),
     )
     router.add_api_route(
         place,

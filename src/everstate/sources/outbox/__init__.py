@@ -1,6 +1,6 @@
-"""The outbox: a store in PostgreSQL as source of truth, and the relay to the log.
+"""The outbox: services emit changes in their own transactions, and the relay moves them to the log.
 
-Other people's services emit their changes with :func:`emit`, in their own transactions.
+The store in PostgreSQL writes its changes to the same outbox (`sources.stores.postgres`).
 """
 
 from typing import TYPE_CHECKING
@@ -11,10 +11,6 @@ from everstate.sources.outbox.emit import emit_async as emit_async
 from everstate.sources.outbox.emit import emit_event as emit_event
 
 if TYPE_CHECKING:
-    from everstate.sources.outbox.importing import Checked as Checked
-    from everstate.sources.outbox.importing import Imported as Imported
-    from everstate.sources.outbox.importing import check_file as check_file
-    from everstate.sources.outbox.importing import import_file as import_file
     from everstate.sources.outbox.installing import Installation as Installation
     from everstate.sources.outbox.installing import Registered as Registered
     from everstate.sources.outbox.installing import install_outbox as install_outbox
@@ -24,21 +20,10 @@ if TYPE_CHECKING:
     from everstate.sources.outbox.marks import OutboxStatus as OutboxStatus
     from everstate.sources.outbox.marks import read_status as read_status
     from everstate.sources.outbox.relay import Relay as Relay
-    from everstate.sources.outbox.schema import install as install
-    from everstate.sources.outbox.slot import SlotStatus as SlotStatus
-    from everstate.sources.outbox.slot import drop_slot as drop_slot
-    from everstate.sources.outbox.slot import read_slot as read_slot
-    from everstate.sources.outbox.store import EntityStore as EntityStore
-    from everstate.sources.outbox.store import Versioned as Versioned
-    from everstate.sources.outbox.store import Written as Written
-    from everstate.sources.outbox.store import WrittenMany as WrittenMany
-    from everstate.sources.outbox.streaming import StreamingRelay as StreamingRelay
-    from everstate.sources.outbox.streaming import relay_of as relay_of
 
 __getattr__ = loader(
     __name__,
     {
-        "everstate.sources.outbox.importing": ("Checked", "Imported", "check_file", "import_file"),
         "everstate.sources.outbox.installing": (
             "Installation",
             "Registered",
@@ -48,9 +33,5 @@ __getattr__ = loader(
         ),
         "everstate.sources.outbox.marks": ("Blocked", "OutboxStatus", "read_status"),
         "everstate.sources.outbox.relay": ("Relay",),
-        "everstate.sources.outbox.schema": ("install",),
-        "everstate.sources.outbox.slot": ("SlotStatus", "drop_slot", "read_slot"),
-        "everstate.sources.outbox.store": ("EntityStore", "Versioned", "Written", "WrittenMany"),
-        "everstate.sources.outbox.streaming": ("StreamingRelay", "relay_of"),
     },
 )

@@ -1,4 +1,4 @@
-"""From outbox rows to the records of the log."""
+"""Makes the records of the log from outbox rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from everstate.config import Config
 from everstate.errors import InvalidChange
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.sources.outbox.database import Connection
 from everstate.sources.outbox.pending import Transaction
+from everstate.sources.stores.postgres.database import OutboxConnection
 
 _ROWS: Final = sql.SQL("""
 SELECT id, xid::text, entity, key, version, kind, change_id, schema_version, occurred_at,
@@ -37,7 +37,7 @@ JOIN everstate_store.outbox ON id BETWEEN run.first AND run.last
 
 
 class OutboxRow(NamedTuple):
-    """One change as the outbox has it."""
+    """One change as stored in the outbox."""
 
     id: int
     xid: str
@@ -56,15 +56,17 @@ class OutboxRow(NamedTuple):
 
 
 class Unsendable(Exception):
-    """Rows that no message can be made of, one a transaction; their transactions have to stay."""
+    """Rows that cannot be made into messages, one for each transaction that must not be sent."""
 
     def __init__(self, refused: Sequence[tuple[OutboxRow, str]]) -> None:
         self.refused = refused
         super().__init__(f"{refused[0][1]} ({len(refused)} transactions)")
 
 
-def read_rows(connection: Connection, runs: Sequence[tuple[int, int]]) -> dict[int, OutboxRow]:
-    """Outbox rows of these runs of ids, by id."""
+def read_rows(
+    connection: OutboxConnection, runs: Sequence[tuple[int, int]]
+) -> dict[int, OutboxRow]:
+    """Outbox rows in these ranges of ids, by id."""
     firsts, lasts = [run[0] for run in runs], [run[1] for run in runs]
     with connection.cursor(binary=True) as cursor:
         found = cursor.execute(_ROWS, [firsts, lasts]).fetchall()
@@ -72,7 +74,7 @@ def read_rows(connection: Connection, runs: Sequence[tuple[int, int]]) -> dict[i
 
 
 def digest_of(change_ids: Iterable[UUID]) -> str:
-    """Short text that tells which changes, in the order given."""
+    """Short hash that identifies these changes, in the order given."""
     return blake2b(b"".join(one.bytes for one in change_ids), digest_size=16).hexdigest()
 
 
@@ -93,11 +95,12 @@ class Composer:
     def compose(
         self, transactions: Sequence[Transaction], rows: Mapping[int, OutboxRow]
     ) -> list[OutRecord]:
-        """Records of transactions, in their order; of a part of one with the block of the whole.
+        """Records of transactions, in their order.
 
-        Every change goes to `.changes`; the newest of each key also to `.state`, deletions
-        included (C7). Raises Unsendable naming, of every transaction, the first row that no
-        message can be made of.
+        The transaction block of a part counts the changes of the whole transaction. Every change
+        goes to `.changes`; the newest of each key also to `.state`, deletions included (C7). Raises
+        Unsendable naming, for each failed transaction, the first row that cannot be made into a
+        message.
         """
         changes: list[OutRecord] = []
         newest: dict[tuple[str, str], OutRecord] = {}

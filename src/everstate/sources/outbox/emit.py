@@ -1,8 +1,8 @@
-"""Changes of other people's services: emitted in the transaction that writes their own tables.
+"""Changes of other teams' services: emitted in the transaction that writes their own tables.
 
-One way for all: the SQL function `everstate_store.emit`. What is here checks a change by its model
-first, so that a refusal does not cost the caller his transaction, and translates what the function
-says.
+All of them go through the SQL function `everstate_store.emit`. This module first checks a change
+against its model, so that an invalid one does not abort the caller's transaction, and translates
+the function's results and errors.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from everstate.errors import (
     ChainBroken,
     ChangeTooLarge,
     EverstateError,
-    FactNotKept,
     InvalidChange,
     NotAllowed,
     NotRegistered,
 )
-from everstate.sources.outbox.rows import (
-    Entity,
+from everstate.sources.stores.rows import (
     event_text,
     moment_text,
     provenance_text,
 )
-from everstate.sources.outbox.store import Written
+from everstate.sources.stores.store import GivenEntity, Written
 
 Chain: TypeAlias = Literal["strict", "mend"]
 Arguments: TypeAlias = dict[str, Any]
@@ -49,7 +47,7 @@ EMIT_EVENT: Final = (
     " %(provenance)s::json, %(event)s::json, %(occurred_at)s)"
 )
 _STATEMENTS_END: Final = frozenset({"3F000", "42883", "42P01"})
-"""No schema, no function, no table: nothing is installed here."""
+"""SQLSTATEs for a missing schema, function or table: the outbox is not installed here."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,8 +70,8 @@ def emit(
     entity_type: EntityType,
     key: str | None = None,
     *,
-    before: Entity | None,
-    after: Entity | None,
+    before: GivenEntity | None,
+    after: GivenEntity | None,
     provenance: Provenance,
     event: DomainEvent | None = None,
     occurred_at: datetime | None = None,
@@ -83,17 +81,17 @@ def emit(
 
     ``before`` and ``after`` are the whole entity as it was and as it is: models of the entity
     type, or mappings; ``None``: it did not exist, it is deleted. ``key`` ``None``: the model's.
-    The version is dense, and kept under a lock on the key until the commit; a rollback leaves
-    nothing. Equal states without an event are no change.
+    Versions are dense; the key is locked until the commit, and a rollback leaves nothing. Equal
+    states without an event make no change.
 
-    ``before`` must be what was emitted last: ``strict`` raises ChainBroken otherwise, ``mend``
-    first emits the change that somebody made without emitting it (also of an entity that was
-    there before the outbox).
+    ``before`` must be equal to the state emitted last: otherwise ``strict`` raises ChainBroken,
+    and ``mend`` first emits the missing change that was made without `emit` (also for an entity
+    that existed before the outbox).
 
-    Raises, before the database is asked, InvalidChange and MissingProvenance; and by the
-    database, which then has aborted the caller's transaction, ChangeTooLarge, ChainBroken,
-    NotRegistered, and NotAllowed when the login role may not name this service. Errors of the
-    driver are the caller's. Cost: one round trip, about 0.4 ms.
+    Raises InvalidChange and MissingProvenance before any SQL runs. ChangeTooLarge, ChainBroken,
+    NotRegistered, and NotAllowed (the login role may not name this service) come from the
+    database, which has then aborted the caller's transaction. Other errors of the driver are
+    raised unchanged. Cost: one round trip, about 0.4 ms.
     """
     values = emit_arguments(entity_type, key, before, after, provenance, event, occurred_at, chain)
     return as_written(_row(connection, EMIT, values), values)
@@ -104,14 +102,14 @@ async def emit_async(
     entity_type: EntityType,
     key: str | None = None,
     *,
-    before: Entity | None,
-    after: Entity | None,
+    before: GivenEntity | None,
+    after: GivenEntity | None,
     provenance: Provenance,
     event: DomainEvent | None = None,
     occurred_at: datetime | None = None,
     chain: Chain = "strict",
 ) -> Written:
-    """As :func:`emit`, on an asynchronous connection of psycopg."""
+    """Like :func:`emit`, on an asynchronous connection of psycopg."""
     values = emit_arguments(entity_type, key, before, after, provenance, event, occurred_at, chain)
     try:
         cursor = await connection.execute(EMIT, values)
@@ -124,18 +122,17 @@ async def emit_async(
 def emit_event(
     connection: Target,
     entity_type: EntityType,
-    fact: Entity,
+    fact: GivenEntity,
     *,
     provenance: Provenance,
     event: DomainEvent | None = None,
     occurred_at: datetime | None = None,
 ) -> UUID:
-    """Emit a behavioural fact, which is written to no table; the caller commits.
+    """Emit a behavioural fact in the transaction that is open on ``connection``.
 
-    It stands in the WAL only, there exactly when the caller commits, and needs a relay that reads
-    by replication. Its key is its own id: the same key again is the same change. Returns the
-    change's id. Raises as :func:`emit` does, and FactNotKept while no replication slot would keep
-    it.
+    It is published exactly when the caller commits. It has version 1 and nothing before it, so no
+    newest state is kept of it and no row is locked. Its key is its own id: emitting the same key
+    again gives the same change. Returns the change's id. Raises as :func:`emit` does.
     """
     model = entity_type.validate(fact)
     key = check_key(entity_type.name, entity_type.key_of(model))
@@ -152,8 +149,8 @@ def emit_event(
 def emit_arguments(
     entity_type: EntityType,
     key: str | None,
-    before: Entity | None,
-    after: Entity | None,
+    before: GivenEntity | None,
+    after: GivenEntity | None,
     provenance: Provenance,
     event: DomainEvent | None,
     occurred_at: datetime | None,
@@ -207,7 +204,7 @@ def _why(
 
 
 def as_written(row: Any, values: Arguments) -> Written:
-    """What the function's row says."""
+    """The result of a write from the function's row."""
     version, kind, change_id = row.values() if isinstance(row, Mapping) else row
     if change_id is not None and not isinstance(change_id, UUID):
         change_id = UUID(str(change_id))
@@ -225,7 +222,7 @@ def _row(target: Target, query: str, values: Arguments) -> Any:
     try:
         target.execute(query, values)
         row = target.fetchone()
-    except Exception as error:  # of whatever driver; ours are recognised by their code
+    except Exception as error:  # of any driver; errors of the function are recognised by SQLSTATE
         ours = translated(error, values)
         if ours is error:
             raise
@@ -235,14 +232,14 @@ def _row(target: Target, query: str, values: Arguments) -> Any:
 
 
 def translated(error: BaseException, values: Arguments) -> BaseException:
-    """Our error of what the function raised, whatever the driver; else the error itself.
+    """The everstate error for an error of the function, with any driver; else the error itself.
 
-    Wrappers (SQLAlchemy's and Django's) are looked through.
+    Errors wrapped by SQLAlchemy or Django are unwrapped.
     """
-    said = getattr(error, "orig", None) or error
-    if not hasattr(said, "diag") and said.__cause__ is not None:
-        said = said.__cause__
-    diag = getattr(said, "diag", None)
+    cause = getattr(error, "orig", None) or error
+    if not hasattr(cause, "diag") and cause.__cause__ is not None:
+        cause = cause.__cause__
+    diag = getattr(cause, "diag", None)
     state = getattr(diag, "sqlstate", None)
     if diag is None or state is None:
         return error
@@ -259,8 +256,6 @@ def _ours(state: str, diag: Any, entity: str, key: str) -> EverstateError | None
         return ChainBroken(entity, key, reason)
     if state == "EV004":
         return NotRegistered(reason)
-    if state == "EV005":
-        return FactNotKept(f"{entity} {key!r}: {reason}.", advice=diag.message_hint)
     if state == "EV006":
         return NotAllowed(f"{entity} {key!r}: {reason}.", advice=diag.message_hint)
     if state in _STATEMENTS_END:

@@ -16,8 +16,7 @@ from everstate.sources.outbox.emit import (
     emit_arguments,
     translated,
 )
-from everstate.sources.outbox.rows import Entity
-from everstate.sources.outbox.store import Written
+from everstate.sources.stores.store import GivenEntity, Written
 
 _EMIT: Final = text(
     "SELECT version, kind, id FROM everstate_store.emit(:entity, :key, CAST(:before AS json),"
@@ -31,17 +30,18 @@ def emit(
     entity_type: EntityType,
     key: str | None = None,
     *,
-    before: Entity | None,
-    after: Entity | None,
+    before: GivenEntity | None,
+    after: GivenEntity | None,
     provenance: Provenance,
     event: DomainEvent | None = None,
     occurred_at: datetime | None = None,
     chain: Chain = "strict",
 ) -> Written:
-    """As :func:`everstate.sources.outbox.emit`, with any PostgreSQL driver of SQLAlchemy.
+    """Like :func:`everstate.sources.outbox.emit`, with any PostgreSQL driver of SQLAlchemy.
 
-    The session is not flushed: its own SQL comes before or after this one as the caller flushes,
-    and all of it commits together. An AsyncSession calls it by ``run_sync``.
+    It does not flush the session: pending SQL of the session runs before or after it, depending on
+    when the caller flushes, and all of it commits together. Call it by ``run_sync`` from an
+    AsyncSession.
     """
     values: dict[str, Any] = emit_arguments(
         entity_type, key, before, after, provenance, event, occurred_at, chain

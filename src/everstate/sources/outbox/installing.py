@@ -1,4 +1,4 @@
-"""The outbox in other people's databases: schema, entity types, and roles of least privilege."""
+"""The outbox in databases of other teams: schema, entity types, and roles of least privilege."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidConfig, NotAllowed, NotRegistered
-from everstate.sources.outbox.database import Connection
-from everstate.sources.outbox.schema import (
+from everstate.sources.stores.postgres.database import OutboxConnection
+from everstate.sources.stores.postgres.schema import (
     ENTITY_TABLE,
     INSTALL_LOCK,
     functions,
@@ -25,7 +25,7 @@ from everstate.sources.outbox.schema import (
 EMITTER: Final = "everstate_emitter"
 """Group role of services: may emit, and nothing else."""
 RELAY: Final = "everstate_relay"
-"""Group role of relays: may read the outbox and take off what was published."""
+"""Group role of relays: may read the outbox and mark rows as published."""
 
 _GROUP: Final = sql.SQL("""
 DO $$
@@ -47,8 +47,7 @@ _GRANTS: Final = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON everstate_store.outbox_pending,"
     " everstate_store.outbox_parked,"
     " everstate_store.outbox_published, everstate_store.published_to, everstate_store.relay,"
-    " everstate_store.relay_blocked, everstate_store.relay_slot, everstate_store.relay_refused"
-    " TO everstate_relay",
+    " everstate_store.relay_blocked TO everstate_relay",
 )
 
 _REGISTER: Final = sql.SQL("""
@@ -70,11 +69,10 @@ ON CONFLICT DO NOTHING""")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What is to be in a database: entity types, and the login roles that get rights.
+    """What to install in a database: entity types, and the login roles that get rights.
 
     ``events`` names the entity types that are behavioural facts (`emit_event`). ``roles`` may
-    emit, each as the services that it is given here and as no other; ``relay_roles`` may run the
-    relay.
+    emit, each only under the service names that it maps to; ``relay_roles`` may run the relay.
     """
 
     entity_types: Collection[EntityType]
@@ -85,7 +83,7 @@ class Installation:
     ahead_hours: float = 24
 
     def statements(self) -> Iterator[sql.SQL | sql.Composed]:
-        """Everything in order, for a database that has none of it, or all; each may be repeated."""
+        """All statements in order, for a new or an installed database; each may be repeated."""
         yield sql.SQL(script().decode())
         for each in self.entity_types:
             if each.name not in self.events:
@@ -94,7 +92,7 @@ class Installation:
         yield from self.rights()
 
     def registrations(self) -> Iterator[sql.SQL | sql.Composed]:
-        """Tell the database which entity types may be emitted."""
+        """Register the entity types that may be emitted."""
         for each in self.entity_types:
             yield _REGISTER.format(
                 entity=sql.Literal(each.name),
@@ -108,7 +106,7 @@ class Installation:
             )
 
     def rights(self) -> Iterator[sql.SQL | sql.Composed]:
-        """The group roles, what they may, and who is in them."""
+        """The group roles, their rights and their members."""
         for role in (EMITTER, RELAY):
             yield _GROUP.format(name=sql.Literal(role), role=sql.Identifier(role))
         yield from (sql.SQL(grant) for grant in _GRANTS)
@@ -121,8 +119,6 @@ class Installation:
             yield _UNBIND.format(role=sql.Literal(role))
             for service in services:
                 yield _BIND.format(role=sql.Literal(role), service=sql.Literal(service))
-        for member in self.relay_roles:
-            yield sql.SQL("ALTER ROLE {} REPLICATION").format(sql.Identifier(member))
 
     def script(self) -> str:
         """The SQL as one text, which an administrator may read and run."""
@@ -130,12 +126,12 @@ class Installation:
         return "".join(f"{text};\n\n" for text in texts)
 
 
-def install_outbox(connection: Connection, wanted: Installation) -> None:
-    """Make the outbox in a database, in one transaction; idempotent.
+def install_outbox(connection: OutboxConnection, wanted: Installation) -> None:
+    """Install the outbox in a database, in one transaction; idempotent.
 
-    What is there stays; functions, registrations and rights are renewed. Needs the rights to
-    create a schema, a publication and roles. Raises NotAllowed, and InvalidConfig when a role is
-    not there: then nothing was made.
+    Existing tables stay; functions, registrations and rights are renewed. Needs the rights to
+    create a schema and roles. Raises NotAllowed, and InvalidConfig when a role does
+    not exist: then nothing was installed.
     """
     stored = [each for each in wanted.entity_types if each.name not in wanted.events]
     try:
@@ -165,7 +161,7 @@ class Registered:
     is_event: bool
 
 
-def read_registered(connection: Connection) -> tuple[Registered, ...]:
+def read_registered(connection: OutboxConnection) -> tuple[Registered, ...]:
     """The entity types that may be emitted; raises NotRegistered when nothing is installed."""
     query = (
         "SELECT entity, schema_version, is_event FROM everstate_store.registered ORDER BY entity"
@@ -176,8 +172,8 @@ def read_registered(connection: Connection) -> tuple[Registered, ...]:
         raise NotRegistered("the outbox is not installed in this database") from cause
 
 
-def read_emitters(connection: Connection) -> dict[str, list[str]]:
-    """The services that each login role may name; roles that were never bound are not there."""
+def read_emitters(connection: OutboxConnection) -> dict[str, list[str]]:
+    """The service names that each login role may use; roles without a binding are left out."""
     query = (
         "SELECT role::text, array_agg(service ORDER BY service) FROM everstate_store.emitters"
         " GROUP BY role ORDER BY role"

@@ -1,4 +1,4 @@
-"""What a relay writes down: batches taken off the outbox, and trimming."""
+"""What a relay writes to the outbox: published batches are marked, and old rows trimmed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from uuid import UUID
 
 import msgspec
 from psycopg import sql
+from psycopg.errors import UndefinedTable
 
-from everstate.sources.outbox.database import Connection
+from everstate.config import Config
+from everstate.sources.stores.postgres.database import OutboxConnection, connect, translated
 
 Runs = Sequence[tuple[int, int]]
 
@@ -92,17 +94,15 @@ _LISTED_MAX: Final = 1_000
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the log remembers of a batch: whose rows, which, and that they are the same ones.
+    """A batch's note in the log: its store, its ranges of outbox ids, and a digest of its changes.
 
-    ``lsn``: the WAL of the server ``system`` was moved up to there; 0: none was read. ``parts``:
-    of transactions that are sent in parts, how many changes the log has, and how many there are.
+    ``parts``: for each transaction that is sent in parts, the number of its changes in the log,
+    and the number of all its changes.
     """
 
     store: str
     runs: list[tuple[int, int]]
     digest: str
-    system: str = ""
-    lsn: int = 0
     parts: dict[str, tuple[int, int]] = {}
 
     def encode(self) -> bytes:
@@ -111,7 +111,7 @@ class Note(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(note: bytes) -> Note | None:
-        """Read a note; ``None`` when it is none."""
+        """Parse a note; ``None`` when it is not one."""
         try:
             return _decode(note)
         except msgspec.DecodeError:
@@ -124,9 +124,9 @@ _decode = msgspec.json.Decoder(Note).decode
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A transaction that the log does not take; the change is the one to blame.
+    """A transaction that the log refuses, with the change that causes it.
 
-    Later changes of the transaction's keys wait behind it.
+    Later changes of the transaction's keys wait until it is released.
     """
 
     xid: str
@@ -139,22 +139,25 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """How far the outbox was moved to the log; ages in seconds."""
+    """How far the outbox has been published to the log; ages in seconds."""
 
     batch: int
-    """Newest batch that was published and taken off the outbox; 0: none yet."""
+    """Newest batch that was published and marked as such in the outbox; 0: none yet."""
     oldest_unpublished_s: float | None
-    """Age of the oldest change that is not in the log; ``None``: all are."""
+    """Age of the oldest unpublished change; ``None``: all are published."""
     blocked: tuple[Blocked, ...]
-    """The 1,000 that are blocked longest."""
+    """The 1,000 transactions that have been blocked longest."""
     blocked_count: int = 0
     """How many transactions are blocked."""
     parked_count: int = 0
-    """How many changes wait: of blocked transactions, and later changes of their keys."""
+    """Number of parked changes: those of blocked transactions, and later ones of their keys."""
 
 
-def mark(connection: Connection, name: str, batch: int, runs: Runs) -> int:
-    """Take a published batch off the outbox, and remember its number; one atomic statement."""
+def mark(connection: OutboxConnection, name: str, batch: int, runs: Runs) -> int:
+    """Mark a published batch in the outbox, and store its number; one atomic statement.
+
+    Returns how many of its rows were unpublished until now.
+    """
     values: dict[str, Any] = {
         "name": name,
         "batch": batch,
@@ -166,21 +169,21 @@ def mark(connection: Connection, name: str, batch: int, runs: Runs) -> int:
     return int(found[0])
 
 
-def newest_batch(connection: Connection, name: str) -> tuple[UUID, int]:
+def newest_batch(connection: OutboxConnection, name: str) -> tuple[UUID, int]:
     """The store's id, and the relay's newest marked batch (0: none)."""
     found = connection.execute(_BATCH, [name]).fetchone()
     assert found is not None
     return found[0], found[1]
 
 
-def pending_change_ids(connection: Connection, runs: Runs) -> list[UUID]:
-    """Ids of the unpublished changes within runs of outbox ids, in outbox order."""
+def pending_change_ids(connection: OutboxConnection, runs: Runs) -> list[UUID]:
+    """Ids of the unpublished changes within ranges of outbox ids, in outbox order."""
     firsts, lasts = [run[0] for run in runs], [run[1] for run in runs]
     return [one for (one,) in connection.execute(_CHANGE_IDS, [firsts, lasts]).fetchall()]
 
 
-def trim(connection: Connection, keep_s: float) -> int:
-    """Delete outbox rows that were published longer than ``keep_s`` ago; says how many.
+def trim(connection: OutboxConnection, keep_s: float) -> int:
+    """Delete outbox rows that were published longer than ``keep_s`` ago; returns how many.
 
     One transaction for each minute in which rows were published.
     """
@@ -194,19 +197,32 @@ def trim(connection: Connection, keep_s: float) -> int:
             return total
 
 
-def refill(connection: Connection, since: datetime) -> int:
-    """Make changes that were published since then unpublished again; says how many."""
+def refill(connection: OutboxConnection, since: datetime) -> int:
+    """Mark changes that were published since then as unpublished again; returns how many."""
     return connection.execute(_REFILL, [since]).rowcount
 
 
-def oldest_unpublished_s(connection: Connection) -> float | None:
+def oldest_unpublished_s(connection: OutboxConnection) -> float | None:
     """Age of the oldest unpublished change; ``None``: there is none."""
     found = connection.execute(_OLDEST).fetchone()
     return None if found is None else found[0]
 
 
-def read_status(connection: Connection, name: str = "main") -> OutboxStatus:
-    """Status of the outbox as any process can read it."""
+def oldest_waiting_s(config: Config) -> float | None:
+    """Age in seconds of the oldest unpublished change; ``None``: there is none.
+
+    Uses a connection of its own. Raises Unavailable.
+    """
+    doing = "reading the outbox"
+    with translated(config.store_dsn, doing), connect(config.store_dsn, "everstate-get") as used:
+        try:
+            return oldest_unpublished_s(used)
+        except UndefinedTable:
+            return None  # nothing was ever written
+
+
+def read_status(connection: OutboxConnection, name: str = "main") -> OutboxStatus:
+    """Read the status of the outbox; works in any process."""
     _, batch = newest_batch(connection, name)
     rows = connection.execute(
         "SELECT xid::text, entity, key, version, reason, since"

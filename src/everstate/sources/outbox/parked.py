@@ -1,8 +1,9 @@
-"""Transactions that wait: those the log refuses, and those with a later change of their keys.
+"""Parked transactions: those that the log refuses, and those with a later change of their keys.
 
-What waits stands in `outbox_parked` and not in `outbox_pending`, so that a page has only what may
-go: however many keys fail, a batch costs the same, and the relay remembers none of them. A parked
-transaction is either one that is to blame (it is in `relay_blocked` too) or behind one.
+Rows of parked transactions are in `outbox_parked` and not in `outbox_pending`, so that a page
+contains only rows that may be sent. However many keys fail, a batch costs the same, and the relay
+keeps none of them in memory. A parked transaction is either blocked itself (then it is in
+`relay_blocked` too) or behind a blocked one: it has a later change of one of its keys.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Final
 
 from psycopg import sql
 
-from everstate.sources.outbox.database import Connection
-from everstate.sources.outbox.pending import Page, Pending, Transaction, closure
+from everstate.sources.outbox.pending import Pending, PendingPage, Transaction, closure
+from everstate.sources.stores.postgres.database import OutboxConnection
 
 RETRY_S_MAX: Final = 3600.0
 
@@ -84,14 +85,14 @@ WITH moved AS (
 SELECT DISTINCT entity, key FROM moved
 """)
 
-# A relay that knew no parking left them: they are pending, and found out again.
+# Rows of an older relay that did not park: their changes are pending, and will be blocked again.
 _NOT_PARKED: Final = sql.SQL("""
 DELETE FROM everstate_store.relay_blocked AS blocked WHERE NOT EXISTS (
     SELECT FROM everstate_store.outbox_parked AS parked WHERE parked.xid = blocked.xid
 )
 """)
 
-# Tried and then killed: what is still pending was not published.
+# Retried by a relay that was killed: rows that are still pending were not published.
 _TRIED: Final = sql.SQL("""
 SELECT xid::text, EXISTS (
     SELECT FROM everstate_store.outbox_pending AS pending WHERE pending.xid = blocked.xid
@@ -100,8 +101,8 @@ FROM everstate_store.relay_blocked AS blocked WHERE is_tried
 """)
 
 
-def reopen(connection: Connection, delay_s: float) -> None:
-    """Take up what a relay left, and let every blocked transaction be tried again at once."""
+def reopen(connection: OutboxConnection, delay_s: float) -> None:
+    """Recover the parked transactions of a former relay, and make all blocked ones due now."""
     with connection.transaction():
         connection.execute(_NOT_PARKED)
         for xid, is_pending in connection.execute(_TRIED).fetchall():
@@ -116,21 +117,24 @@ def reopen(connection: Connection, delay_s: float) -> None:
         )
 
 
-def any_blocked(connection: Connection) -> bool:
-    """Whether any transaction is refused; if none is, none waits."""
+def any_blocked(connection: OutboxConnection) -> bool:
+    """Whether any transaction is blocked; if not, none is parked either."""
     query = "SELECT EXISTS (SELECT FROM everstate_store.relay_blocked)"
     found = connection.execute(query).fetchone()
     return found is not None and bool(found[0])
 
 
-def count_blocked(connection: Connection) -> int:
-    """How many transactions are refused."""
+def count_blocked(connection: OutboxConnection) -> int:
+    """How many transactions are blocked."""
     found = connection.execute("SELECT count(*) FROM everstate_store.relay_blocked").fetchone()
     return 0 if found is None else int(found[0])
 
 
-def park_waiting(connection: Connection, page: Page) -> frozenset[str]:
-    """Park what of a page is behind a parked change, and what is behind that; says which."""
+def park_waiting(connection: OutboxConnection, page: PendingPage) -> frozenset[str]:
+    """Park the transactions of a page that are behind a parked change; returns their xids.
+
+    Transactions behind these are parked too.
+    """
     if not page.any_parked:
         return frozenset()
     ids, xids = [row.id for row in page.rows], [row.xid for row in page.rows]
@@ -144,14 +148,14 @@ def park_waiting(connection: Connection, page: Page) -> frozenset[str]:
 
 
 def block(
-    connection: Connection,
+    connection: OutboxConnection,
     refused: tuple[str, str, str, int],
     reason: str,
     delay_s: float,
 ) -> None:
-    """Park a transaction because of one change: its (xid, entity, key, version).
+    """Park a transaction because of one refused change: its (xid, entity, key, version).
 
-    It is due again after ``delay_s``, and each time it is refused after twice as long.
+    It is retried after ``delay_s``; the delay doubles each time it is refused again.
     """
     xid, entity, key, version = refused
     values = {"xid": xid, "entity": entity, "key": key, "version": version, "reason": reason}
@@ -161,10 +165,11 @@ def block(
         connection.execute(_PARK, [[xid]])
 
 
-def take_due(connection: Connection) -> Transaction | None:
-    """Make the transaction pending that is longest due; ``None``: none is.
+def take_due(connection: OutboxConnection) -> Transaction | None:
+    """Make the blocked transaction pending that is overdue longest; ``None``: none is due.
 
-    It stays parked too, so that all behind it waits, until :func:`release` or :func:`block`.
+    It also stays parked, so that all transactions behind it wait, until :func:`release` or
+    :func:`block`.
     """
     with connection.transaction():
         found = connection.execute(_DUE).fetchone()
@@ -174,8 +179,8 @@ def take_due(connection: Connection) -> Transaction | None:
     return Transaction(found[0], [Pending._make(row) for row in rows])
 
 
-def release_part(connection: Connection, transaction: Transaction) -> None:
-    """Let changes of a transaction go that were published in a part, and what was behind them."""
+def release_part(connection: OutboxConnection, transaction: Transaction) -> None:
+    """Unpark the changes of a published part of a transaction, and the changes behind them."""
     with connection.transaction():
         gone = connection.execute(
             "DELETE FROM everstate_store.outbox_parked WHERE id = ANY(%s) RETURNING entity, key",
@@ -184,10 +189,10 @@ def release_part(connection: Connection, transaction: Transaction) -> None:
         _unpark_behind(connection, set(gone.fetchall()))
 
 
-def release(connection: Connection, xid: str) -> None:
-    """Let a transaction go that was published, and make pending what was behind it.
+def release(connection: OutboxConnection, xid: str) -> None:
+    """Unpark a published transaction, and make the transactions behind it pending.
 
-    What is behind another blocked one is parked again when a page brings it.
+    Those that are also behind another blocked transaction are parked again when a page has them.
     """
     with connection.transaction():
         connection.execute("DELETE FROM everstate_store.relay_blocked WHERE xid = %s::xid8", [xid])
@@ -198,8 +203,8 @@ def release(connection: Connection, xid: str) -> None:
         _unpark_behind(connection, set(gone.fetchall()))
 
 
-def _unpark_behind(connection: Connection, keys: set[tuple[str, str]]) -> None:
-    """Make pending what waits behind these keys, and behind what that brings, and so on."""
+def _unpark_behind(connection: OutboxConnection, keys: set[tuple[str, str]]) -> None:
+    """Make the transactions behind these keys pending, those behind their keys, and so on."""
     seen = set(keys)
     while keys:
         names = [[entity for entity, _ in keys], [key for _, key in keys]]

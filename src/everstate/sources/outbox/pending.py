@@ -1,12 +1,12 @@
-"""What of the outbox may be sent now: whole transactions, no version before its predecessor.
+"""Selects the outbox rows to send now: whole transactions, no version before its predecessor.
 
-Neither the sequence nor the transaction id is the order of commits (C1), so there is no cursor:
-a row is unpublished until it is taken off `outbox_pending`, and each page is whatever is visible.
-Three facts carry the order. A writer takes the entity's row lock before its outbox id, so of two
-changes of one key the later has the higher id. One statement sees one snapshot, and a snapshot
-that sees version n sees n-1. And of two transactions that share a key, the later one's last id
-is the higher one, because it took it after the other had committed; but for facts that were put
-into the outbox later, whose keys no other transaction has.
+Neither sequence ids nor transaction ids follow the order of commits (C1), so there is no cursor:
+a row is unpublished until it is deleted from `outbox_pending`, and each page holds the rows that
+are visible. Three facts ensure the order. A writer takes the entity's row lock before its outbox
+id, so of two changes of one key the later has the higher id. One statement sees one snapshot, and a
+snapshot that sees version n also sees n-1. And of two transactions that share a key, the later one
+has the higher last id, because it took that id after the other one had committed. Facts that were
+put into the outbox later are an exception, but no other transaction has their keys.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
-from everstate.sources.outbox.database import Connection
+from everstate.sources.stores.postgres.database import OutboxConnection
 
 _PAGE: Final = sql.SQL("""
 SELECT id, xid::text, entity, key, bytes, EXISTS (SELECT FROM everstate_store.outbox_parked)
 FROM everstate_store.outbox_pending ORDER BY id LIMIT %s
 """)
 
-# A transaction on the page committed before the page was read, so a later snapshot shows exactly
-# the rows of it that the page could have shown.
+# A transaction on the page committed before the page was read, so a later snapshot shows the same
+# rows of it as the page's snapshot.
 _CONTINUED: Final = sql.SQL("""
 SELECT listed.xid::text FROM unnest(%s::xid8[]) AS listed (xid)
 WHERE EXISTS (
@@ -47,24 +47,24 @@ class Pending(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Page:
+class PendingPage:
     """The unpublished changes with the lowest ids that one snapshot shows."""
 
     rows: Sequence[Pending]
     is_full: bool
-    """There may be more of them."""
+    """There may be more unpublished changes beyond the page."""
     continued: frozenset[str]
     """Transactions that have more rows beyond the page."""
     any_parked: bool = False
-    """Whether the same snapshot shows changes that wait, in front of some of these maybe."""
+    """Whether the same snapshot shows parked changes; rows of the page may be behind these."""
 
 
 @dataclass
 class Transaction:
     """One source transaction with its unpublished changes, in the order of their ids.
 
-    All of them, or a part of a large one: then ``before`` says how many have been sent, and
-    ``total`` how many there are in all.
+    It has all unpublished changes, or a part of those of a large transaction: then ``before`` is
+    the number of changes already sent, and ``total`` the number of all its changes.
     """
 
     xid: str
@@ -83,7 +83,7 @@ class Transaction:
         return self.total or len(self.rows)
 
     def part(self, rows_max: int, bytes_max: int) -> Transaction:
-        """Its first changes that fit a batch; always one at least."""
+        """Its first changes that fit into a batch; at least one."""
         size = 0
         for count, row in enumerate(self.rows):
             size += row.bytes
@@ -92,24 +92,24 @@ class Transaction:
         return self
 
 
-def read_page(connection: Connection, rows_max: int) -> Page:
-    """Read a page; cost: an index scan, and one look-up a transaction when the page is full."""
+def read_page(connection: OutboxConnection, rows_max: int) -> PendingPage:
+    """Read a page; cost: an index scan, and a look-up for each transaction of a full page."""
     read = connection.execute(_PAGE, [rows_max]).fetchall()
     rows = [Pending._make(row[:-1]) for row in read]
     any_parked = bool(read and read[0][-1])
     if len(rows) < rows_max:
-        return Page(rows, False, frozenset(), any_parked)
+        return PendingPage(rows, False, frozenset(), any_parked)
     xids = list({row.xid for row in rows})
     found = connection.execute(_CONTINUED, [xids, rows[-1].id]).fetchall()
-    return Page(rows, True, frozenset(xid for (xid,) in found), any_parked)
+    return PendingPage(rows, True, frozenset(xid for (xid,) in found), any_parked)
 
 
-def sendable(page: Page, withheld: AbstractSet[str]) -> list[Transaction]:
-    """Transactions of a page that may be sent, in an order in which they may be sent.
+def sendable(page: PendingPage, withheld: AbstractSet[str]) -> list[Transaction]:
+    """Transactions of a page that may be sent, in a valid order.
 
-    ``withheld`` transactions stay, and with them every transaction that has a later change of one
-    of their keys, and so on; so do transactions that go on beyond the page. Any prefix of the
-    result may be sent without the rest.
+    Not included are ``withheld`` transactions, transactions with more rows beyond the page, and
+    those with a later change of a key of any of these. Any prefix of the result may be sent without
+    the rest.
     """
     staying = closure(page.rows, page.continued | withheld)
     going: dict[str, Transaction] = {}
@@ -133,7 +133,8 @@ def _ordered(going: Mapping[str, Transaction]) -> Iterator[Transaction]:
     for transaction in by_last_id:
         path = [transaction.xid]
         while path:
-            # Each is met once, so this ends, and costs nothing where the last ids say it all.
+            # Each edge is followed once, so this ends. It does not reorder transactions when the
+            # order of their last ids is right already.
             behind = earlier.get(path[-1], set())
             if behind:
                 path.append(behind.pop())
@@ -144,10 +145,10 @@ def _ordered(going: Mapping[str, Transaction]) -> Iterator[Transaction]:
                 path.pop()
 
 
-def first_of(page: Page) -> Transaction:
-    """The changes that the first transaction of a page may send, before it ends and the rest.
+def first_of(page: PendingPage) -> Transaction:
+    """The changes of a page's first transaction that may be sent before the rest of it.
 
-    It is the one with the lowest id, so its first change stands behind nothing that is pending.
+    That transaction has the lowest id, so no pending change comes before its first change.
     """
     first, others = Transaction(page.rows[0].xid), set[tuple[str, str]]()
     for row in page.rows:
@@ -161,8 +162,8 @@ def first_of(page: Page) -> Transaction:
 
 
 def closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[str]:
-    """The transactions of a page that stay when these do."""
-    # Each round adds some, or is the last.
+    """The transactions of a page that must not be sent when ``staying`` are not, these included."""
+    # Each round but the last adds some.
     if not staying:
         return staying
     found = set(staying)
@@ -181,7 +182,7 @@ def closure(rows: Sequence[Pending], staying: AbstractSet[str]) -> AbstractSet[s
 
 
 def prefix(transactions: Sequence[Transaction], rows_max: int, bytes_max: int) -> int:
-    """How many of the transactions fit a batch; always one at least."""
+    """How many of the transactions fit into a batch; at least one."""
     rows = size = 0
     for count, transaction in enumerate(transactions):
         rows += len(transaction.rows)
@@ -192,7 +193,7 @@ def prefix(transactions: Sequence[Transaction], rows_max: int, bytes_max: int) -
 
 
 def runs(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Ids as runs without a hole, (first, last), ascending."""
+    """Ids as ranges of consecutive ids, (first, last), ascending."""
     found: list[tuple[int, int]] = []
     for number in sorted(ids):
         if found and found[-1][1] == number - 1:

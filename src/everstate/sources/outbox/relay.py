@@ -1,4 +1,4 @@
-"""The relay: moves committed changes from the outbox to the log, each once and in order."""
+"""The relay: publishes committed changes from the outbox to the log, each once and in order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.collector import collector_paused
-from everstate.log.publisher import OncePublisher, Progress
-from everstate.parts import waits, works
+from everstate.log.publisher import OncePublisher, PublishedProgress
+from everstate.retrying import until_stopped
 from everstate.sources.outbox import marks, parked
-from everstate.sources.outbox.bound import check_log
 from everstate.sources.outbox.compose import (
     Composer,
     OutboxRow,
@@ -28,7 +27,6 @@ from everstate.sources.outbox.compose import (
     digest_of,
     read_rows,
 )
-from everstate.sources.outbox.database import Connection, connect, translated
 from everstate.sources.outbox.marks import Note
 from everstate.sources.outbox.pending import (
     Transaction,
@@ -38,7 +36,9 @@ from everstate.sources.outbox.pending import (
     runs,
     sendable,
 )
-from everstate.sources.outbox.schema import install
+from everstate.sources.stores.postgres.bound import check_log
+from everstate.sources.stores.postgres.database import OutboxConnection, connect, translated
+from everstate.sources.stores.postgres.schema import install
 
 LOGGER = logging.getLogger("everstate.sources.outbox")
 
@@ -50,7 +50,7 @@ PUBLISHED = Counter("everstate_outbox_published_changes", "Changes moved to the 
 
 _BATCH_BYTES_MAX: Final = 32 * 1_048_576
 WHOLE_BYTES_MAX: Final = 128 * 1_048_576
-"""A source transaction of more bytes is sent in parts, whatever its rows."""
+"""A larger source transaction is sent in parts, whatever its number of rows."""
 _IN_ALL: Final = "SELECT count(*) FROM everstate_store.outbox_pending WHERE xid = %s::xid8"
 _PAUSE_S: Final = 0.2
 _PAUSE_S_MAX: Final = 5.0
@@ -60,20 +60,21 @@ _REPORT_EVERY_S: Final = 1.0
 _TRIM_EVERY_S: Final = 30.0
 _ALARM_S: Final = 30.0
 _RETRY_PAUSE: Final = 3.0
-"""A try that fails is followed by this many times its duration without one."""
+"""After a retry that fails, the relay waits this multiple of its duration before the next."""
 
 
 class Relay:
-    """Moves the outbox of one store to `.changes` and `.state`.
+    """Publishes the outbox of one store to `.changes` and `.state`.
 
-    A batch is whole source transactions, in an order that keeps the versions of each key; its
-    records and its number go out in one Kafka transaction (C2), then its rows are taken off the
-    outbox. A source transaction that is too large for one Kafka transaction goes out in several
-    batches; its block says which of how many each change is. A relay that was killed in between
-    asks the log which batch came last, and takes that one off instead of sending it again (C3). A
-    transaction that the log refuses stays, with the later changes of its keys, and is tried again
-    after ``retry_blocked_s`` and ever less often; all else goes on. How many stay does not matter:
-    they are parked in a table of their own.
+    A batch consists of whole source transactions, in an order that keeps the versions of each key.
+    Its records and its number are sent in one Kafka transaction (C2), then its rows are marked as
+    published. A source transaction that is too large for one Kafka transaction is sent in several
+    batches; the transaction block of each change has its index and the number of all changes. A
+    relay that was killed in between reads from the log which batch was sent last, and marks that
+    one instead of sending it again (C3). A transaction that the log refuses is blocked, with the
+    later changes of its keys, and retried after ``retry_blocked_s`` and then less and less often;
+    all other changes are published. The number of blocked transactions does not matter: they are
+    parked in a table of their own.
 
     One thread at a time; a second relay on the same store and prefix fences the first.
     """
@@ -91,21 +92,19 @@ class Relay:
         self._entity_types = tuple(entity_types)
         self._composer = Composer(config, self._entity_types)
         self._publisher = OncePublisher(config, f"relay-{self.name}")
-        self._database: Connection | None = None
+        self._database: OutboxConnection | None = None
         self._is_open = False
         self._store_id = ""
         self._batch = 0
-        self._read_to = ("", 0)
-        """System and position up to which the log has the WAL; kept in each batch's note."""
         self._page_rows = config.store.relay_batch_rows
         self._parts: dict[str, tuple[int, int]] = {}
-        """Of transactions that are sent in parts: changes in the log, and changes in all."""
+        """Transactions that are sent in parts: number of changes in the log, and of all."""
         self._any_blocked = False
         self._retry_due = 0.0
-        """When a blocked transaction may be tried again (monotonic)."""
+        """When the next blocked transaction may be retried (monotonic time)."""
         self._alarmed = False
         self._most: list[int] = []
-        """How many transactions the next batches may have, while a refused one is looked for."""
+        """Size limits of the next batches, in transactions, while searching for a refused one."""
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +113,7 @@ class Relay:
         self.close()
 
     def close(self) -> None:
-        """Give up the connections; what is unpublished stays unpublished."""
+        """Close the connections; unpublished changes stay unpublished."""
         self._is_open = False
         self._publisher.close()
         if self._database is not None:
@@ -123,9 +122,9 @@ class Relay:
             self._database = None
 
     def run(self, stop: threading.Event) -> None:
-        """Move changes until ``stop`` is set, at least once; waits while a server is away.
+        """Publish changes until ``stop`` is set, at least once; waits while a server is down.
 
-        Raises Fenced when another relay took over, and LogError for what waiting does not mend.
+        Raises Fenced when another relay took over, and LogError for errors that do not pass.
         """
         ended = threading.Event()
         trimmer = threading.Thread(
@@ -139,28 +138,33 @@ class Relay:
             trimmer.join()
 
     def _keep_moving(self, stop: threading.Event) -> None:
-        pause_s, next_report = _PAUSE_S, 0.0
-        while True:
-            try:
-                moved = self.step()
-                works()
-                now = time.monotonic()
-                if now >= next_report:
-                    self._report()
-                    next_report = now + _REPORT_EVERY_S
-                wait_s = 0.0 if moved else self._idle_s
-                pause_s = _PAUSE_S
-            except Unavailable as error:
-                LOGGER.warning("relay waits %.1f s: %s", pause_s, error.message)
-                waits(error, pause_s)
-                wait_s, pause_s = pause_s, min(_PAUSE_S_MAX, pause_s * 2)
-            if stop.wait(wait_s):
-                return
+        next_report = 0.0
+
+        def step() -> int:
+            nonlocal next_report
+            moved = self.step()
+            now = time.monotonic()
+            if now >= next_report:
+                self._report()
+                next_report = now + _REPORT_EVERY_S
+            return moved
+
+        again = until_stopped(
+            step,
+            stop,
+            waiting="relay waits",
+            log=LOGGER,
+            passes=lambda error: isinstance(error, Unavailable),
+            pause_s=_PAUSE_S,
+            pause_s_max=_PAUSE_S_MAX,
+        )
+        while not stop.wait(0.0 if again() else self._idle_s):
+            pass
 
     def step(self) -> int:
-        """Move one batch; says how many changes, 0 when there is nothing to move.
+        """Publish one batch; returns its number of changes, 0 when there is nothing to publish.
 
-        Raises Unavailable when a server is away: nothing is lost, call again.
+        Raises Unavailable when a server is down: nothing is lost, call again.
         """
         doing = f"relay {self.name}"
         try:
@@ -172,11 +176,11 @@ class Relay:
 
     @property
     def _idle_s(self) -> float:
-        """Seconds between two steps while there is nothing to move."""
+        """Seconds between two steps while there is nothing to publish."""
         return self._config.store.relay_poll_ms / 1000
 
-    def _advance(self, database: Connection) -> int:
-        """Move one batch of what is pending in the outbox."""
+    def _advance(self, database: OutboxConnection) -> int:
+        """Publish one batch of the pending rows of the outbox."""
         moved = self._retry_blocked(database)
         while True:
             page = read_page(database, self._page_rows)
@@ -208,27 +212,27 @@ class Relay:
         return max(settings.relay_batch_rows, settings.relay_transaction_rows)
 
     def _is_large(self, transaction: Transaction) -> bool:
-        """Whether no Kafka transaction may have all of it."""
+        """Whether a transaction is too large for one Kafka transaction."""
         return len(transaction.rows) > self._whole_rows or transaction.bytes > WHOLE_BYTES_MAX
 
-    def _part(self, database: Connection, transaction: Transaction) -> Transaction:
-        """The first changes of a transaction, as many as a batch takes."""
+    def _part(self, database: OutboxConnection, transaction: Transaction) -> Transaction:
+        """The first changes of a transaction that fit into a batch."""
         if transaction.xid not in self._parts:
             found = database.execute(_IN_ALL, [transaction.xid]).fetchone()
             self._parts[transaction.xid] = (0, found[0] if found is not None else 0)
         return transaction.part(self._config.store.relay_batch_rows, _BATCH_BYTES_MAX)
 
     def trim(self) -> int:
-        """Delete rows published more than ``store.outbox_keep_hours`` ago; says how many.
+        """Delete rows published more than ``store.outbox_keep_hours`` ago; returns how many.
 
-        On a connection of its own: publishing does not wait for it. Raises Unavailable.
+        Uses a connection of its own, so that publishing does not wait for it. Raises Unavailable.
         """
         dsn, doing = self._config.store_dsn, "trimming the outbox"
         with translated(dsn, doing), connect(dsn, f"everstate-trim-{self.name}") as database:
             return marks.trim(database, self._config.store.outbox_keep_hours * 3600)
 
     def _keep_trimmed(self, ended: threading.Event) -> None:
-        """Trim every now and then; what fails is told, and tried again."""
+        """Trim periodically; a failure is logged, and trimming is tried again later."""
         while not ended.wait(_TRIM_EVERY_S):
             try:
                 self.trim()
@@ -236,20 +240,20 @@ class Relay:
                 LOGGER.warning("the outbox is not trimmed: %s", error.message)
 
     def refill(self, since: datetime) -> int:
-        """Publish again what was published since then and is still kept; says how many changes.
+        """Publish kept changes again that were published since then; returns how many.
 
-        For a log that lost its tail (C3). Ids and versions are the same, so what the log still
-        has is a duplicate, and changes no view.
+        For a log that lost its newest records (C3). Ids and versions stay the same, so a change
+        that the log still has becomes a duplicate, and changes no view.
         """
         with translated(self._config.store_dsn, "refilling the log"):
             return marks.refill(self._connected(), since)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> OutboxConnection:
         if self._database is None:
             self._database = connect(self._config.store_dsn, f"everstate-relay-{self.name}")
         return self._database
 
-    def _opened(self) -> Connection:
+    def _opened(self) -> OutboxConnection:
         database = self._connected()
         if not self._is_open:
             install(database, ())
@@ -257,7 +261,6 @@ class Relay:
             progress = self._publisher.open(_OPEN_S)
             store_id, batch = marks.newest_batch(database, self.name)
             self._store_id, self._batch = str(store_id), batch
-            self._read_to = ("", 0)
             self._parts.clear()
             if progress is not None:
                 self._remember(database, progress, batch)
@@ -267,18 +270,21 @@ class Relay:
             self._is_open = True
         return database
 
-    def _remember(self, database: Connection, progress: Progress, batch: int) -> None:
-        """Take over what the log knows of this store's outbox."""
+    def _remember(
+        self, database: OutboxConnection, progress: PublishedProgress, batch: int
+    ) -> None:
+        """Load the progress that the log has recorded for this store's outbox."""
         note = Note.decode(progress.note)
         if note is not None and note.store == self._store_id:
-            self._read_to = (note.system, note.lsn)
             self._parts = dict(note.parts)
         if progress.batch > batch:
             self._batch = progress.batch
             self._settle(database, progress, note)
 
-    def _settle(self, database: Connection, progress: Progress, note: Note | None) -> None:
-        """Take the batch off the outbox that the log has and the outbox calls unpublished."""
+    def _settle(
+        self, database: OutboxConnection, progress: PublishedProgress, note: Note | None
+    ) -> None:
+        """Mark the batch that the log has but the outbox still has as unpublished."""
         if note is None or note.store != self._store_id:
             LOGGER.warning(
                 "the log's progress is of another store than this one; everything that the "
@@ -292,11 +298,11 @@ class Relay:
         else:
             marks.mark(database, self.name, progress.batch, note.runs)
 
-    def _retry_blocked(self, database: Connection) -> int:
-        """Try the transaction again that is longest due, alone; says how many changes it moved.
+    def _retry_blocked(self, database: OutboxConnection) -> int:
+        """Retry the blocked transaction that is overdue longest; returns its published changes.
 
-        One a step, and what is refused again takes a quarter of the time at most, so that
-        thousands of them do not stand in the way of all else.
+        It gets batches of its own. There is one retry in each step, and retries that fail take at
+        most a quarter of the time, so that thousands of them do not hold up other changes.
         """
         began = time.monotonic()
         if not self._any_blocked or began < self._retry_due:
@@ -321,8 +327,8 @@ class Relay:
             self._retry_due = now + _RETRY_PAUSE * (now - began)
         return moved
 
-    def _move(self, database: Connection, transactions: list[Transaction]) -> int:
-        """Publish transactions as one batch and take them off the outbox; 0: it was refused."""
+    def _move(self, database: OutboxConnection, transactions: list[Transaction]) -> int:
+        """Publish transactions as one batch and mark them; returns 0 when it was refused."""
         found = runs([row.id for transaction in transactions for row in transaction.rows])
         rows = read_rows(database, found)
         try:
@@ -338,31 +344,29 @@ class Relay:
 
     def _publish(
         self,
-        database: Connection,
+        database: OutboxConnection,
         transactions: Sequence[Transaction],
         rows: Mapping[int, OutboxRow],
     ) -> int:
-        """Publish a batch and take it off the outbox; says how many changes it had.
+        """Publish a batch and mark it in the outbox; returns its number of changes.
 
-        Rows with an id below zero stand in no outbox. Raises Unsendable and RecordRefused: then
-        nothing of it is in the log.
+        Raises Unsendable and RecordRefused: then no record of the batch is in the log.
         """
         ids = [row.id for transaction in transactions for row in transaction.rows]
-        stored = sorted(number for number in ids if number > 0)
-        found = runs(stored)
+        found = runs(ids)
         parts = self._with_parts(transactions)
         records = self._composer.compose(transactions, rows)
-        digest = digest_of(rows[number].change_id for number in stored)
-        note = Note(self._store_id, found, digest, *self._read_to, parts).encode()
+        digest = digest_of(rows[number].change_id for number in sorted(ids))
+        note = Note(self._store_id, found, digest, parts).encode()
         self._batch += 1
         self._publisher.publish(self._batch, records, note, timeout_s=_PUBLISH_S)
         self._parts = parts
-        self._mark(database, found, len(stored))
+        marks.mark(database, self.name, self._batch, found)
         PUBLISHED.inc(len(ids))
         return len(ids)
 
     def _with_parts(self, transactions: Sequence[Transaction]) -> dict[str, tuple[int, int]]:
-        """Number the changes of transactions that are sent in parts; what is sent after these."""
+        """Number the changes of transactions sent in parts; returns ``_parts`` after this batch."""
         parts = dict(self._parts)
         for transaction in transactions:
             if transaction.xid in parts:
@@ -373,18 +377,14 @@ class Relay:
                     parts[transaction.xid] = (sent, total)
         return parts
 
-    def _mark(self, database: Connection, found: marks.Runs, count: int) -> None:
-        """Take a published batch of ``count`` rows off the outbox."""
-        marks.mark(database, self.name, self._batch, found)
-
     def _narrow(
         self, transactions: list[Transaction], rows: Mapping[int, OutboxRow], refusal: RecordRefused
     ) -> OutboxRow | None:
-        """The change to blame, or ``None``: then the next batches are cut to find it.
+        """The change that caused the refusal; ``None``: the next batches are cut to find it.
 
-        The key that Kafka names may be an innocent neighbour's, so a transaction is blamed only
-        when it was refused alone. First suspected is the one with the largest change: nearly
-        always it is size.
+        The key in Kafka's error may belong to another record of the batch, so a transaction is
+        blocked only when a batch of only that transaction was refused. The one with the largest
+        change is tried first, because the cause is nearly always size.
         """
         if len(transactions) > 1:
             sizes = [max(row.bytes for row in each.rows) for each in transactions]
@@ -395,7 +395,7 @@ class Relay:
         named = [row for row in pending if row.key == refusal.key]
         return rows[max(named or pending, key=lambda row: row.bytes).id]
 
-    def _block(self, database: Connection, row: OutboxRow, reason: str) -> None:
+    def _block(self, database: OutboxConnection, row: OutboxRow, reason: str) -> None:
         LOGGER.error(
             "relay %s: transaction pg:%s stays, with later changes of its keys, because of "
             "%s %r version %d: %s",

@@ -1,11 +1,11 @@
-"""Records of Debezium's outbox event router → changes; how MariaDB and MySQL outboxes come in.
+"""Records of Debezium's outbox event router → changes, for outboxes in MariaDB and MySQL.
 
-The router makes of an outbox row (id, aggregatetype, aggregateid, type, payload) a record: key =
+The router turns an outbox row (id, aggregatetype, aggregateid, type, payload) into a record: key =
 aggregateid, headers `id` and `eventType`, value = payload. MariaDB has no `emit`, so the service
-itself says what only it knows: a change's payload has the fields of the envelope that carry
-meaning (`version` from a column that it counts under its row lock, `originalEntityState`,
-`currentEntityState`, `provenance`, and optional `occurredAt` and `event.data`). Any other payload
-is a fact: an entity of kind `event` under the row's own id.
+itself must write the contents of a change into the payload: the envelope's fields `version` (from
+a column that it increments under its row lock), `originalEntityState`, `currentEntityState`,
+`provenance`, and optionally `occurredAt` and `event.data`. Any other payload is a fact: a change
+of kind `event`, with the row's id as its key.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RouterReader:
     """Reads the routed records of one aggregate type as changes of one entity type.
 
     ``source`` names the outbox (server and table), so that a row that is read twice gives the
-    same change id. ``provenance`` is for payloads that say none; ``None``: those are refused.
-    ``is_event``: the payloads are facts.
+    same change id. ``provenance`` is the default for payloads without one; ``None``: such payloads
+    are refused. ``is_event``: the payloads are facts.
     """
 
     entity_type: EntityType
@@ -57,9 +57,9 @@ class RouterReader:
     is_event: bool = False
 
     def read(self, record: Record) -> Change[dict[str, Any]] | None:
-        """The change of a record; ``None`` for a tombstone, which says nothing more.
+        """The change of a record; ``None`` for a tombstone, which adds no information.
 
-        Raises CorruptRecord naming the place and the reason.
+        Raises CorruptRecord naming topic, partition, offset and the reason.
         """
         if record.value is None:
             return None
@@ -113,8 +113,8 @@ class RouterReader:
         after = self._state(key, payload, "currentEntityState")
         kind = Kind.UPDATED if before is not None else Kind.CREATED
         recorded_at = _at(record.timestamp_ms)
-        said = payload.get("event")
-        data = said.get("data") if isinstance(said, Mapping) else None
+        event_fields = payload.get("event")
+        data = event_fields.get("data") if isinstance(event_fields, Mapping) else None
         return Change(
             id=_change_id(self.source, row_id),
             entity=name,
@@ -132,7 +132,9 @@ class RouterReader:
 
     def _state(self, key: str, payload: dict[str, Any], field: str) -> dict[str, Any] | None:
         if field not in payload:
-            raise InvalidChange(self.entity_type.name, key, field, "it is missing (null is said)")
+            raise InvalidChange(
+                self.entity_type.name, key, field, "it is missing; without a state it must be null"
+            )
         state = payload[field]
         if state is None:
             return None
@@ -144,17 +146,17 @@ class RouterReader:
             raise InvalidChange(self.entity_type.name, key, field, f"it is of {found!r}")
         return state
 
-    def _provenance(self, key: str, said: Any) -> Provenance:
+    def _provenance(self, key: str, given: Any) -> Provenance:
         name = self.entity_type.name
-        if said is None:
+        if given is None:
             return check_provenance(name, key, self.provenance)
-        if not isinstance(said, Mapping):
+        if not isinstance(given, Mapping):
             raise InvalidChange(name, key, "provenance", "it is no JSON object")
-        required = (said.get(field) for field in _REQUIRED)
+        required = (given.get(field) for field in _REQUIRED)
         texts = [text if isinstance(text, str) else "" for text in required]
-        optional = {ours: said.get(wire) for wire, ours in _OPTIONAL.items()}
+        optional = {ours: given.get(wire) for wire, ours in _OPTIONAL.items()}
         for wire in _OPTIONAL:
-            if not isinstance(said.get(wire), str | None):
+            if not isinstance(given.get(wire), str | None):
                 raise InvalidChange(name, key, f"provenance.{wire}", "it is no text")
         return check_provenance(
             name,
@@ -166,7 +168,7 @@ class RouterReader:
 
 
 def _unwrapped(value: bytes) -> Any:
-    """What the converter was given: its schema envelope, or JSON in a string, taken off."""
+    """The value without the converter's wrapping: a schema envelope, or JSON in a string."""
     found = _decode(value)
     if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
         found = found["payload"]

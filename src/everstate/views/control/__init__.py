@@ -1,6 +1,6 @@
 """Control tables of the views' database, behind one class.
 
-Positions, versions of views, what the core noted of records, dead letters, and what verbs ask of a
+Positions, versions of views, the core's exceptions, dead letters, and requests of commands to a
 running pipeline. No other module has SQL on these tables.
 """
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from everstate.views.control.registry import RETIRED as RETIRED
     from everstate.views.control.registry import WAITING as WAITING
     from everstate.views.control.registry import ViewVersion as ViewVersion
+    from everstate.views.control.requests import QUERY as QUERY
+    from everstate.views.control.requests import RECOMPUTE as RECOMPUTE
     from everstate.views.control.requests import Request as Request
     from everstate.views.control.schema import Connection as Connection
     from everstate.views.control.standing import Standings as Standings
     from everstate.views.control.verdicts import WaitingKey as WaitingKey
 
-# A look at an entity asks how its view stands, and has no use for Arrow and Kafka.
+# Reading an entity needs the state of its view, but neither Arrow nor Kafka.
 __getattr__ = loader(
     __name__,
     {
@@ -35,7 +37,7 @@ __getattr__ = loader(
             *("BUILDING", "KEPT", "LIVE", "RETIRED", "WAITING"),
             "ViewVersion",
         ),
-        "everstate.views.control.requests": ("Request",),
+        "everstate.views.control.requests": ("QUERY", "RECOMPUTE", "Request"),
         "everstate.views.control.schema": ("Connection",),
         "everstate.views.control.standing": ("Standings",),
         "everstate.views.control.verdicts": ("WaitingKey",),

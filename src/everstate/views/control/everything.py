@@ -9,7 +9,7 @@ from everstate.views.control.verdicts import Verdicts
 
 
 class Control(Standings, Verdicts, Letters, Requests):
-    """The control tables of one schema, through one connection; it commits nothing by itself.
+    """The control tables of one schema, through one connection; the caller commits.
 
-    In autocommit mode each call is a transaction of its own.
+    In autocommit mode each call is a separate transaction.
     """

@@ -1,8 +1,8 @@
-"""The table of dead changes, and which of them go out together (C19).
+"""The table of dead changes, and the batches in which they are published (C19).
 
 The keeper records a dead change in the transaction that moves the position; a sender publishes
 the records in numbered batches. A batch keeps its number until it is published, so that after a
-kill the log's progress says whether it went out.
+kill the progress in the log shows whether it was published.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Letters(Schema):
     """The table of dead changes, which is their outbox."""
 
     def views_id(self) -> UUID:
-        """Which views database this is: batch numbers of another one mean nothing here."""
+        """The id of this views database; batch numbers are only valid together with it."""
         query = sql.SQL("SELECT views_id FROM {}").format(self.table("identity"))
         row = self.connection.execute(query).fetchone()
         assert row is not None
@@ -51,7 +51,7 @@ class Letters(Schema):
         return found
 
     def numbered(self) -> list[DeadChange]:
-        """The oldest batch that has a number and is not known to be published, whole."""
+        """All dead changes of the oldest numbered batch that is not known to be published."""
         return self._read_dead(
             "batch = (SELECT min(batch) FROM {table} WHERE published_at IS NULL) "
             "AND published_at IS NULL ORDER BY id",
@@ -63,31 +63,31 @@ class Letters(Schema):
         return self._read_dead(condition, limit)
 
     def last_batch(self) -> int:
-        """Highest batch number that was given, 0 before the first."""
+        """Highest batch number that was assigned, 0 before the first."""
         query = sql.SQL("SELECT coalesce(max(batch), 0) FROM {}").format(self.table("dead"))
         row = self.connection.execute(query).fetchone()
         assert row is not None
         return int(row[0])
 
     def number(self, batch: int, ids: Sequence[int]) -> None:
-        """Put dead changes into a numbered batch, before it is published (D4)."""
+        """Put dead changes into a numbered batch, before it is published."""
         query = sql.SQL("UPDATE {} SET batch = %s WHERE id = ANY(%s)").format(self.table("dead"))
         self.connection.execute(query, (batch, list(ids)))
 
     def dissolve(self, batch: int) -> None:
-        """Take a batch apart that the log refused; its changes are unnumbered again."""
+        """Dissolve a batch that the log refused; its changes have no number again."""
         query = sql.SQL("UPDATE {} SET batch = NULL WHERE batch = %s AND published_at IS NULL")
         self.connection.execute(query.format(self.table("dead")), (batch,))
 
     def mark_published(self, batch: int) -> int:
-        """Note that a batch was published; returns how many changes it had."""
+        """Mark a batch as published; returns how many changes it had."""
         query = sql.SQL(
             "UPDATE {} SET published_at = now() WHERE batch = %s AND published_at IS NULL"
         ).format(self.table("dead"))
         return self.connection.execute(query, (batch,)).rowcount
 
     def mark_refused(self, dead: int, reason: str) -> None:
-        """Note that no topic takes this one: it stays in the table, with both reasons."""
+        """Mark a dead change that the log refuses: it stays in the table, with both reasons."""
         query = sql.SQL(
             "UPDATE {} SET published_at = now(), reason = reason || '; not sent: ' || %s "
             "WHERE id = %s"

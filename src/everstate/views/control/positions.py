@@ -20,7 +20,7 @@ _PLACE: Final = "view = %s AND version = %s AND generation = %s AND partition = 
 
 @dataclass(frozen=True, slots=True)
 class ViewPosition:
-    """Where one version of a view stands in one partition."""
+    """The position of one version of a view in one partition."""
 
     view: str
     version: int
@@ -33,7 +33,7 @@ class ViewPosition:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What became of the records before a position: each is in exactly one of the four (law 7)."""
+    """Counts of the records before a position, by verdict: each is in exactly one (law 7)."""
 
     applied: int
     duplicate: int
@@ -47,7 +47,7 @@ class Counters:
 
 
 class Positions(Schema):
-    """Positions and the account of records."""
+    """The tables of positions and of counted records."""
 
     def positions(self, entity: str | None = None) -> list[ViewPosition]:
         """Positions of all versions of views, of one entity type or of all, in order."""
@@ -71,7 +71,7 @@ class Positions(Schema):
         return self.vector(latest_of(entity), 1, generation)
 
     def open_core(self, entity: str, partitions: Sequence[int], generation: int = 1) -> None:
-        """Give a core positions and an account where it has none."""
+        """Create positions and counters of a core where they are missing."""
         self.open_positions(
             latest_of(entity), 1, entity, CORE_FINGERPRINT, dict.fromkeys(partitions, 0), generation
         )
@@ -88,7 +88,7 @@ class Positions(Schema):
         self, view: str, version: int, entity: str, fingerprint: str, vector: Vector,
         generation: int = 1,
     ) -> None:  # fmt: skip
-        """Give a version of a view positions; rows that are there stay."""
+        """Create positions of a version of a view; existing ones stay."""
         with self.connection.cursor() as cursor:
             cursor.executemany(
                 sql.SQL(
@@ -102,12 +102,21 @@ class Positions(Schema):
             )
 
     def close_positions(self, view: str, version: int) -> None:
-        """Take a version's positions away: it is not kept."""
+        """Delete a version's positions and deferred changes: it is not kept any more."""
         query = sql.SQL("DELETE FROM {} WHERE view = %s AND version = %s")
-        self.connection.execute(query.format(self.table("position")), (view, version))
+        for table in ("position", "deferred"):
+            self.connection.execute(query.format(self.table(table)), (view, version))
+
+    def hold_view(self, table: KeptTable, generation: int, partition: int) -> bool:
+        """Lock a view's position until the transaction ends; returns whether it is of this plan."""
+        query = sql.SQL(
+            "SELECT FROM {} WHERE " + _PLACE + " AND fingerprint = %s FOR UPDATE"
+        ).format(self.table("position"))
+        place = (table.view, table.version, generation, partition, table.fingerprint)
+        return self.connection.execute(query, place).fetchone() is not None
 
     def take_core(self, core: Core, partition: int, start: int, end: int) -> bool:
-        """Compare and swap the core's position (C11); whether it was at start."""
+        """Compare and swap the core's position (C11); returns whether it was at ``start``."""
         query = sql.SQL(
             "UPDATE {} SET next_offset = %s, updated_at = now() WHERE " + _PLACE + " "
             "AND next_offset = %s AND fingerprint = %s"
@@ -119,7 +128,7 @@ class Positions(Schema):
     def take_view(
         self, table: KeptTable, generation: int, partition: int, start: int, end: int
     ) -> bool:
-        """Compare and swap the position of one view (V10); whether it was at start."""
+        """Compare and swap the position of one view (V10); returns whether it was at ``start``."""
         query = sql.SQL(
             "UPDATE {} SET next_offset = %s, updated_at = now() WHERE " + _PLACE + " "
             "AND next_offset = %s AND fingerprint = %s"
@@ -131,9 +140,9 @@ class Positions(Schema):
     def take_riders(
         self, riders: Sequence[KeptTable], generation: int, partition: int, start: int, end: int
     ) -> set[str]:
-        """Move the riders that stand at ``start``; names of their tables.
+        """Move the riders whose position is ``start``; returns the names of their tables.
 
-        One that a trailing step holds just now does not ride: nobody waits for it.
+        A rider whose position a trailing step has locked is skipped, without waiting.
         """
         query = sql.SQL(
             "WITH mine AS (SELECT place.ctid FROM {0} AS place "
@@ -154,7 +163,7 @@ class Positions(Schema):
         return {table.name for table in riders if (table.view, table.version) in moved}
 
     def core_position(self, core: Core, partition: int, *, hold: bool = False) -> int | None:
-        """The core's position; ``hold`` keeps it there until the transaction ends (V7)."""
+        """The core's position; ``hold`` locks it until the transaction ends (V7)."""
         query = sql.SQL(
             "SELECT next_offset FROM {} WHERE "
             + _PLACE
@@ -173,9 +182,10 @@ class Positions(Schema):
         return None if row is None else int(row[0])
 
     def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
-        """Move the core, and the riders that stand with it, over ranges without records (V8).
+        """Move the core, and the riders at its position, past ranges without records (V8).
 
-        Only where no record was served (C12). Ranges that begin past the position change nothing.
+        Only for ranges in which the log served no record (C12). Ranges that begin past the position
+        change nothing.
         """
         query = sql.SQL(
             "WITH wanted AS (SELECT * FROM unnest(%s::int[], %s::bigint[], %s::bigint[]) "
@@ -205,7 +215,7 @@ class Positions(Schema):
         )
 
     def count(self, core: Core, partition: int, gained: tuple[int, int, int, int]) -> None:
-        """Add to the account: applied, duplicate, held and dead."""
+        """Add to the counters: applied, duplicate, held and dead."""
         query = sql.SQL(
             "UPDATE {} SET applied = applied + %s, duplicate = duplicate + %s, held = held + %s, "
             "dead = dead + %s WHERE entity = %s AND generation = %s AND partition = %s"
@@ -213,7 +223,7 @@ class Positions(Schema):
         self.connection.execute(query, (*gained, core.entity, core.generation, partition))
 
     def counters(self, entity: str) -> Counters:
-        """The account of an entity type, over its partitions."""
+        """The counters of an entity type, summed over its partitions."""
         query = sql.SQL(
             "SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(duplicate), 0)::bigint, "
             "coalesce(sum(held), 0)::bigint, coalesce(sum(dead), 0)::bigint "

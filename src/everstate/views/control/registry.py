@@ -1,11 +1,12 @@
-"""Versions of views: what each means, how it stands, and which one readers see."""
+"""The registry of versions of views: their meanings, their states, and which one readers see."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
@@ -13,19 +14,19 @@ from psycopg.types.json import Jsonb
 from everstate.views.control.schema import Schema
 
 LIVE: Final = "live"
-"""It is kept, and readers see it."""
+"""The version is kept, and readers see it."""
 BUILDING: Final = "building"
-"""It is built or catches up, and is published when it has met the core."""
+"""The version is built or catches up, and is published when it has caught up with the core."""
 WAITING: Final = "waiting"
-"""It is built when somebody asks for it: `[views] on_change = "ask"`."""
+"""The version is built when an operator requests it, or waits because it was refused."""
 KEPT: Final = "kept"
-"""Another version took its place; it stands still for `views rebuild --undo`."""
+"""Another version replaced it; it is not updated, and is there for `views rebuild --undo`."""
 RETIRED: Final = "retired"
-"""No app declares it; readers still see it as it was."""
+"""No app declares it; readers still see it, but it is not updated."""
 
 _COLUMNS: Final = (
-    "name, version, entity, definition, fingerprint, status, reason, built, published, "
-    "published_at, options, changed_at, verified_at, verified"
+    "name, version, entity, kind, definition, fields, fingerprint, status, reason, built, "
+    "published, published_at, options, changed_at, verified_at, verified, progress"
 )
 
 
@@ -33,30 +34,52 @@ _COLUMNS: Final = (
 class ViewVersion:
     """One version of a view.
 
-    ``reason`` tells why it is behind, or waits. ``built`` is the vector that it was built up to
-    (`generation/partition` → next offset) and the archive's version, once it is built.
+    ``reason``: why it is behind, or waits. ``built``, once it is built: the vector that it was
+    built up to (`generation/partition` → next offset), the number of changes and the seconds. For
+    a view over other views: its tables and positions, as of the last refresh.
     """
 
     name: str
     version: int
     entity: str
+    kind: str
+    """Its kind of view, see :mod:`everstate.views.kinds`."""
     definition: Mapping[str, Any]
+    fields: Sequence[str]
+    """Fields of the entity that its SQL names."""
     fingerprint: str
     status: str = LIVE
     reason: str | None = None
     built: Mapping[str, Any] | None = None
     published: bool = False
     published_at: datetime | None = None
-    """When readers last began to see it."""
+    """When it was last published."""
     options: Mapping[str, Any] | None = None
-    """How it is to be published: `force`, `require_equal`."""
+    """Options of publishing it: `force`, `require_equal`."""
     changed_at: datetime | None = None
     verified_at: datetime | None = None
     verified: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] | None = None
+    """Progress while it is built or catches up: ``doing``, ``share``, ``rate``, ``left_s``."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the views that it reads; empty: it reads changes, and has its own table."""
+        return tuple(self.definition.get("inputs", ()))
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it was not declared: it is an input of another view."""
+        return bool(self.definition.get("is_part"))
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether it is a derived topic, which has no table."""
+        return "derives" in self.definition
 
     @property
     def shown(self) -> str:
-        """How it stands in one word: a live view that has a reason is behind."""
+        """Its state in one word: its status, or `behind` for a live view with a reason."""
         return "behind" if self.status == LIVE and self.reason is not None else self.status
 
 
@@ -73,56 +96,98 @@ class Registry(Schema):
         return [ViewVersion(*row) for row in rows]
 
     def add_version(self, row: ViewVersion) -> None:
-        """Register a version of a view; one that is there stays as it is."""
+        """Register a version of a view; an existing one is not changed."""
         query = sql.SQL(
-            "INSERT INTO {} (name, version, entity, definition, fingerprint, status, reason, "
-            "built, published) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+            "INSERT INTO {} (name, version, entity, kind, definition, fields, fingerprint, status, "
+            "reason, built, published) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT DO NOTHING"
         ).format(self.table("view"))
         self.connection.execute(
             query,
             (
-                *(row.name, row.version, row.entity, Jsonb(dict(row.definition))),
-                *(row.fingerprint, row.status, row.reason),
+                *(row.name, row.version, row.entity, row.kind, Jsonb(dict(row.definition))),
+                *(list(row.fields), row.fingerprint, row.status, row.reason),
                 *(None if row.built is None else Jsonb(dict(row.built)), row.published),
             ),
         )
 
     def set_status(self, name: str, version: int, status: str, reason: str | None = None) -> None:
-        """Note how a version stands."""
+        """Set the status of a version; clears the record that it caught up with the core."""
         query = sql.SQL(
-            "UPDATE {} SET status = %s, reason = %s, changed_at = now() "
+            "UPDATE {} SET status = %s, reason = %s, changed_at = now(), met_at = NULL "
             "WHERE name = %s AND version = %s AND (status, reason) IS DISTINCT FROM (%s, %s)"
         ).format(self.table("view"))
         self.connection.execute(query, (status, reason, name, version, status, reason))
 
     def set_reason(self, name: str, version: int, reason: str | None) -> None:
-        """Note why a version is behind; ``None``: it is not."""
+        """Store why a version is behind; ``None``: it is not."""
         query = sql.SQL(
             "UPDATE {} SET reason = %s, changed_at = now() "
             "WHERE name = %s AND version = %s AND reason IS DISTINCT FROM %s"
         ).format(self.table("view"))
         self.connection.execute(query, (reason, name, version, reason))
 
-    def set_definition(self, name: str, version: int, definition: Mapping[str, Any]) -> None:
-        """Note another text of the same meaning."""
-        query = sql.SQL("UPDATE {} SET definition = %s WHERE name = %s AND version = %s")
-        values = (Jsonb(dict(definition)), name, version)
+    def set_definition(self, row: ViewVersion) -> None:
+        """Store another text of a definition with the same meaning."""
+        query = sql.SQL(
+            "UPDATE {} SET kind = %s, definition = %s, fields = %s WHERE name = %s AND version = %s"
+        )
+        meaning = (row.kind, Jsonb(dict(row.definition)), list(row.fields))
+        values = (*meaning, row.name, row.version)
         self.connection.execute(query.format(self.table("view")), values)
 
+    def begin_build(self, name: str, version: int) -> UUID | None:
+        """Begin a build; returns the attempt's id, or ``None``: it is not wanted any more.
+
+        Tasks of an earlier attempt, which may still run, write nothing from here on.
+        """
+        query = sql.SQL(
+            "UPDATE {} SET attempt = gen_random_uuid(), built = NULL, progress = NULL "
+            "WHERE name = %s AND version = %s AND status = %s RETURNING attempt"
+        ).format(self.table("view"))
+        row = self.connection.execute(query, (name, version, BUILDING)).fetchone()
+        return None if row is None else row[0]
+
+    def is_attempt(self, name: str, version: int, attempt: UUID) -> bool:
+        """Whether this attempt is still the current build; it stays so in this transaction."""
+        query = sql.SQL(
+            "SELECT FROM {} WHERE name = %s AND version = %s AND attempt = %s FOR SHARE"
+        ).format(self.table("view"))
+        row = self.connection.execute(query, (name, version, attempt)).fetchone()
+        return row is not None
+
+    def end_build(self, name: str, version: int, attempt: UUID, built: Mapping[str, Any]) -> bool:
+        """Store the result of a build; false when the attempt is not the current one any more."""
+        query = sql.SQL(
+            "UPDATE {} SET built = %s, attempt = NULL, progress = NULL, reason = NULL "
+            "WHERE name = %s AND version = %s AND attempt = %s"
+        ).format(self.table("view"))
+        values = (Jsonb(dict(built)), name, version, attempt)
+        return self.connection.execute(query, values).rowcount == 1
+
+    def set_progress(self, name: str, version: int, progress: Mapping[str, Any] | None) -> None:
+        """Store the progress of a version; ``None``: it has caught up."""
+        query = sql.SQL(
+            "UPDATE {} SET progress = %s WHERE name = %s AND version = %s "
+            "AND progress IS DISTINCT FROM %s"
+        ).format(self.table("view"))
+        value = None if progress is None else Jsonb(dict(progress))
+        self.connection.execute(query, (value, name, version, value))
+
     def set_built(self, name: str, version: int, built: Mapping[str, Any] | None) -> None:
-        """Note up to where a version was built, or that it is to be built."""
+        """Store the result of a build; ``None``: the version is to be built."""
         query = sql.SQL("UPDATE {} SET built = %s WHERE name = %s AND version = %s")
         value = None if built is None else Jsonb(dict(built))
         self.connection.execute(query.format(self.table("view")), (value, name, version))
 
     def set_options(self, name: str, version: int, options: Mapping[str, Any]) -> None:
-        """Note how a version is to be published."""
+        """Store the options of publishing a version."""
         query = sql.SQL("UPDATE {} SET options = %s WHERE name = %s AND version = %s")
         values = (Jsonb(dict(options)), name, version)
         self.connection.execute(query.format(self.table("view")), values)
 
-    def set_met(self, name: str, version: int) -> str:
-        """Note the moment at which a version met the core, once; the number of a transaction."""
+    def set_caught_up(self, name: str, version: int) -> str:
+        """Record once when a version caught up; returns the transaction id of that time."""
         query = sql.SQL(
             "UPDATE {} SET met_at = coalesce(met_at, pg_current_xact_id()) "
             "WHERE name = %s AND version = %s RETURNING met_at::text"
@@ -131,10 +196,17 @@ class Registry(Schema):
         assert row is not None
         return str(row[0])
 
+    def clear_caught_up(self, name: str, version: int) -> None:
+        """Clear the record that a version caught up with the core."""
+        query = sql.SQL(
+            "UPDATE {} SET met_at = NULL WHERE name = %s AND version = %s AND met_at IS NOT NULL"
+        )
+        self.connection.execute(query.format(self.table("view")), (name, version))
+
     def older_snapshots(self, met_at: str) -> list[tuple[int, str]]:
         """Process and application of readers whose snapshot is older than a transaction (V13).
 
-        They would read an empty table under the name that is pointed to the new version.
+        Once the name points to the new version, they would read an empty table under it.
         """
         query = (
             "SELECT pid, coalesce(nullif(application_name, ''), usename, '?') "
@@ -145,11 +217,11 @@ class Registry(Schema):
         return self.connection.execute(query, (met_at,)).fetchall()
 
     def swap_published(self, name: str, old: int | None, new: int) -> bool:
-        """Compare and swap the version that readers see; whether it was ``old``."""
+        """Compare and swap the published version; returns whether it was ``old``."""
         if old is not None:
             query = sql.SQL(
-                "UPDATE {} SET published = false, status = %s, reason = NULL, changed_at = now() "
-                "WHERE name = %s AND version = %s AND published"
+                "UPDATE {} SET published = false, status = %s, reason = NULL, met_at = NULL, "
+                "changed_at = now() WHERE name = %s AND version = %s AND published"
             ).format(self.table("view"))
             if self.connection.execute(query, (KEPT, name, old)).rowcount != 1:
                 return False
@@ -158,28 +230,70 @@ class Registry(Schema):
                 return False
         query = sql.SQL(
             "UPDATE {} SET published = true, status = %s, reason = NULL, changed_at = now(), "
-            "published_at = now(), options = NULL "
+            "published_at = now(), options = NULL, progress = NULL "
             "WHERE name = %s AND version = %s"
         ).format(self.table("view"))
         return self.connection.execute(query, (LIVE, name, new)).rowcount == 1
 
     def remove_version(self, name: str, version: int) -> None:
-        """Forget a version; its table and positions are the caller's."""
+        """Delete a version's row; the caller removes its table and positions."""
         query = sql.SQL("DELETE FROM {} WHERE name = %s AND version = %s")
         self.connection.execute(query.format(self.table("view")), (name, version))
 
     def set_verified(self, name: str, version: int, report: Mapping[str, Any]) -> None:
-        """Note the outcome of a proof, with the database's time."""
+        """Store the outcome of a proof, with the database's time."""
         query = sql.SQL(
             "UPDATE {} SET verified_at = now(), verified = %s WHERE name = %s AND version = %s"
         ).format(self.table("view"))
         self.connection.execute(query, (Jsonb(dict(report)), name, version))
 
-    def replaced_before(self, hours: float) -> list[ViewVersion]:
-        """Versions that were replaced so long ago that they are kept no more."""
+    def model(self, entity: str) -> Mapping[str, Any] | None:
+        """The stored model of an entity type; ``None``: there is none yet."""
+        query = sql.SQL("SELECT model FROM {} WHERE entity = %s").format(self.table("entity_model"))
+        row = self.connection.execute(query, (entity,)).fetchone()
+        return None if row is None else row[0]
+
+    def set_model(self, entity: str, model: Mapping[str, Any]) -> None:
+        """Store an entity type's model."""
+        query = sql.SQL(
+            "INSERT INTO {} AS recorded (entity, model) VALUES (%s, %s) ON CONFLICT (entity) "
+            "DO UPDATE SET model = excluded.model, noted_at = now() "
+            "WHERE recorded.model IS DISTINCT FROM excluded.model"
+        ).format(self.table("entity_model"))
+        self.connection.execute(query, (entity, Jsonb(dict(model))))
+
+    def begin_deployment(self, project: str, host: str) -> int:
+        """Register a start of a project; returns its number: later starts have higher ones."""
+        query = sql.SQL("INSERT INTO {} (project, started_on) VALUES (%s, %s) RETURNING number")
+        row = self.connection.execute(
+            query.format(self.table("deployment")), (project, host)
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def later_deployment(self, number: int) -> str | None:
+        """The last deployment after this one that has declared views, as text, if there is one."""
+        query = sql.SQL(
+            "SELECT project || ' on ' || started_on || ', started ' || "
+            "to_char(started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' "
+            "FROM {} WHERE number > %s AND declared <> '{{}}' ORDER BY number DESC LIMIT 1"
+        ).format(self.table("deployment"))
+        row = self.connection.execute(query, (number,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def declares(self, number: int, entity: str) -> bool:
+        """Record that a deployment declares an entity type's views; false: it did so before."""
+        query = sql.SQL(
+            "UPDATE {} SET declared = declared || %s::text "
+            "WHERE number = %s AND NOT declared @> ARRAY[%s::text]"
+        ).format(self.table("deployment"))
+        return self.connection.execute(query, (entity, number, entity)).rowcount == 1
+
+    def unchanged_for(self, status: str, hours: float) -> list[ViewVersion]:
+        """Versions that have had a status for more than so many hours."""
         query = sql.SQL(
             "SELECT " + _COLUMNS + " FROM {} WHERE status = %s "
             "AND changed_at < now() - make_interval(secs => %s) ORDER BY name, version"
         ).format(self.table("view"))
-        rows = self.connection.execute(query, (KEPT, hours * 3600))
+        rows = self.connection.execute(query, (status, hours * 3600))
         return [ViewVersion(*row) for row in rows]

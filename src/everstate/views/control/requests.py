@@ -1,10 +1,10 @@
-"""What verbs ask of a running pipeline, which has the one Spark session, and its answers."""
+"""Requests of commands to a running pipeline, which has the Spark session, and its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from psycopg import sql
@@ -12,10 +12,15 @@ from psycopg.types.json import Jsonb
 
 from everstate.views.control.schema import Schema
 
+RECOMPUTE: Final = "recompute"
+"""Verb of a request for proofs: ``names`` (``None``: all views), ``promote``."""
+QUERY: Final = "query"
+"""Verb of a request for a past view: ``view``, and the ``moment``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Something that was asked; ``state`` is asked, taken, done, failed or cancelled."""
+    """A request; its ``state`` is asked, taken, done, failed or cancelled."""
 
     id: UUID
     verb: str
@@ -28,7 +33,7 @@ class Requests(Schema):
     """The table of requests."""
 
     def ask(self, verb: str, arguments: Mapping[str, Any]) -> UUID:
-        """Ask the pipeline for something."""
+        """Add a request to the pipeline; returns its id."""
         query = sql.SQL("INSERT INTO {} (verb, arguments) VALUES (%s, %s) RETURNING id")
         row = self.connection.execute(
             query.format(self.table("request")), (verb, Jsonb(dict(arguments)))
@@ -38,13 +43,13 @@ class Requests(Schema):
         return found
 
     def request(self, id_: UUID) -> Request | None:
-        """How a request stands."""
+        """A request with its present state and answer; ``None``: it does not exist."""
         query = sql.SQL("SELECT id, verb, arguments, state, answer FROM {} WHERE id = %s")
         row = self.connection.execute(query.format(self.table("request")), (id_,)).fetchone()
         return None if row is None else Request(*row)
 
     def take_request(self) -> Request | None:
-        """The oldest request that nobody has taken; it is the caller's from here on."""
+        """Take the oldest untaken request; ``None``: there is none."""
         query = sql.SQL(
             "UPDATE {0} SET state = 'taken', changed_at = now() WHERE id = ("
             "SELECT id FROM {0} WHERE state = 'asked' ORDER BY asked_at "
@@ -54,12 +59,12 @@ class Requests(Schema):
         return None if row is None else Request(*row)
 
     def ask_again(self) -> None:
-        """Give back what a pipeline took that is gone."""
+        """Return the requests that an ended pipeline had taken to the state ``asked``."""
         query = sql.SQL("UPDATE {} SET state = 'asked', answer = NULL WHERE state = 'taken'")
         self.connection.execute(query.format(self.table("request")))
 
     def answer(self, id_: UUID, state: str, answer: Mapping[str, Any]) -> bool:
-        """Note progress or the end of a request; false when it was cancelled meanwhile."""
+        """Store the progress or the end of a request; false when it was cancelled meanwhile."""
         query = sql.SQL(
             "UPDATE {} SET state = %s, answer = %s, changed_at = now() "
             "WHERE id = %s AND state = 'taken'"
@@ -68,7 +73,7 @@ class Requests(Schema):
         return self.connection.execute(query, values).rowcount == 1
 
     def cancel_request(self, id_: UUID) -> bool:
-        """Take a request back; false when it has ended."""
+        """Cancel a request; false when it has ended."""
         query = sql.SQL(
             "UPDATE {} SET state = 'cancelled', changed_at = now() "
             "WHERE id = %s AND state IN ('asked', 'taken')"
@@ -76,7 +81,7 @@ class Requests(Schema):
         return self.connection.execute(query, (id_,)).rowcount == 1
 
     def forget_requests(self, hours: float) -> None:
-        """Drop requests that ended so long ago."""
+        """Delete requests that ended more than so many hours ago."""
         query = sql.SQL(
             "DELETE FROM {} WHERE state IN ('done', 'failed', 'cancelled') "
             "AND changed_at < now() - make_interval(secs => %s)"

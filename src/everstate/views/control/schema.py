@@ -1,19 +1,19 @@
-"""Making the control tables, also from those of the first form."""
+"""Creates the control tables, and migrates those of the first form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import psycopg
 from psycopg import sql
 
-from everstate.errors import LogIdentityChanged
+from everstate.errors import LogIdentityChanged, NoViews
 from everstate.views.tables import CORE_FINGERPRINT
 
 if TYPE_CHECKING:
-    # Who only reads has no use for Kafka's client.
+    # A process that only reads does not need Kafka's client.
     from everstate.log.topics import TopicIdentity
 
 Connection = psycopg.Connection[Any]
@@ -30,13 +30,16 @@ CREATE TABLE IF NOT EXISTS {s}.counters (
     held bigint NOT NULL DEFAULT 0, dead bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (entity, generation, partition)) WITH (fillfactor = 20);
 CREATE TABLE IF NOT EXISTS {s}.view (
-    name text NOT NULL, version int NOT NULL, entity text NOT NULL, definition jsonb NOT NULL,
-    fingerprint text NOT NULL, status text NOT NULL, reason text, built jsonb,
-    published boolean NOT NULL DEFAULT false, published_at timestamptz, met_at xid8,
-    options jsonb,
+    name text NOT NULL, version int NOT NULL, entity text NOT NULL, kind text NOT NULL,
+    definition jsonb NOT NULL, fields text[] NOT NULL DEFAULT '{{}}',
+    fingerprint text NOT NULL, status text NOT NULL, reason text,
+    built jsonb, published boolean NOT NULL DEFAULT false, published_at timestamptz,
+    met_at xid8, options jsonb, attempt uuid, progress jsonb,
     declared_at timestamptz NOT NULL DEFAULT now(), changed_at timestamptz NOT NULL DEFAULT now(),
     verified_at timestamptz, verified jsonb, PRIMARY KEY (name, version));
 CREATE UNIQUE INDEX IF NOT EXISTS view_published ON {s}.view (name) WHERE published;
+CREATE TABLE IF NOT EXISTS {s}.entity_model (
+    entity text PRIMARY KEY, model jsonb NOT NULL, noted_at timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS {s}.topic_identity (
     topic text PRIMARY KEY, cluster_id text NOT NULL, topic_id text NOT NULL,
     entity text NOT NULL, generation int NOT NULL, partitions int NOT NULL);
@@ -46,6 +49,8 @@ CREATE TABLE IF NOT EXISTS {s}.held (
     change_id uuid NOT NULL, row bytea NOT NULL, released_at bigint,
     held_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (entity, generation, partition, key, version));
+CREATE INDEX IF NOT EXISTS held_offset ON {s}.held (entity, generation, partition, "offset");
+CREATE INDEX IF NOT EXISTS held_released ON {s}.held (entity, generation, partition, released_at);
 CREATE TABLE IF NOT EXISTS {s}.duplicate (
     entity text NOT NULL, generation int NOT NULL, partition int NOT NULL,
     first_offset bigint NOT NULL, last_offset bigint NOT NULL,
@@ -57,20 +62,38 @@ CREATE TABLE IF NOT EXISTS {s}.dead (
     raw_key bytea, raw_value bytea, header_names text[] NOT NULL, header_values bytea[] NOT NULL,
     found_at timestamptz NOT NULL DEFAULT now(), batch bigint, published_at timestamptz,
     UNIQUE (topic, partition, "offset"));
+CREATE INDEX IF NOT EXISTS dead_offset ON {s}.dead (entity, generation, partition, "offset");
 CREATE INDEX IF NOT EXISTS dead_unpublished ON {s}.dead (id) WHERE published_at IS NULL;
 CREATE TABLE IF NOT EXISTS {s}.request (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(), verb text NOT NULL, arguments jsonb NOT NULL,
     state text NOT NULL DEFAULT 'asked', answer jsonb, asked_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE IF NOT EXISTS {s}.deferred (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, view text NOT NULL, version int NOT NULL,
+    generation int NOT NULL, partition int NOT NULL, changes int NOT NULL,
+    offsets bigint[] NOT NULL, keys bytea NOT NULL, rows bytea NOT NULL);
+CREATE INDEX IF NOT EXISTS deferred_place ON {s}.deferred
+    (view, version, generation, partition, id);
+CREATE TABLE IF NOT EXISTS {s}.deployment (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, project text NOT NULL,
+    started_on text NOT NULL, started_at timestamptz NOT NULL DEFAULT now(),
+    declared text[] NOT NULL DEFAULT '{{}}');
 CREATE TABLE IF NOT EXISTS {s}.identity (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), views_id uuid NOT NULL);
 INSERT INTO {s}.identity (views_id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
 """
+_LATER: Final = (
+    ("view", "kind", "text NOT NULL DEFAULT 'unknown'"),
+    ("view", "fields", "text[] NOT NULL DEFAULT '{}'"),
+    ("view", "attempt", "uuid"),
+    ("view", "progress", "jsonb"),
+)
+"""Columns that were added to the second form later: table, name, type."""
 _COLUMN: Final = """
 SELECT FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s AND column_name = %s
 """
-# A schema of before the identity was noted by entity type.
+# For a schema from before the identity was stored by entity type.
 _ADD_ENTITY: Final = """
 ALTER TABLE {s}.topic_identity ADD COLUMN entity text, ADD COLUMN generation int,
     ADD COLUMN partitions int;
@@ -83,7 +106,7 @@ UPDATE {s}.topic_identity AS known SET partitions = (
 DELETE FROM {s}.topic_identity WHERE partitions = 0;
 """
 # The first form kept views in groups. The main group is the core; each of its views is built again
-# as version 2, while readers go on reading version 1.
+# as version 2, while readers continue to see version 1.
 _SECOND_FORM: Final = """
 ALTER TABLE {s}.position RENAME TO position_1;
 ALTER TABLE {s}.counters RENAME TO counters_1;
@@ -106,30 +129,33 @@ INSERT INTO {s}.held
     (entity, generation, partition, key, version, "offset", change_id, row, held_at)
     SELECT view_group, generation, partition, key, version, "offset", change_id, row, held_at
     FROM {s}.held_1 WHERE strpos(view_group, '/') = 0;
-INSERT INTO {s}.view (name, version, entity, definition, fingerprint, status, reason, published)
-    SELECT name, version, entity, definition, fingerprint || '/1',
+INSERT INTO {s}.view
+    (name, version, entity, kind, definition, fingerprint, status, reason, published)
+    SELECT name, version, entity, 'unknown', definition, fingerprint || '/1',
         CASE WHEN status = 'left' THEN 'retired' ELSE 'live' END,
         'kept by an earlier form of everstate: it is built again', true
     FROM {s}.view_1 WHERE name <> entity || '_latest';
-INSERT INTO {s}.view (name, version, entity, definition, fingerprint, status, published)
-    SELECT name, 1, entity, definition, {core}, 'live', true
+INSERT INTO {s}.view (name, version, entity, kind, definition, fingerprint, status, published)
+    SELECT name, 1, entity, 'latest', '{{"keeps": "latest"}}', {core}, 'live', true
     FROM {s}.view_1 WHERE name = entity || '_latest';
 DROP TABLE {s}.position_1, {s}.counters_1, {s}.view_1, {s}.held_1;
 """
-# Number of the advisory lock that keeps two installers apart: "everview" in ASCII.
+# Number of the advisory lock that serializes installers: "everview" in ASCII.
 _INSTALL_LOCK: Final = 0x6576657276696577
+Duty: TypeAlias = Literal["builds", "answers", "refreshes"]
+"""Work that one process at a time does for a schema."""
 
 
 class Schema:
-    """The tables themselves, and which topic their positions belong to."""
+    """The control tables, their locks, and the topics that their positions belong to."""
 
     def __init__(self, connection: Connection, schema_name: str) -> None:
         self.connection, self.schema_name = connection, schema_name
 
     def install(self) -> None:
-        """Make the schema and the control tables; idempotent, and safe for two at once.
+        """Create the schema and the control tables; idempotent, and safe for concurrent calls.
 
-        Tables of the first form are taken over in the same transaction.
+        Tables of the first form are migrated in the same transaction.
         """
         s = sql.Identifier(self.schema_name)
         with self.connection.transaction():
@@ -141,27 +167,62 @@ class Schema:
                 if not self._has("topic_identity", "entity"):
                     self.connection.execute(sql.SQL(_ADD_ENTITY).format(s=s))
                 self.connection.execute(sql.SQL(_SECOND_FORM).format(s=s))
+            self._add_columns()
             self.connection.execute(sql.SQL(_DDL).format(s=s))
             if is_first_form:
                 copy = sql.SQL(_COPY_FIRST_FORM)
                 self.connection.execute(copy.format(s=s, core=sql.Literal(CORE_FINGERPRINT)))
 
+    def _add_columns(self) -> None:
+        """Add later columns to existing tables."""
+        for table, column, kind in _LATER:
+            if self._has(table, "entity") and not self._has(table, column):
+                query = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
+                names = (self.table(table), sql.Identifier(column), sql.SQL(kind))
+                self.connection.execute(query.format(*names))
+
     def lock_installing(self) -> None:
-        """Wait until nobody else makes tables; the lock goes with the transaction."""
+        """Wait until no other transaction installs tables; the lock ends with the transaction."""
         self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
+
+    @contextmanager
+    def duty(self, name: Duty) -> Iterator[bool]:
+        """Hold a duty for this schema during the block; false when another process holds it.
+
+        The lock ends with the connection, so a killed process leaves no lock.
+        """
+        number = (f"everstate {self.schema_name} {name}",)
+        query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+        (is_mine,) = self.connection.execute(query, number).fetchone() or (False,)
+        try:
+            yield is_mine
+        finally:
+            if is_mine and not self.connection.closed:
+                unlock = "SELECT pg_advisory_unlock(hashtextextended(%s, 0))"
+                self.connection.execute(unlock, number)
+
+    def is_on_duty(self, name: Duty) -> bool:
+        """Whether some process holds a duty now."""
+        query = (
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND (classid::bigint << 32) | objid::bigint = hashtextextended(%s, 0))"
+        )
+        row = self.connection.execute(query, (f"everstate {self.schema_name} {name}",)).fetchone()
+        return row is not None and bool(row[0])
 
     def check_topic_identity(
         self, entity: str, topic: str, found: TopicIdentity, generation: int = 1
     ) -> None:
-        """Note which topic the positions of an entity type belong to.
+        """Check the topic of an entity type's positions; the first call stores its identity.
 
         Raises LogIdentityChanged when they belong to another topic, of this name or of another
-        `log.prefix` (C8), and TopicResized when the topic has got other partitions.
+        `log.prefix` (C8), and TopicResized when the topic's number of partitions has changed.
         """
         from everstate.log.topics import check_same_topic
 
         with self.connection.transaction():
-            # Two keepers of different prefixes must not both find nothing noted.
+            # Two keepers with different prefixes must not both find no stored identity.
             self.lock_installing()
             stored = self.stored_topics(entity, generation)
             if not stored:
@@ -180,7 +241,7 @@ class Schema:
             check_same_topic(topic, identity, found)
 
     def stored_topics(self, entity: str, generation: int = 1) -> dict[str, TopicIdentity]:
-        """The topic that an entity type's positions belong to; more than one: they were mixed."""
+        """The topic of an entity type's positions; more than one topic: positions were mixed."""
         from everstate.log.topics import TopicIdentity
 
         query = sql.SQL(
@@ -196,10 +257,19 @@ class Schema:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read everything inside as of one moment."""
+        """Run the block in one snapshot."""
         with self.connection.transaction():
             self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield
+
+    def update(self) -> None:
+        """As :meth:`install`, where the tables exist; raises NoViews where they were never made.
+
+        For commands that only read: they make nothing.
+        """
+        if not self._has("view", "name"):
+            raise NoViews
+        self.install()
 
     def _has(self, table: str, column: str) -> bool:
         row = self.connection.execute(_COLUMN, (self.schema_name, table, column)).fetchone()

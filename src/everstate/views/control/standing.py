@@ -1,10 +1,11 @@
-"""How views stand, for those that only read."""
+"""The state of views, for processes that only read."""
 
 from __future__ import annotations
 
+from everstate.views.control.deferred import DeferredChanges
 from everstate.views.control.positions import Positions
 from everstate.views.control.registry import Registry
 
 
-class Standings(Positions, Registry):
-    """Versions of views and their positions."""
+class Standings(Positions, Registry, DeferredChanges):
+    """Versions of views, their positions, and their deferred changes."""

@@ -1,19 +1,20 @@
-"""What the core noted of single records; "applied" is the rule and is not written down."""
+"""The core's verdicts on single records; the verdict "applied" is the rule and is not stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from psycopg import sql
 
-from everstate.errors import HeldOverflow
-from everstate.views.control.schema import Schema
-from everstate.views.core import REFUSED, Held
-from everstate.views.gate import HeldRow
+from everstate.errors import DataLoss, HeldOverflow
+from everstate.log.positions import Range
+from everstate.views.control.notes import Notes
+from everstate.views.core import Held
+from everstate.views.gate import CONFLICT, HeldRow
 from everstate.views.tables import Core
 from everstate.views.trailing import Exceptions
 
@@ -22,7 +23,7 @@ _PLACE: Final = "entity = %s AND generation = %s AND partition = %s"
 
 @dataclass(frozen=True, slots=True)
 class WaitingKey:
-    """A key whose changes wait."""
+    """A key with held changes."""
 
     entity: str
     key: str
@@ -30,11 +31,11 @@ class WaitingKey:
     since: datetime
 
 
-class Verdicts(Schema):
-    """Held changes, duplicates and dead records."""
+class Verdicts(Notes):
+    """The tables of held changes, duplicates and dead records."""
 
     def held_keys(self, core: Core, partition: int) -> set[str]:
-        """Keys of a partition that have changes waiting."""
+        """Keys of a partition with held changes."""
         query = sql.SQL(
             "SELECT DISTINCT key FROM {} WHERE " + _PLACE + " AND released_at IS NULL"
         ).format(self.table("held"))
@@ -44,7 +45,7 @@ class Verdicts(Schema):
     def held(
         self, core: Core, partition: int, keys: Iterable[str]
     ) -> dict[str, dict[int, HeldRow]]:
-        """Waiting changes of some keys."""
+        """Held changes of some keys, by key and version."""
         query = sql.SQL(
             "SELECT key, version, change_id::text, row FROM {} WHERE "
             + _PLACE
@@ -59,7 +60,7 @@ class Verdicts(Schema):
     def held_at(
         self, core: Core, partition: int, offsets: Iterable[int]
     ) -> list[tuple[tuple[str, int], pa.Table]]:
-        """Waiting changes that were read at some offsets: key and version, planned change."""
+        """Held changes whose records are at some offsets: key and version, planned change."""
         query = sql.SQL(
             "SELECT key, version, row FROM {} WHERE "
             + _PLACE
@@ -70,7 +71,7 @@ class Verdicts(Schema):
         return [((key, version), unpacked(row)) for key, version, row in rows]
 
     def hold(self, core: Core, partition: int, held: Sequence[Held]) -> None:
-        """Note changes that wait; raises HeldOverflow when there would be more than allowed."""
+        """Store held changes; raises HeldOverflow when there would be more than allowed."""
         if not held:
             return
         values = []
@@ -97,21 +98,21 @@ class Verdicts(Schema):
             raise HeldOverflow(core.entity, waiting, core.held_max)
 
     def release(self, core: Core, partition: int, released: Sequence[tuple[str, int, int]]) -> None:
-        """Note what freed changes that waited: key, version, offset."""
+        """Mark held changes as released: key, version, offset of the change that released it."""
         if not released:
             return
         query = sql.SQL(
-            "UPDATE {} AS held SET released_at = freed.by FROM unnest(%s::text[], %s::bigint[], "
-            "%s::bigint[]) AS freed(key, version, by) WHERE "
+            "UPDATE {} AS held SET released_at = released.by FROM unnest(%s::text[], %s::bigint[], "
+            "%s::bigint[]) AS released(key, version, by) WHERE "
             + _PLACE
-            + " AND held.key = freed.key AND held.version = freed.version"
+            + " AND held.key = released.key AND held.version = released.version"
         ).format(self.table("held"))
         keys, versions, offsets = zip(*released, strict=True)
         place = (core.entity, core.generation, partition)
         self.connection.execute(query, (list(keys), list(versions), list(offsets), *place))
 
     def forget_held(self, core: Core, partition: int, versions: Sequence[tuple[str, int]]) -> None:
-        """Drop changes that waited and are dead."""
+        """Delete held changes that are dead."""
         query = sql.SQL(
             "DELETE FROM {} AS held USING unnest(%s::text[], %s::bigint[]) AS gone(key, version) "
             "WHERE " + _PLACE + " AND held.key = gone.key AND held.version = gone.version"
@@ -121,7 +122,7 @@ class Verdicts(Schema):
         self.connection.execute(query, (keys, numbers, *place))
 
     def note_duplicates(self, core: Core, partition: int, runs: Sequence[tuple[int, int]]) -> None:
-        """Note runs of duplicates: first and last offset."""
+        """Store runs of duplicates: first and last offset."""
         if not runs:
             return
         query = sql.SQL(
@@ -132,10 +133,10 @@ class Verdicts(Schema):
         with self.connection.cursor() as cursor:
             cursor.executemany(query, [(*place, *run) for run in runs])
 
-    def bury(
+    def dead_letter(
         self, core: Core, partition: int, changes: pa.Table, reasons: Sequence[tuple[int, str]]
     ) -> None:
-        """Note records that cannot be read or applied; each place in the log once (law 7)."""
+        """Store dead records: unreadable or not applicable; each place in the log once (law 7)."""
         if not reasons:
             return
         values = []
@@ -145,7 +146,7 @@ class Verdicts(Schema):
             )
             record = fields.to_pylist()[0]
             if record["raw_key"] is None and record["key"] is not None:
-                # The pipeline leaves the key's bytes out where the key could be read.
+                # The pipeline omits the key's bytes of records whose key could be read.
                 record["raw_key"] = record["key"].encode()
             headers = record["raw_headers"] or []
             values.append(
@@ -168,28 +169,13 @@ class Verdicts(Schema):
             )
 
     def exceptions(self, core: Core, partition: int, start: int, end: int) -> Exceptions:
-        """What was noted about a range that lies behind the core's position."""
-        place = (core.entity, core.generation, partition, start, end)
-        dead = self._offsets("dead", '"offset"', place)
-        held = self._offsets("held", '"offset"', place)
-        query = sql.SQL(
-            "SELECT first_offset, last_offset FROM {} WHERE "
-            + _PLACE
-            + " AND last_offset >= %s AND first_offset < %s ORDER BY first_offset"
-        ).format(self.table("duplicate"))
-        duplicates = self.connection.execute(query, place).fetchall()
-        query = sql.SQL(
-            'SELECT "offset" FROM {} WHERE '
-            + _PLACE
-            + " AND released_at >= %s AND released_at < %s"
-        ).format(self.table("held"))
-        released = frozenset(offset for (offset,) in self.connection.execute(query, place))
-        return Exceptions(dead, tuple(duplicates), held, released)
+        """The core's exceptions in a range before its position."""
+        return self.judged(core, {partition: Range(start, end)})[partition].exceptions
 
     def released_changes(
         self, core: Core, partition: int, start: int, end: int
     ) -> list[tuple[int, bytes, bytes]]:
-        """Offset, key and message of changes that waited before a range and were freed in it."""
+        """Offset, key and message of changes held before a range and released in it."""
         query = sql.SQL(
             'SELECT "offset", row FROM {} WHERE '
             + _PLACE
@@ -198,37 +184,47 @@ class Verdicts(Schema):
         place = (core.entity, core.generation, partition, start, end, start)
         found = []
         for offset, row in self.connection.execute(query, place):
+            if not row:
+                raise DataLoss(
+                    f"the change of {core.entity} that was held at offset {offset:,} of partition "
+                    f"{partition} was released, and its bytes were trimmed.",
+                    advice="Build the view again: `everstate views rebuild`.",
+                )
             change = unpacked(row)
             key: str = change["key"][0].as_py()
             found.append((offset, key.encode(), change["raw_value"][0].as_py()))
         return found
 
-    def refused_places(self, entity: str) -> dict[tuple[int, int], list[int]]:
-        """Places of changes that `latest` refused: no archive knows that they are dead (C19)."""
+    def dead_places(self, entity: str) -> dict[tuple[int, int], list[int]]:
+        """Places of records that the core could not read, or that `latest` refused (V5).
+
+        Conflicts are left out: of two records with one version a batch also uses the first.
+        """
         query = sql.SQL(
-            'SELECT generation, partition, "offset" FROM {} WHERE entity = %s '
-            "AND starts_with(reason, %s)"
+            'SELECT generation, partition, "offset" FROM {} WHERE entity = %s AND reason <> %s'
         ).format(self.table("dead"))
         places: dict[tuple[int, int], list[int]] = {}
-        for generation, partition, offset in self.connection.execute(query, (entity, REFUSED)):
+        for generation, partition, offset in self.connection.execute(query, (entity, CONFLICT)):
             places.setdefault((generation, partition), []).append(offset)
         return places
 
     def trim(self, entity: str, generation: int, below: dict[int, int]) -> int:
-        """Drop notes that nobody asks for any more: before these offsets. Dead ones stay (V4)."""
-        gone = 0
-        place = (entity, generation, list(below), list(below.values()))
-        for table, column in (("held", "released_at"), ("duplicate", "last_offset")):
-            query = sql.SQL(
-                "DELETE FROM {} AS noted USING unnest(%s::int[], %s::bigint[]) "
-                "AS passed(partition, below) WHERE entity = %s AND generation = %s "
-                "AND noted.partition = passed.partition AND noted.{} < passed.below"
-            ).format(self.table(table), sql.Identifier(column))
-            gone += self.connection.execute(query, (*place[2:], *place[:2])).rowcount
-        return gone
+        """Delete the bytes of held changes that were released before these offsets (V3, V4).
+
+        The rows themselves stay: with them the accepted changes of any past range can be
+        determined. Returns how many were trimmed.
+        """
+        query = sql.SQL(
+            "UPDATE {} AS recorded SET row = '' FROM unnest(%s::int[], %s::bigint[]) "
+            "AS passed(partition, below) WHERE entity = %s AND generation = %s "
+            "AND recorded.partition = passed.partition AND released_at < below "
+            "AND octet_length(row) > 0"
+        ).format(self.table("held"))
+        place = (list(below), list(below.values()), entity, generation)
+        return self.connection.execute(query, place).rowcount
 
     def waiting(self, entity: str | None = None, key: str | None = None) -> list[WaitingKey]:
-        """Keys whose changes wait; by entity type and key. Cost: a scan of what waits."""
+        """Keys with held changes, by entity type and key. Cost: a scan of the held changes."""
         query = sql.SQL(
             "SELECT entity, key, array_agg(version ORDER BY version), min(held_at) FROM {} "
             "WHERE released_at IS NULL AND (%(entity)s::text IS NULL OR entity = %(entity)s) "
@@ -239,7 +235,7 @@ class Verdicts(Schema):
         return [WaitingKey(name, each, tuple(v), since) for name, each, v, since in rows]
 
     def waiting_change(self, entity: str, key: str, version: int) -> tuple[bytes, int, int] | None:
-        """Message, generation and partition of a change that waits."""
+        """Message, generation and partition of a held change; ``None``: it is not held."""
         query = sql.SQL(
             "SELECT row, generation, partition FROM {} "
             "WHERE entity = %s AND key = %s AND version = %s AND released_at IS NULL"
@@ -249,17 +245,11 @@ class Verdicts(Schema):
             return None
         return unpacked(row[0])["raw_value"][0].as_py(), row[1], row[2]
 
-    def _offsets(self, table: str, column: str, place: tuple[Any, ...]) -> frozenset[int]:
-        query = sql.SQL(
-            f"SELECT {column} FROM {{}} WHERE {_PLACE} AND {column} >= %s AND {column} < %s"
-        ).format(self.table(table))
-        return frozenset(offset for (offset,) in self.connection.execute(query, place))
-
 
 def packed(change: pa.Table) -> bytes:
     """One planned change as Arrow IPC."""
     sink = pa.BufferOutputStream()
-    # A slice would carry the buffers of the whole batch.
+    # A slice would serialize the buffers of the whole batch.
     own = change.take(pa.array([0])).combine_chunks()
     with pa.ipc.new_stream(sink, own.schema) as writer:
         writer.write_table(own)
@@ -267,6 +257,6 @@ def packed(change: pa.Table) -> bytes:
 
 
 def unpacked(row: bytes) -> pa.Table:
-    """The planned change that :func:`packed` made bytes of."""
+    """The planned change from the bytes of :func:`packed`."""
     with pa.ipc.open_stream(row) as reader:
         return reader.read_all()

@@ -1,17 +1,26 @@
-"""Stores of views. The pipeline asks here, and imports no store by its name."""
+"""Stores of views. The pipeline uses this module, and imports no store by its name."""
 
-from everstate.views.stores.postgres.store import (
-    PostgresStore,
-    close_store,
-    core_tables,
-    kept_query,
-    view_tables,
-)
-
-
-def view_store(dsn: str, schema_name: str) -> PostgresStore:
-    """Where cores and views are written; for one thread."""
-    return PostgresStore(dsn, schema_name)
+from everstate.views.stores.postgres.loading import load_task
+from everstate.views.stores.postgres.refreshing import JoinTables
+from everstate.views.stores.postgres.session import close as close_store
+from everstate.views.stores.postgres.store import ViewTables, core_tables, view_tables
+from everstate.views.stores.postgres.taking import take_part
+from everstate.views.stores.postgres.transaction import PostgresViewStore
 
 
-__all__ = ["PostgresStore", "close_store", "core_tables", "kept_query", "view_store", "view_tables"]
+def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
+    """The store to which cores and views are written; for one thread."""
+    return PostgresViewStore(dsn, schema_name)
+
+
+__all__ = [
+    "JoinTables",
+    "PostgresViewStore",
+    "ViewTables",
+    "close_store",
+    "core_tables",
+    "load_task",
+    "take_part",
+    "view_store",
+    "view_tables",
+]

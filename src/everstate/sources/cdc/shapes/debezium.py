@@ -11,26 +11,26 @@ import msgspec
 
 from everstate.sources.cdc.placeholders import placeholder_of
 from everstate.sources.cdc.rows import (
-    Message,
     Op,
+    RawMessage,
     RowTransaction,
     SourceRow,
-    TransactionEnd,
     TransactionMessage,
     Unreadable,
 )
-from everstate.sources.cdc.shapes.places import place_of
+from everstate.sources.cdc.shapes.places import position_of, stream_place
 from everstate.sources.cdc.shapes.semantic import conversions, document
 
 _OPS: Final[Mapping[str, Op]] = {"c": "c", "u": "u", "d": "d", "r": "r", "t": "t", "m": "m"}
-_OLD_KEY: Final = "__debezium.oldkey"
+OLD_KEY: Final = "__debezium.oldkey"
+"""Header of a row whose key was changed: the key it had."""
 _CELL: Final = {"value", "deletion_ts", "set"}
 _NO_TYPES: Final[Mapping[str, str]] = {}
 _decode = msgspec.json.Decoder().decode
 
 
 class _Event(msgspec.Struct, rename="camel", gc=False):
-    """What is read of a change event; the rest of the message is passed over, not parsed."""
+    """The fields of a change event that are read; the rest of the message is not parsed."""
 
     op: str | None = None
     before: Any = None
@@ -50,12 +50,10 @@ class _Event(msgspec.Struct, rename="camel", gc=False):
 
 
 class _Ended(msgspec.Struct, gc=False):
-    """What is read of a record of the transaction topic."""
+    """The fields of a record of transaction metadata that are read."""
 
     status: str | None = None
     id: Any = None
-    event_count: Any = None
-    data_collections: Any = None
 
 
 class _Envelope(_Event, gc=False):
@@ -66,7 +64,7 @@ class _Envelope(_Event, gc=False):
 
 
 class _EndEnvelope(_Ended, gc=False):
-    """Both forms of a transaction's record at once."""
+    """Both forms of a record of transaction metadata at once."""
 
     payload: _Ended | None = None
 
@@ -75,7 +73,7 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_end = msgspec.json.Decoder(_EndEnvelope).decode
 
 
-def read_rows(message: Message) -> list[SourceRow]:
+def read_rows(message: RawMessage) -> list[SourceRow]:
     """Rows of one record of a table's topic; a tombstone has none.
 
     Raises Unreadable with the reason.
@@ -93,9 +91,8 @@ def read_rows(message: Message) -> list[SourceRow]:
     transaction = None
     if event.transaction is not None:
         transaction = _transaction(connector, event.transaction, source)
-    position, sort_key = place_of(
-        connector, source, None if transaction is None else transaction.order
-    )
+    order = None if transaction is None else transaction.order
+    is_snapshot = op == "r" or _is_snapshot(source)
     before, after = event.before, event.after
     if before is not None:
         before = _image(before, "before")
@@ -109,9 +106,9 @@ def read_rows(message: Message) -> list[SourceRow]:
     headers = message.headers
     placeholder = placeholder_of(message.placeholder)
     if placeholder.may_be_in(message.value) and not _tells_all(op, connector, headers):
-        told = placeholder.without(after)
-        is_whole = is_whole and told is not None and len(told) == len(after or ())
-        before, after = placeholder.without(before), told
+        known_after = placeholder.without(after)
+        is_whole = is_whole and known_after is not None and len(known_after) == len(after or ())
+        before, after = placeholder.without(before), known_after
     if before is None and after is None and message.key is None and op not in ("t", "m"):
         raise Unreadable("it has neither key nor image before or after")
     return [
@@ -122,42 +119,42 @@ def read_rows(message: Message) -> list[SourceRow]:
             before=before,
             after=after,
             is_whole=is_whole,
-            moved_from=_key(headers.get(_OLD_KEY), connector) if headers else None,
-            position=position,
-            order=sort_key,
+            moved_from=_key(headers.get(OLD_KEY), connector) if headers else None,
+            # Rows of an incremental snapshot have no position in the log.
+            position=(
+                {}
+                if source.get("snapshot") == "incremental"
+                else position_of(connector, source, order or 0)
+            ),
+            # Rows that a snapshot read do not come from the log and have no place in it.
+            place=None if is_snapshot else stream_place(connector, source, order or 0),
             transaction=transaction,
             time_us=time_us(source) or time_us(event.times),
-            is_snapshot=op == "r" or _is_snapshot(source),
+            is_snapshot=is_snapshot,
             source=source,
             types=types,
         )
     ]
 
 
-def read_transaction(message: Message) -> TransactionEnd | None:
-    """End of a transaction, of a record of the transaction topic; ``None`` for its beginning."""
-    if message.value is None:
+def ended_transaction(value: bytes | None) -> str | None:
+    """Id of the transaction that an END record closes; ``None`` for a BEGIN record."""
+    if value is None:
         return None
     try:
-        end: _Ended = _decode_end(message.value)
+        end: _Ended = _decode_end(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"not JSON of a transaction: {cause}") from cause
     if isinstance(end, _EndEnvelope) and end.payload is not None:
         end = end.payload
     if end.status != "END":
         return None
-    try:
-        listed, counts = end.data_collections, None
-        if isinstance(listed, list):
-            counts = {str(one["data_collection"]): int(one["event_count"]) for one in listed}
-        if end.id is None:
-            raise KeyError("id")
-        return TransactionEnd(id=str(end.id), count=int(end.event_count), counts=counts)
-    except (KeyError, TypeError, ValueError) as cause:
-        raise Unreadable(f"the end of a transaction lacks {cause}") from cause
+    if end.id is None:
+        raise Unreadable("the end of a transaction lacks its id")
+    return transaction_key(str(end.id))
 
 
-def read_message(message: Message) -> TransactionMessage | None:
+def read_message(message: RawMessage) -> TransactionMessage | None:
     """Logical message of a transaction; ``None`` when it has none."""
     if message.value is None:
         return None
@@ -170,22 +167,27 @@ def read_message(message: Message) -> TransactionMessage | None:
     except binascii.Error as cause:
         raise Unreadable(f"a logical message's content is not base64: {cause}") from cause
     return TransactionMessage(
-        transaction=str(source["txId"]), prefix=str(body.get("prefix")), content=content
+        transaction=str(source["txId"]),
+        prefix=str(body.get("prefix")),
+        content=content,
+        place=stream_place("postgresql", source),
+        time_us=time_us(source),
     )
 
 
 def transaction_key(text: str) -> str:
-    """What is stable of a transaction's id: PostgreSQL's has the place of each event behind it.
+    """The part of a transaction's id that all its events share.
 
-    The events of one transaction have ``744:26916144``, ``744:26916200``, …; other connectors'
-    ids are stable, and are no two numbers (MariaDB's is a GTID).
+    PostgreSQL's ids end with the position of the event: the events of one transaction have
+    ``744:26916144``, ``744:26916200``, …. Other connectors' ids are the same for all events, and
+    do not consist of two numbers (MariaDB's is a GTID).
     """
     head, _, tail = text.partition(":")
     return head if head.isdigit() and tail.isdigit() else text
 
 
 def _event(value: bytes) -> tuple[_Event, Mapping[str, str]]:
-    """The event of a message, and the conversions that its schema tells."""
+    """The event of a message, and the conversions that its schema defines."""
     try:
         message = _decode_envelope(value)
     except msgspec.DecodeError as cause:
@@ -242,7 +244,7 @@ def _cells(op: Op, after: Any) -> tuple[dict[str, Any] | None, dict[str, Any] | 
 def _mongodb(
     event: _Event, after: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any] | None, bool]:
-    """The document after: whole when given, else what the update says it changed."""
+    """The document after: whole when given, else only the fields that the update changed."""
     if after is not None or event.op == "d":
         return after, after is not None
     update = event.update_description
@@ -256,12 +258,12 @@ def _mongodb(
 
 
 def _tells_all(op: Op, connector: str, headers: Mapping[str, bytes | None]) -> bool:
-    """Whether a row has no placeholder, so that a text that is equal to one is a text.
+    """Whether a row cannot contain placeholders, so that a text equal to one is real text.
 
-    PostgreSQL tells rows whole that were inserted or read. The row after an update of its key is
-    created too, for Debezium, but was not inserted.
+    Rows that PostgreSQL inserts are logged whole, and snapshots read rows whole. For an update of
+    the key Debezium reports the new row as created (op ``c``) too, although it was not inserted.
     """
-    return connector == "postgresql" and (op == "r" or (op == "c" and _OLD_KEY not in headers))
+    return connector == "postgresql" and (op == "r" or (op == "c" and OLD_KEY not in headers))
 
 
 def _table(source: Mapping[str, Any]) -> str:
@@ -269,8 +271,8 @@ def _table(source: Mapping[str, Any]) -> str:
 
 
 def _is_snapshot(source: Mapping[str, Any]) -> bool:
-    told = source.get("snapshot")
-    return told != "false" and str(told or "false").lower() not in ("false", "none")
+    snapshot = source.get("snapshot")
+    return snapshot != "false" and str(snapshot or "false").lower() not in ("false", "none")
 
 
 def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTransaction | None:

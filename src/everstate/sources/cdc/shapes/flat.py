@@ -8,8 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from everstate.sources.cdc.rows import Message, Op, Position, RowTransaction, SourceRow, Unreadable
-from everstate.sources.cdc.shapes.places import place_of
+from everstate.sources.cdc.rows import (
+    Op,
+    RawMessage,
+    RowTransaction,
+    SourcePosition,
+    SourceRow,
+    Unreadable,
+)
+from everstate.sources.cdc.shapes.places import position_of
 
 _decode = msgspec.json.decode
 _MAXWELL: Final[Mapping[str, Op]] = {
@@ -23,7 +30,7 @@ _GOLDENGATE: Final[Mapping[str, Op]] = {"I": "c", "U": "u", "K": "u", "D": "d", 
 _DMS: Final[Mapping[str, Op]] = {"insert": "c", "update": "u", "delete": "d", "load": "r"}
 
 
-def read_maxwell(message: Message) -> list[SourceRow]:
+def read_maxwell(message: RawMessage) -> list[SourceRow]:
     """Maxwell: ``data`` is the row after (before, for a delete), ``old`` what it was before.
 
     With a minimal binlog row image both hold changed columns only.
@@ -36,23 +43,19 @@ def read_maxwell(message: Message) -> list[SourceRow]:
         return []
     op = _op(_MAXWELL, kind)
     data = _columns(found, "data")
-    position: Position = {}
-    order: tuple[int, ...] = ()
+    position: SourcePosition = {}
     if found.get("position"):
         file, _, at = str(found["position"]).rpartition(":")
-        position, order = place_of(
-            "mysql", {"file": file, "pos": at, "gtid": found.get("gtid")}, None
-        )
-        # Rows of one binlog event share its position; their place in the transaction tells them.
+        position = position_of("mysql", {"file": file, "pos": at, "gtid": found.get("gtid")})
+        # Rows of one binlog event share its position; xoffset, their place in the transaction,
+        # distinguishes them.
         inner = int(found.get("xoffset") or 0)
         position = {scheme: (*place, inner) for scheme, place in position.items()}
-        order = (*order, inner)
     transaction = RowTransaction(id=str(found["xid"])) if found.get("xid") else None
     names = found.get("primary_key_columns")
     shared = {
         "table": _table(message, found.get("table")),
         "position": position,
-        "order": order,
         "transaction": transaction,
         "time_us": _seconds(found.get("ts")),
         "source": {"connector": "maxwell", **_but(found, "data", "old")},
@@ -60,12 +63,12 @@ def read_maxwell(message: Message) -> list[SourceRow]:
     return _images(op, data, found.get("old"), names, shared)
 
 
-def read_canal(message: Message) -> list[SourceRow]:
+def read_canal(message: RawMessage) -> list[SourceRow]:
     """Canal's flat message: a list of rows after (before, for deletes), and of changed columns.
 
-    It tells no place that could be compared. ``id`` counts batches, of which each has many
-    messages, and begins anew with Canal; ``es`` is when a statement began, which is not the order
-    of commits. So rows are taken in the topic's order, which is the source's for each key.
+    It has no position that could be compared. ``id`` counts batches of many messages and restarts
+    with Canal; ``es`` is the start time of a statement, which does not follow the order of
+    commits. So rows are taken in the topic's order, which is the source's order for each key.
     """
     found = _object(message)
     if found is None:
@@ -91,7 +94,7 @@ def read_canal(message: Message) -> list[SourceRow]:
     return read
 
 
-def read_goldengate(message: Message) -> list[SourceRow]:
+def read_goldengate(message: RawMessage) -> list[SourceRow]:
     """Oracle GoldenGate's JSON: ``before`` and ``after`` with all columns, or changed ones."""
     found = _object(message)
     if found is None:
@@ -102,7 +105,6 @@ def read_goldengate(message: Message) -> list[SourceRow]:
     shared: dict[str, Any] = {
         "table": _table(message, found.get("table")),
         "position": {"pos": place} if place else {},
-        "order": place,
         "time_us": _text_time(found.get("op_ts")),
         "source": {"connector": "goldengate", **_but(found, "before", "after")},
     }
@@ -115,13 +117,13 @@ def read_goldengate(message: Message) -> list[SourceRow]:
         raise Unreadable("it has no row after")
     names = found.get("primary_keys")
     if op == "u":
-        # Changed columns only, unless supplemental logging gives all: never known from one row.
+        # Only changed columns, unless supplemental logging gives all; a row does not show which.
         return _moved(before, after, names, shared, is_whole=False)
     return [_row(op, None, after, names, shared, is_whole=True)]
 
 
-def read_dms(message: Message) -> list[SourceRow]:
-    """AWS DMS: ``data`` is the row after (before, for a delete), ``metadata`` says the rest."""
+def read_dms(message: RawMessage) -> list[SourceRow]:
+    """AWS DMS: ``data`` is the row after (before, for a delete), ``metadata`` has the rest."""
     found = _object(message)
     if found is None:
         return []
@@ -139,7 +141,7 @@ def read_dms(message: Message) -> list[SourceRow]:
     return _images(op, _columns(found, "data"), found.get("before-image"), None, shared)
 
 
-def _object(message: Message) -> dict[str, Any] | None:
+def _object(message: RawMessage) -> dict[str, Any] | None:
     if message.value is None:
         return None
     try:
@@ -151,12 +153,12 @@ def _object(message: Message) -> dict[str, Any] | None:
     return found
 
 
-def _table(message: Message, told: Any) -> str:
+def _table(message: RawMessage, name_in_message: Any) -> str:
     """Table of a message, as declared; Unreadable when the message is of another table.
 
-    What stands before the last dot is not compared: it may be a database, a schema or both.
+    The part before the last dot is not compared: it may be a database, a schema or both.
     """
-    name = str(told or "")
+    name = str(name_in_message or "")
     if name and message.table and _last(name) != _last(message.table):
         raise Unreadable(f"it is of table {name}, and its topic is for rows of {message.table}")
     return message.table or name
@@ -175,7 +177,7 @@ def _op(ops: Mapping[str, Op], kind: str) -> Op:
 def _images(
     op: Op, data: Any, old: Any, names: list[str] | None, shared: Mapping[str, Any]
 ) -> list[SourceRow]:
-    """Rows of forms that give the row after and the former values of what changed."""
+    """Rows of forms that give the row after and the former values of the changed columns."""
     if not isinstance(data, dict):
         raise Unreadable("a row has no columns")
     if op == "d":
@@ -194,7 +196,7 @@ def _moved(
     *,
     is_whole: bool,
 ) -> list[SourceRow]:
-    """An update; one of the key is the end of one row and the beginning of another."""
+    """Rows of an update; an update of the key is a delete of the old row and a new row."""
     image = before if isinstance(before, dict) else None
     key = _key(names, after)
     was = _key(names, image) if image is not None else None

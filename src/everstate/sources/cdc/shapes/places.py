@@ -1,45 +1,99 @@
-"""Where in its database's log a Debezium message was, for each connector."""
+"""The position of a Debezium message in its database's log, for each connector."""
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from everstate.sources.cdc.rows import Position
+from everstate.sources.cdc.rows import SourcePosition
 
-Source = Mapping[str, Any]
-Place = tuple[Position, tuple[int, ...]]
+SourceBlock = Mapping[str, Any]
 
 _NUMBERS: Final = re.compile(r"\d+")
 
 
-def place_of(connector: str, source: Source, order_in_transaction: int | None) -> Place:
-    """Position and sort order of a message's source block; empty where it does not tell.
+def position_of(connector: str, source: SourceBlock, order: int = 0) -> SourcePosition:
+    """Position of a message's source block, by scheme; empty if the block has none.
 
-    A connector that is not known is read as the fields it has say.
+    For an unknown connector the fields of the block decide how it is read. ``order``: the row's
+    place in its transaction; only Vitess, whose block has nothing finer, needs it.
     """
     own = _BY_CONNECTOR.get(connector)
     if own is not None:
-        return own(source, order_in_transaction or 0) or ({}, ())
+        found = own(source) or {}
+        if connector == "vitess":
+            return {scheme: (*place, order) for scheme, place in found.items()}
+        return found
     for way in _BY_FIELDS:
-        place = way(source, order_in_transaction or 0)
-        if place is not None:
-            return place
-    return {}, ()
+        position = way(source)
+        if position is not None:
+            return position
+    return {}
 
 
-def _postgresql(source: Source, order: int) -> Place | None:
-    lsn = source.get("lsn")
-    if lsn is None:
+def stream_place(connector: str, source: SourceBlock, order: int = 0) -> bytes | None:
+    """A row's place in the stream that its connector writes, as sortable bytes; ``None``: unknown.
+
+    PostgreSQL's log positions (LSNs) are not enough for that order: transactions are emitted in
+    the order of their commits, while their rows were logged interleaved. The LSN of the last
+    commit before a row, followed by the row's own LSN, gives the order, and both are the same when
+    the row is read again. In a binlog, file, position and row give the order. ``order``: number of
+    the row in its transaction, as this run of the connector counts; see :func:`lacks_position`.
+    """
+    if connector == "postgresql":
+        if source.get("lsn") is None:
+            return None
+        before = _commit_before(source.get("sequence"))
+        return _PAIR(before, int(source["lsn"]))
+    number = _last_number(source.get("file"))
+    if number is None or source.get("pos") is None:
         return None
-    place = (int(lsn), order)
-    return {"lsn": place}, place
+    return _BINLOG.pack(number, int(source["pos"]), int(source.get("row") or 0), order)
 
 
-def _binlog(source: Source, order: int) -> Place | None:
+def lacks_position(place: bytes, here: bytes) -> bool:
+    """Whether a row at ``here``, directly behind one at ``place``, is a new one nevertheless.
+
+    MariaDB from 11.4 on writes the events of a transaction without their positions, unless
+    `binlog_legacy_event_pos` is on. Then all rows of a transaction seem to be at one position, and
+    each event counts its rows from 0 again. The connector counts on: no row was read between.
+    """
+    if len(place) != _BINLOG.size or len(here) != _BINLOG.size:
+        return False
+    *before, last = _BINLOG.unpack(place)
+    *after, order = _BINLOG.unpack(here)
+    return after[:2] == before[:2] and last > 0 and order == last + 1
+
+
+def binlog_place(place: bytes) -> tuple[int, int] | None:
+    """Number of the file and position in it, if this is a place in a binlog."""
+    if len(place) != _BINLOG.size:
+        return None
+    file, position, _, _ = _BINLOG.unpack(place)
+    return file, position
+
+
+_PAIR: Final = struct.Struct(">QQ").pack
+_BINLOG: Final = struct.Struct(">QQQQ")
+
+
+def _commit_before(sequence: Any) -> int:
+    """The first part of ``["<commit>","<position>"]``; 0 for null: none was read yet."""
+    text = str(sequence)
+    end = text.find('"', 2)
+    return int(text[2:end]) if text.startswith('["') and end > 2 else 0
+
+
+def _postgresql(source: SourceBlock) -> SourcePosition | None:
+    lsn = source.get("lsn")
+    return None if lsn is None else {"lsn": (int(lsn),)}
+
+
+def _binlog(source: SourceBlock) -> SourcePosition | None:
     file, at = source.get("file"), source.get("pos")
     number = _last_number(file)
     if at is None or number is None:
@@ -48,18 +102,17 @@ def _binlog(source: Source, order: int) -> Place | None:
     position: dict[str, tuple[int | str, ...]] = {}
     writer, sequence = _gtid(source.get("gtid"))
     if writer is not None:
-        # The server that is read is no part of it: a replica goes on where the primary stopped.
-        position[f"gtid {writer}"] = (sequence, order, *(() if order else place))
-    return {**position, "binlog": place}, place
+        # Not part of the scheme: the server that is read. A replica continues the primary's GTIDs.
+        position[f"gtid {writer}"] = (sequence, *place)
+    return {**position, "binlog": place}
 
 
-def _lsn(*names: str) -> Callable[[Source, int], Place | None]:
-    def place(source: Source, order: int) -> Place | None:
-        del order
+def _lsn(*names: str) -> Callable[[SourceBlock], SourcePosition | None]:
+    def place(source: SourceBlock) -> SourcePosition | None:
         if source.get(names[0]) is None:
             return None
         found = tuple(part for name in names for part in _parts(source.get(name)))
-        return {names[0]: found}, found
+        return {names[0]: found}
 
     return place
 
@@ -75,36 +128,33 @@ def _parts(text: Any) -> tuple[int, ...]:
         return (0,)
 
 
-def _oracle(source: Source, order: int) -> Place | None:
-    del order
+def _oracle(source: SourceBlock) -> SourcePosition | None:
     scn = source.get("scn")
     if scn is None:
         return None
     record = [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", source.get("rs_id") or "")]
     place = (int(scn), *[*record, 0, 0, 0][:3], int(source.get("ssn") or 0))
-    return {"scn": place}, place
+    return {"scn": place}
 
 
-def _mongodb(source: Source, order: int) -> Place | None:
-    del order
+def _mongodb(source: SourceBlock) -> SourcePosition | None:
     if source.get("ord") is None or source.get("ts_ms") is None:
         return None
     place = (int(source["ts_ms"]) // 1000, int(source["ord"]))
-    return {"oplog": place}, place
+    return {"oplog": place}
 
 
-def _cassandra(source: Source, order: int) -> Place | None:
-    del order
+def _cassandra(source: SourceBlock) -> SourcePosition | None:
     number = _last_number(source.get("file"))
     if number is None or source.get("pos") is None:
         return None
     # Each write also has its own time, which is what Cassandra itself orders by.
     time_us = int(source.get("ts_us") or 0)
     place = (time_us, number, int(source["pos"]))
-    return {"commitlog": place}, place
+    return {"commitlog": place}
 
 
-def _vitess(source: Source, order: int) -> Place | None:
+def _vitess(source: SourceBlock) -> SourcePosition | None:
     text, shard = source.get("vgtid"), source.get("shard")
     if not text:
         return None
@@ -112,32 +162,30 @@ def _vitess(source: Source, order: int) -> Place | None:
         if shard is None or one.get("shard") == shard:
             writer, sequence = _gtid(str(one.get("gtid")).partition("/")[2])
             if writer is not None:
-                return {f"vgtid {shard} {writer}": (sequence, order)}, (sequence, order)
+                return {f"vgtid {shard} {writer}": (sequence,)}
     return None
 
 
-def _spanner(source: Source, order: int) -> Place | None:
-    del order
+def _spanner(source: SourceBlock) -> SourcePosition | None:
     if source.get("ts_us") is None or source.get("server_transaction_id") is None:
         return None
     sequence = _last_number(source.get("sequence")) or 0
     place = (int(source["ts_us"]), sequence, int(source.get("mod_number") or 0))
-    return {"commit": place}, place
+    return {"commit": place}
 
 
-def _cockroachdb(source: Source, order: int) -> Place | None:
-    del order
+def _cockroachdb(source: SourceBlock) -> SourcePosition | None:
     clock = source.get("ts_hlc")
     if not clock:
         return None
     numbers = tuple(int(part) for part in _NUMBERS.findall(str(clock)))
-    return {"hlc": numbers}, numbers
+    return {"hlc": numbers}
 
 
 def _gtid(text: Any) -> tuple[str | None, int]:
     """Who numbers the transaction (MariaDB's domain, MySQL's server), and its number.
 
-    Of a range of MySQL (``uuid:1-68``) it is the last one; sets of several tell no order.
+    Of a MySQL range (``uuid:1-68``) it is the last number; a set of several GTIDs has no order.
     """
     if not text or "," in str(text):
         return None, 0

@@ -1,4 +1,4 @@
-"""Values whose form depends on their column's type: what the message tells of that."""
+"""Conversions of values by their column's type, as far as the message contains the type."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def conversions(schema: bytes) -> Mapping[str, str]:
 
 
 def document(text: str, *, quietly: bool = False) -> Any:
-    """A document of MongoDB, its extended JSON made plain; a text that is none is Unreadable."""
+    """A document of MongoDB, its extended JSON made plain; raises Unreadable for other text."""
     try:
         return _plain(msgspec.json.decode(text))
     except msgspec.DecodeError as cause:

@@ -1,1 +1,1 @@
-"""Views in PostgreSQL: tables, and the apply half that moves rows and position together."""
+"""Views in PostgreSQL: tables, and transactions that write rows and position together."""

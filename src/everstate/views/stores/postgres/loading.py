@@ -1,58 +1,68 @@
-"""Filling the table of a version that no reader sees, from Spark's tasks.
+"""Fills the table of a version that no reader sees, from Spark's tasks.
 
-Each task stages its rows and adds them in one transaction; rows that an earlier attempt of the task
-has added are left alone, so that a task may be tried again.
+Each task stages its rows and inserts them in one transaction; rows that an earlier attempt of the
+task has inserted are skipped, so that a task may be retried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
+from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
 from psycopg import sql
 
+from everstate.errors import BuildGivenUp
+from everstate.views.control import Control
 from everstate.views.images import cut
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.session import session
 from everstate.views.sums import grouped
-from everstate.views.tables import HISTORY_COLUMNS, HistoryTable, KeptTable, RowTable, SumTable
+from everstate.views.tables import HistoryTable, KeptTable, Merge, SumTable
 
-BASE_SHARD: Final = -1
-"""Shard of the sums that were built: no partition adds to it."""
+LoadedColumns = dict[str, pa.Array | pa.ChunkedArray]
+_ROWS_AT_ONCE: Final = 100_000
+"""Rows that a task holds in memory; more are inserted in several transactions."""
 
 
 @dataclass(frozen=True)
-class _Load:
-    """A task; pickled to the executors."""
+class LoadTask:
+    """A task that inserts rows of a batch into a version's table; pickled to the executors."""
 
     dsn: str
     schema_name: str
     table: KeptTable
+    attempt: UUID
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Add the rows of a task; one line with their number."""
+        """Insert the rows of a task; gives one row with their number. Raises BuildGivenUp."""
+        total, waiting = 0, list[pa.RecordBatch]()
+        for batch in batches:
+            waiting.append(batch)
+            if sum(each.num_rows for each in waiting) >= _ROWS_AT_ONCE:
+                total += self._add(waiting)
+                waiting = []
+        total += self._add(waiting)
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([total], pa.int64())})
+
+    def _add(self, batches: Sequence[pa.RecordBatch]) -> int:
         filled = [batch for batch in batches if batch.num_rows]
-        rows = 0
-        if filled:
-            columns = self.columns(pa.Table.from_batches(filled))
-            rows = len(next(iter(columns.values())))
-            self._add(columns)
-        yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})
-
-    def columns(self, rows: pa.Table) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """Columns of the table, made of the rows that Spark gives."""
-        raise AssertionError("each kind has its own")
-
-    def _add(self, columns: dict[str, pa.Array | pa.ChunkedArray]) -> None:
+        if not filled:
+            return 0
+        rows = pa.Table.from_batches(filled)
+        columns: LoadedColumns = {name: rows[name] for name in rows.column_names}
+        columns = _LOADED[self.table.merge](self.table, columns)
         stage_name = writes.stage_name(f"{self.table.name}_load")
         with session(self.dsn) as found:
+            control = Control(found.connection, self.schema_name)
             like = writes.like(self.schema_name, self.table.name)
             writes.prepare_stage(found, stage_name, like)
             stage = writes.stage_of(stage_name)
             with found.connection.transaction():
+                if not control.is_attempt(self.table.view, self.table.version, self.attempt):
+                    raise BuildGivenUp(self.table.view, self.table.version)
                 writes.copy_rows(found, stage, columns)
                 names = sql.SQL(", ").join(map(sql.Identifier, columns))
                 found.connection.execute(
@@ -60,52 +70,46 @@ class _Load:
                         sql.Identifier(self.schema_name, self.table.name), names, names, stage
                     )
                 )
+        added: int = rows.num_rows
+        return added
 
 
-class LoadRows(_Load):
-    """Key, version and the columns of a view of rows."""
-
-    def columns(self, rows: pa.Table) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """Spark names key and version `__key` and `__version`."""
-        assert isinstance(self.table, RowTable)
-        names = ["key", "version", *self.table.columns]
-        return dict(zip(names, rows.columns, strict=True))
+def load_task(dsn: str, schema_name: str, table: KeptTable, attempt: UUID) -> LoadTask:
+    """The task that inserts the rows of a build."""
+    return LoadTask(dsn, schema_name, table, attempt)
 
 
-class LoadSums(_Load):
-    """Groups and sums of a view of sums."""
-
-    def columns(self, rows: pa.Table) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """Everything goes into one shard of its own."""
-        assert isinstance(self.table, SumTable)
-        groups: Sequence[str] = self.table.groups
-        found = {name: rows[name] for name in rows.column_names}
-        found |= {name: grouped(rows[name].combine_chunks()) for name in groups}
-        found["shard"] = pa.array(np.full(rows.num_rows, BASE_SHARD, dtype=np.int64))
-        return found
+def _as_they_are(_table: KeptTable, columns: LoadedColumns) -> LoadedColumns:
+    return columns
 
 
-class LoadHistory(_Load):
-    """Every accepted change."""
+def _sums(table: KeptTable, columns: LoadedColumns) -> LoadedColumns:
+    """Columns with the groups in the form in which the keeper writes them."""
+    assert isinstance(table, SumTable)
+    for name in table.groups:
+        values = columns[name]
+        whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        columns[name] = grouped(whole)
+    return columns
 
-    COLUMNS: ClassVar = (
-        *("key", "version", "id", "kind", "as_of", "occurred_at", "recorded_at"),
-        *("schema_version", "generation", "partition", "offset", "raw_value"),
-    )
 
-    def columns(self, rows: pa.Table) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """JSON texts are cut out of the raw messages."""
-        assert isinstance(self.table, HistoryTable)
-        images = cut(rows["raw_value"].to_pylist())
-        found = {
-            "change_id" if name == "id" else name: rows[name]
-            for name in rows.column_names
-            if name != "raw_value"
-        }
-        found |= {
-            "provenance": images.provenance,
-            "transaction": images.transaction,
-            "event": images.event,
-            "state": images.state,
-        }
-        return {name: found[name] for name in HISTORY_COLUMNS}
+def _changes(table: KeptTable, columns: LoadedColumns) -> LoadedColumns:
+    """Columns with the JSON texts of a history extracted from the raw messages."""
+    if not isinstance(table, HistoryTable):
+        return columns
+    images = cut(columns.pop("raw_value").to_pylist())
+    columns |= {
+        "provenance": images.provenance,
+        "transaction": images.transaction,
+        "event": images.event,
+        "state": images.state,
+    }
+    return columns
+
+
+_LOADED: Final[Mapping[Merge, Callable[[KeptTable, LoadedColumns], LoadedColumns]]] = {
+    "row": _as_they_are,
+    "sum": _sums,
+    "append": _changes,
+}
+"""Functions by merge that make a table's columns from the rows of Spark's batch."""

@@ -1,12 +1,13 @@
-"""Pointing a reader's name to another version: short, tried again, and nothing lost (V13).
+"""Points a name that readers use to another version: short, retried, and grants stay (V13).
 
-CREATE OR REPLACE VIEW waits behind a reader and lets others queue behind it, so each try gives up
-after 200 ms. It cannot drop or retype columns: then the name is dropped and made again with its
-grants, unless somebody else's view depends on it.
+CREATE OR REPLACE VIEW waits for readers, and other readers queue behind it, so each try gives up
+after 200 ms. It cannot drop or retype columns: then the name is dropped and created again with its
+grants, unless another database view depends on it.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Final
 
 import psycopg
@@ -19,12 +20,14 @@ LOCK_MS: Final = 200
 
 
 def point_reader(connection: Connection, schema_name: str, name: str, query: sql.Composed) -> None:
-    """Let a name show a query; inside the caller's transaction.
+    """Make a name show a query, in the caller's transaction; does nothing if it already does.
 
-    Raises PublishRefused with the names of views that depend on a column that would go, and
-    psycopg's LockNotAvailable when a reader is in the way.
+    Raises PublishRefused with the names of views that depend on a column that would be dropped,
+    and psycopg's LockNotAvailable when a reader holds a lock.
     """
-    view = sql.Identifier(schema_name, name)
+    view, mark = sql.Identifier(schema_name, name), _mark(query.as_string(connection))
+    if _comment(connection, schema_name, name) == mark:
+        return
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_MS)))
     connection.execute("SAVEPOINT point")
     try:
@@ -32,11 +35,23 @@ def point_reader(connection: Connection, schema_name: str, name: str, query: sql
     except psycopg.errors.InvalidTableDefinition:
         connection.execute("ROLLBACK TO SAVEPOINT point")
         _make_again(connection, schema_name, name, query)
+    connection.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(view, sql.Literal(mark)))
     connection.execute("SET LOCAL lock_timeout = 0")
 
 
+def _mark(query: str) -> str:
+    """The comment of a name with the hash of its query, to detect that it shows it already."""
+    return f"everstate shows {sha256(query.encode()).hexdigest()[:24]}"
+
+
+def _comment(connection: Connection, schema_name: str, name: str) -> str | None:
+    query = "SELECT obj_description(to_regclass(format('%%I.%%I', %s::text, %s::text)), 'pg_class')"
+    row = connection.execute(query, (schema_name, name)).fetchone()
+    return None if row is None else row[0]
+
+
 def drop_reader(connection: Connection, schema_name: str, name: str) -> None:
-    """Take a name away from readers; raises PublishRefused when a view depends on it."""
+    """Drop a name that readers use; raises PublishRefused when a view depends on it."""
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_MS)))
     dependents = _dependents(connection, schema_name, name)
     if dependents:
@@ -47,7 +62,7 @@ def drop_reader(connection: Connection, schema_name: str, name: str) -> None:
 
 
 def _make_again(connection: Connection, schema_name: str, name: str, query: sql.Composed) -> None:
-    """Drop a name and make it again, with the owner and the grants that it had."""
+    """Drop a name and create it again, with the grants that it had."""
     dependents = _dependents(connection, schema_name, name)
     if dependents:
         raise PublishRefused(name, dependents)

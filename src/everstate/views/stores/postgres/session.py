@@ -14,7 +14,7 @@ from everstate.views.database import connect_views, is_away, unavailable
 
 _SETTINGS: Final = (
     "-c DateStyle=ISO -c client_min_messages=warning "
-    # An attempt that hangs holds its position row: nobody else could go on.
+    # An attempt that hangs keeps its position row locked, so that no other attempt could proceed.
     "-c idle_in_transaction_session_timeout=300000 -c temp_buffers=64MB "
     "-c random_page_cost=1.1 -c jit=off"
 )
@@ -22,8 +22,8 @@ _SETTINGS: Final = (
 _local = threading.local()
 
 
-class Session:
-    """A connection with the staging tables that it has made; one thread at a time."""
+class StoreSession:
+    """A connection, and the staging tables that exist in it; one thread at a time."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -34,25 +34,25 @@ class Session:
         atexit.register(self.connection.close)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         atexit.unregister(self.connection.close)
         self.connection.close()
 
 
 @contextmanager
-def session(dsn: str) -> Iterator[Session]:
-    """The thread's session with a database; a lost connection is given up and told.
+def session(dsn: str) -> Iterator[StoreSession]:
+    """The thread's session with a database; a lost connection is closed and reported.
 
-    Raises Unavailable when the database does not answer or goes away.
+    Raises Unavailable when the database does not answer or the connection is lost.
     """
-    sessions: dict[str, Session] = _local.__dict__.setdefault("sessions", {})
+    sessions: dict[str, StoreSession] = _local.__dict__.setdefault("sessions", {})
     found = sessions.get(dsn)
     if found is not None and found.connection.closed:
         del sessions[dsn]
         found = None
     try:
         if found is None:
-            found = sessions[dsn] = Session(dsn)
+            found = sessions[dsn] = StoreSession(dsn)
         yield found
     except psycopg.OperationalError as cause:
         if found is None or found.connection.closed or is_away(cause):
@@ -67,7 +67,7 @@ def session(dsn: str) -> Iterator[Session]:
 
 def close(dsn: str) -> None:
     """Close this thread's session with a database, if it has one."""
-    sessions: dict[str, Session] = _local.__dict__.setdefault("sessions", {})
+    sessions: dict[str, StoreSession] = _local.__dict__.setdefault("sessions", {})
     found = sessions.pop(dsn, None)
     if found is not None:
         found.close()

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.views.control import Control
+from everstate.views.kinds import LatestPlan, ViewPlan
+from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.stores.postgres import tables
 from everstate.views.stores.postgres.publishing import drop_reader, point_reader
-from everstate.views.stores.postgres.session import close as close_store
-from everstate.views.stores.postgres.transaction import PostgresStore
-from everstate.views.tables import KeptTable, physical
-
-if TYPE_CHECKING:
-    from everstate.views.plan import ViewPlan
-
-__all__ = [
-    "PostgresStore",
-    "ViewTables",
-    "close_store",
-    "core_tables",
-    "kept_query",
-    "view_tables",
-]
+from everstate.views.tables import physical
 
 
 def core_tables(control: Control, entity_type: EntityType) -> None:
-    """Make `latest` of an entity type and what readers see of it; inside a transaction."""
-    tables.install_latest(control.connection, control.schema_name, entity_type.name)
-    for name, query in tables.entity_readers(control.schema_name, entity_type).items():
+    """Create `latest` of an entity type and its readers' names; inside a transaction."""
+    plan = LatestPlan.of(entity_type.name)
+    tables.install(control.connection, control.schema_name, plan, 1, {})
+    for name, query in tables.latest_readers(control.schema_name, entity_type).items():
         point_reader(control.connection, control.schema_name, name, query)
+
+
+class Readers:
+    """Names of views and fields of states; see :class:`everstate.views.kinds.composed.Names`."""
+
+    def __init__(self, schema_name: str, version: int) -> None:
+        self._schema, self._version = schema_name, version
+
+    def table(self, name: str) -> sql.Identifier:
+        """A version's own table."""
+        return sql.Identifier(self._schema, physical(name, self._version))
+
+    def view(self, name: str) -> sql.Identifier:
+        """The relation that readers see under a name."""
+        return sql.Identifier(self._schema, name)
+
+    def field(self, path: Sequence[str], kind: pa.DataType) -> sql.Composed:
+        """A typed field of a state."""
+        return tables.typed_field(path, kind)
 
 
 class ViewTables:
@@ -42,23 +49,17 @@ class ViewTables:
     def __init__(self, control: Control) -> None:
         self._connection, self._schema = control.connection, control.schema_name
 
-    def install(
-        self, name: str, version: int, plan: ViewPlan | None, types: Mapping[str, pa.DataType]
-    ) -> None:
-        """Make a version's table; ``plan`` is ``None`` for a history. Raises InvalidView."""
-        if plan is None:
-            entity = name.removesuffix("_history")
-            tables.install_history(self._connection, self._schema, entity, version)
-        else:
-            tables.install(self._connection, self._schema, plan, types, version)
+    def install(self, plan: ViewPlan, version: int, types: Mapping[str, pa.DataType]) -> None:
+        """Create a version's table; ``types`` as in `ViewPlan.layout`. Raises InvalidView."""
+        tables.install(self._connection, self._schema, plan, version, types)
 
-    def point(self, name: str, version: int, plan: ViewPlan | None) -> None:
-        """Let readers of a name see a version; inside a transaction. See `point_reader`."""
-        if plan is None:
-            query = tables.history_reader(self._schema, name.removesuffix("_history"), version)
-        else:
-            query = tables.reader(self._schema, plan, version)
-        point_reader(self._connection, self._schema, name, query)
+    def check(self, plan: ViewPlan, types: Mapping[str, pa.DataType]) -> None:
+        """Raise InvalidView when no table can be created for it, without creating one."""
+        tables.definitions(plan, plan.layout(types))
+
+    def point(self, plan: ViewPlan, version: int) -> None:
+        """Point a view's name to a version; inside a transaction. See `point_reader`."""
+        point_reader(self._connection, self._schema, plan.name, self._reader(plan, version))
 
     def empty(self, name: str, version: int) -> None:
         """Empty a version's table that no reader sees."""
@@ -69,22 +70,29 @@ class ViewTables:
         tables.drop_table(self._connection, self._schema, name, version)
 
     def drop_reader(self, name: str) -> None:
-        """Take a name away from readers; raises PublishRefused."""
+        """Drop a name that readers use; raises PublishRefused."""
         drop_reader(self._connection, self._schema, name)
 
-    def different_rows(
-        self, name: str, version: int, other: KeptTable, plan: ViewPlan | None
-    ) -> int:
-        """How many rows two versions do not share; both read in one statement, at one moment."""
-        if plan is None:
-            one, two = (
-                tables.history_reader(self._schema, name.removesuffix("_history"), number)
-                for number in (version, other.version)
-            )
-        else:
-            one, two = (
-                tables.kept(self._schema, plan, number) for number in (version, other.version)
-            )
+    def kept(self, plan: ViewPlan, version: int) -> sql.Composed:
+        """Query of the rows of a version's table, in the columns of its batch."""
+        if isinstance(plan, ComposedPlan):
+            return plan.compared(Readers(self._schema, version))
+        return plan.kept(self._table(plan, version))
+
+    def unlimited(self, plan: ViewPlan, version: int) -> sql.Composed:
+        """Query of the rows that readers see of a version, without LIMIT."""
+        if isinstance(plan, ComposedPlan):
+            return plan.unlimited_read(Readers(self._schema, version))
+        return plan.unlimited(self._table(plan, version))
+
+    def _reader(self, plan: ViewPlan, version: int) -> sql.Composed:
+        if isinstance(plan, ComposedPlan):
+            return plan.read(Readers(self._schema, version))
+        return plan.reader(self._table(plan, version))
+
+    def different_rows(self, plan: ViewPlan, version: int, other: int) -> int:
+        """How many rows differ between two versions; both are read in one statement."""
+        one, two = (self._reader(plan, each) for each in (version, other))
         query = sql.SQL(
             "SELECT count(*) FROM ((({0}) EXCEPT ALL ({1})) UNION ALL (({1}) EXCEPT ALL ({0}))) "
             "AS different"
@@ -92,23 +100,10 @@ class ViewTables:
         row = self._connection.execute(query).fetchone()
         return 0 if row is None else int(row[0])
 
+    def _table(self, plan: ViewPlan, version: int) -> sql.Identifier:
+        return sql.Identifier(self._schema, physical(plan.name, version))
+
 
 def view_tables(control: Control) -> ViewTables:
     """Tables of versions of views."""
     return ViewTables(control)
-
-
-def kept_query(
-    control: Control,
-    name: str,
-    version: int,
-    columns: Sequence[str] = (),
-    *,
-    plan: ViewPlan | None = None,
-) -> sql.Composed:
-    """Query of what a version's table holds: ``columns``, or what the plan's batch gives."""
-    if plan is None:
-        names = sql.SQL(", ").join(sql.Identifier(column) for column in columns)
-        table = control.table(physical(name, version))
-        return sql.SQL("SELECT {} FROM {}").format(names, table)
-    return tables.kept(control.schema_name, plan, version)

@@ -1,33 +1,37 @@
-"""Tables behind views, and the queries that readers see of them (D5, D6, D7)."""
+"""Tables behind views, and the queries by which readers see them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidView
-from everstate.views.outputs import refuse_sum_type
-from everstate.views.plan import LinearPlan, RowPlan, ViewPlan
-from everstate.views.stores.postgres.types import postgres_type
-from everstate.views.tables import (
-    HISTORY_COLUMNS,
-    LATEST_COLUMNS,
-    history_of,
-    latest_of,
-    physical,
+from everstate.views.control.schema import Connection
+from everstate.views.kinds import (
+    EXACT,
+    By,
+    Index,
+    LatestPlan,
+    Layout,
+    TableColumn,
+    ViewPlan,
+    group_hash,
 )
+from everstate.views.stores.postgres.refreshing import BESIDE, MARK
+from everstate.views.stores.postgres.types import postgres_type
+from everstate.views.tables import physical
 
-Connection = psycopg.Connection[Any]
-Types = Mapping[str, pa.DataType]
 _NO_OFFSET: Final = "^[0-9-]+([T ][0-9:.]*)?$"
 
+_SEARCHED_CHARS: Final = 120_000
+"""How many characters of a row's texts are searched, over all of its columns."""
+_WEIGHTS: Final = "ABCD"
 
-_TYPES: Final = {
+_OWN: Final = {
     "key": 'text COLLATE "C" NOT NULL',
     "version": "bigint NOT NULL",
     "change_id": "uuid NOT NULL",
@@ -39,231 +43,172 @@ _TYPES: Final = {
     "generation": "int NOT NULL",
     "partition": "int NOT NULL",
     "offset": "bigint NOT NULL",
-    "provenance": "jsonb NOT NULL",
+    # As text: only readers parse it, and text is written in a quarter of the time.
+    "provenance": "text NOT NULL",
     "transaction": "jsonb",
     "event": "jsonb",
     "state": "jsonb",
+    "shard": "int NOT NULL",
+    "activity": "timestamptz NOT NULL",
+    "present": "boolean NOT NULL",
 }
-
-
-def store_columns(names: Sequence[str]) -> sql.Composed:
-    """Column definitions of the store's own columns."""
-    parts = [sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(_TYPES[n])) for n in names]
-    return sql.SQL(", ").join(parts)
-
-
-def install_latest(connection: Connection, schema_name: str, entity: str) -> None:
-    """Make the table of `latest`; idempotent."""
-    # Rows of latest are rewritten again and again: room in the page keeps the updates in place.
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (key)) WITH (fillfactor = 50)"
-        ).format(
-            sql.Identifier(schema_name, physical(latest_of(entity))), store_columns(LATEST_COLUMNS)
-        )
-    )
-
-
-def install_history(connection: Connection, schema_name: str, entity: str, version: int) -> None:
-    """Make the table of a version of `history`; idempotent."""
-    name = physical(history_of(entity), version)
-    table = sql.Identifier(schema_name, name)
-    connection.execute(
-        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (key, version))").format(
-            table, store_columns(HISTORY_COLUMNS)
-        )
-    )
-    connection.execute(
-        sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} (key, as_of, version)").format(
-            sql.Identifier(f"{name}_as_of"), table
-        )
-    )
-
-
-def entity_readers(schema_name: str, entity_type: EntityType) -> dict[str, sql.Composed]:
-    """What readers see of `latest`: live entities in typed columns, and `latest` itself."""
-    latest = sql.Identifier(schema_name, physical(latest_of(entity_type.name)))
-    typed: list[sql.Composable] = [
-        sql.SQL("{} AS {}").format(_field(column), sql.Identifier(column.name))
-        for column in entity_type.arrow_schema
-    ]
-    typed += [sql.SQL(f"{n} AS _{n}") for n in ("key", "version", "as_of", "recorded_at")]
-    return {
-        entity_type.name: sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL").format(
-            sql.SQL(", ").join(typed), latest
-        ),
-        latest_of(entity_type.name): sql.SQL("SELECT * FROM {}").format(latest),
-    }
-
-
-def history_reader(schema_name: str, entity: str, version: int) -> sql.Composed:
-    """What readers see of a version of `history`."""
-    return sql.SQL("SELECT * FROM {}").format(
-        sql.Identifier(schema_name, physical(history_of(entity), version))
-    )
-
-
-def _field(column: pa.Field) -> sql.Composed:
-    """A typed column cut out of the state."""
-    kind = postgres_type(column.type)
-    if kind == "jsonb":
-        return sql.SQL("(state -> {})").format(sql.Literal(column.name))
-    text = sql.SQL("(state ->> {})").format(sql.Literal(column.name))
-    if kind == "timestamptz":
-        # A time without an offset is of UTC, as Spark reads it, whatever the reader's zone is.
-        return sql.SQL(
-            "CASE WHEN {0} ~ {1} THEN {0}::timestamp AT TIME ZONE 'UTC' ELSE {0}::timestamptz END"
-        ).format(text, sql.Literal(_NO_OFFSET))
-    return sql.SQL("{}::{}").format(text, sql.SQL(kind or "text"))
+"""Columns that are the same in every view's table."""
 
 
 def install(
     connection: Connection,
     schema_name: str,
     plan: ViewPlan,
-    column_types: Types,
-    version: int = 1,
+    version: int,
+    types: Mapping[str, pa.DataType],
 ) -> None:
-    """Make the table of a version of a view; idempotent.
+    """Create the table of a version; idempotent.
 
-    ``column_types`` gives Spark's analysed type of each field in ``plan.types_needed``. Raises
-    InvalidView when a type cannot be stored, or a sum would be over floats (C16).
+    ``types``: Spark's type of each field of the plan's columns. Raises InvalidView when a type
+    cannot be stored, or a sum would be over floats (C16).
     """
-    if isinstance(plan, LinearPlan):
-        _install_linear(connection, schema_name, plan, column_types, version)
-    else:
-        _install_row(connection, schema_name, plan, column_types, version)
-
-
-def _column(plan: ViewPlan, name: str, shown: str, types: Types) -> sql.Composed:
-    kind = postgres_type(types[name])
-    if kind is None:
-        raise InvalidView(
-            plan.name,
-            f"{shown} is {types[name]}, which the store has no type for.",
-            advice="Cast it to text, a number or a time.",
-        )
-    if kind == "text":
-        kind = 'text COLLATE "C"'
-    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind))
-
-
-def _install_linear(
-    connection: Connection, schema_name: str, plan: LinearPlan, types: Types, version: int
-) -> None:
-    for accumulator in plan.accumulators:
-        if accumulator.kind == "sum":
-            refuse_sum_type(plan.name, f"the sum {accumulator.spark_sql}", types[accumulator.name])
-    table = sql.Identifier(schema_name, physical(plan.name, version))
-    groups = [_column(plan, c.name, c.spark_sql, types) for c in plan.group]
-    sums = [
-        sql.SQL("{} {} NOT NULL").format(
-            sql.Identifier(a.name), sql.SQL("bigint" if a.kind == "count" else "numeric")
-        )
-        for a in plan.accumulators
-    ]
-    key = sql.SQL(", ").join([*(sql.Identifier(c.name) for c in plan.group), sql.SQL("shard")])
+    layout, name = plan.layout(types), physical(plan.name, version)
+    table = sql.Identifier(schema_name, name)
+    columns = definitions(plan, layout)
+    # Rows that are updated often get free room in their page, for updates in the same page.
+    filled = sql.SQL(" WITH (fillfactor = 50)" if layout.is_rewritten else "")
+    may_be_null = {c.name for c in layout.columns if c.type is not None and not c.required}
+    has_nulls = not may_be_null.isdisjoint(layout.key)
+    key = sql.SQL("UNIQUE NULLS NOT DISTINCT" if has_nulls else "PRIMARY KEY")
+    beside = sql.SQL(" INCLUDE ({})").format(_names(layout.beside_key))
     connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} ({}, UNIQUE NULLS NOT DISTINCT ({})) "
-            "WITH (fillfactor = 50)"
-        ).format(table, sql.SQL(", ").join([*groups, sql.SQL("shard int NOT NULL"), *sums]), key)
-    )
-    connection.execute(
-        sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} (shard) WHERE n = 0").format(
-            sql.Identifier(f"{physical(plan.name, version)}_empty"), table
+        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, {} ({}){}){}").format(
+            table,
+            columns,
+            key,
+            _names(layout.key),
+            beside if layout.beside_key else sql.SQL(""),
+            filled,
         )
     )
-
-
-def summed(schema_name: str, plan: LinearPlan, version: int = 1) -> sql.Composed:
-    """Query of a linear view's groups and accumulators, summed over shards.
-
-    Columns in the order of the plan; without groups there is one row always.
-    """
-    groups = [sql.Identifier(column.name) for column in plan.group]
-    sums = [
-        sql.SQL("coalesce(sum({0}), 0)::{1} AS {0}").format(
-            sql.Identifier(a.name), sql.SQL("bigint" if a.kind == "count" else "numeric")
+    for index in layout.indexes:
+        where = sql.SQL(f" WHERE {index.where}" if index.where else "")
+        connection.execute(
+            sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} USING {} ({}){}").format(
+                sql.Identifier(f"{name}_{index.name}"),
+                table,
+                sql.SQL("gin" if index.of_words else "btree"),
+                _indexed(index),
+                where,
+            )
         )
-        for a in plan.accumulators
-    ]
-    query = sql.SQL("SELECT {} FROM {}").format(
-        sql.SQL(", ").join([*groups, *sums]),
-        sql.Identifier(schema_name, physical(plan.name, version)),
-    )
-    if groups:
-        listed = sql.SQL(", ").join(groups)
-        query += sql.SQL(" GROUP BY {} HAVING sum(n) <> 0").format(listed)
-    return query
 
 
-def linear_reader(schema_name: str, plan: LinearPlan, version: int = 1) -> sql.Composed:
-    """Query of what readers see of a linear view."""
-    outputs = [
+def definitions(plan: ViewPlan, layout: Layout) -> sql.Composed:
+    """Definitions of a table's columns; raises InvalidView."""
+    return sql.SQL(", ").join(_column(plan, column) for column in layout.columns)
+
+
+def latest_readers(schema_name: str, entity_type: EntityType) -> dict[str, sql.Composed]:
+    """Readers' queries over `latest`: live entities in typed columns, and `latest` itself."""
+    plan = LatestPlan.of(entity_type.name)
+    table = sql.Identifier(schema_name, physical(plan.name))
+    typed: list[sql.Composable] = [
         sql.SQL("{} AS {}").format(
-            sql.SQL(output.postgres_sql),
-            sql.Identifier(output.name),
+            typed_field((column.name,), column.type), sql.Identifier(column.name)
         )
-        for output in plan.outputs
+        for column in entity_type.arrow_schema
     ]
-    return sql.SQL("SELECT {} FROM ({}) AS kept").format(
-        sql.SQL(", ").join(outputs), summed(schema_name, plan, version)
-    )
-
-
-def kept_rows(schema_name: str, plan: RowPlan, version: int = 1) -> sql.Composed:
-    """Query of a row view's keys and rows, columns in the order of ``plan.batch_sql``."""
-    columns = [sql.Identifier(name) for name in ("key", *(c.name for c in plan.row))]
-    return sql.SQL("SELECT {} FROM {}").format(
-        sql.SQL(", ").join(columns), sql.Identifier(schema_name, physical(plan.name, version))
-    )
-
-
-def _install_row(
-    connection: Connection, schema_name: str, plan: RowPlan, types: Types, version: int
-) -> None:
-    table = sql.Identifier(schema_name, physical(plan.name, version))
-    columns = [_column(plan, c.name, c.output or c.name, types) for c in plan.row]
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} ({}, {}, PRIMARY KEY (key)) WITH (fillfactor = 50)"
-        ).format(table, store_columns(("key", "version")), sql.SQL(", ").join(columns))
-    )
-
-
-def row_reader(schema_name: str, plan: RowPlan, version: int) -> sql.Composed:
-    """What readers see of a view of rows."""
-    shown: list[sql.Composable] = [
-        sql.SQL("{} AS {}").format(sql.Identifier(c.name), sql.Identifier(c.output or c.name))
-        for c in plan.row
-    ]
-    shown += [sql.SQL("key AS _key"), sql.SQL("version AS _version")]
-    table = sql.Identifier(schema_name, physical(plan.name, version))
-    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(shown), table)
-
-
-def reader(schema_name: str, plan: ViewPlan, version: int) -> sql.Composed:
-    """What readers see of a version of a view."""
-    if isinstance(plan, LinearPlan):
-        return linear_reader(schema_name, plan, version)
-    return row_reader(schema_name, plan, version)
-
-
-def kept(schema_name: str, plan: ViewPlan, version: int) -> sql.Composed:
-    """Query of what a version's table holds, in the columns of its batch."""
-    if isinstance(plan, LinearPlan):
-        return summed(schema_name, plan, version)
-    return kept_rows(schema_name, plan, version)
+    typed += [sql.SQL(f"{n} AS _{n}") for n in ("key", "version", "as_of", "recorded_at")]
+    live = sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL")
+    return {
+        entity_type.name: live.format(sql.SQL(", ").join(typed), table),
+        plan.name: plan.reader(table),
+    }
 
 
 def drop_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
-    """Drop the table of a version that no reader sees."""
-    table = sql.Identifier(schema_name, physical(name, version))
-    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+    """Drop the table of a version that no reader sees, and the tables beside it."""
+    named = physical(name, version)
+    for end in ("", *BESIDE):
+        table = sql.Identifier(schema_name, f"{named}{end}")
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+    # CASCADE also drops the triggers.
+    mark = sql.Identifier(schema_name, f"{named}{MARK}")
+    connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(mark))
 
 
 def empty_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
     """Empty the table of a version that no reader sees."""
     table = sql.Identifier(schema_name, physical(name, version))
     connection.execute(sql.SQL("TRUNCATE {}").format(table))
+
+
+def store_columns(names: Sequence[str]) -> sql.Composed:
+    """Definitions of columns that are the same in every view's table."""
+    parts = [sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(_OWN[n])) for n in names]
+    return sql.SQL(", ").join(parts)
+
+
+def _column(plan: ViewPlan, column: TableColumn) -> sql.Composed:
+    if column.words:
+        return _words(column)
+    if column.type is None:
+        return store_columns((column.name,))
+    kind = "numeric" if column.type == EXACT else postgres_type(column.type)
+    if kind is None:
+        raise InvalidView(
+            plan.name,
+            f"{column.shown or column.name} is {column.type}, for which PostgreSQL has no type.",
+            advice="CAST it to a text, a number or a time.",
+        )
+    if kind == "text":
+        kind = 'text COLLATE "C"'
+    required = " NOT NULL" if column.required else ""
+    return sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(kind + required))
+
+
+def _words(column: TableColumn) -> sql.Composed:
+    """A column with the words of other columns; those of earlier columns weigh more.
+
+    The texts are truncated, because PostgreSQL refuses a row with more than a megabyte of words.
+    """
+    chars = _SEARCHED_CHARS // len(column.words)
+    parts = [
+        sql.SQL("setweight(to_tsvector({}::regconfig, left(coalesce({}, ''), {})), {})").format(
+            sql.Literal(column.language),
+            sql.Identifier(name),
+            sql.Literal(chars),
+            sql.Literal(_WEIGHTS[min(place, len(_WEIGHTS) - 1)]),
+        )
+        for place, name in enumerate(column.words)
+    ]
+    return sql.SQL("{} tsvector GENERATED ALWAYS AS ({}) STORED").format(
+        sql.Identifier(column.name), sql.SQL(" || ").join(parts)
+    )
+
+
+def typed_field(path: Sequence[str], kind: pa.DataType) -> sql.Composed:
+    """A typed field extracted from the column `state`."""
+    cast = postgres_type(kind)
+    place = sql.Literal(list(path))
+    if cast == "jsonb":
+        return sql.SQL("(state #> {})").format(place)
+    text = sql.SQL("(state #>> {})").format(place)
+    if len(path) == 1:
+        text = sql.SQL("(state ->> {})").format(sql.Literal(path[0]))
+    if cast == "timestamptz":
+        # A time without an offset is in UTC, as Spark reads it, whatever the reader's zone is.
+        return sql.SQL(
+            "CASE WHEN {0} ~ {1} THEN {0}::timestamp AT TIME ZONE 'UTC' ELSE {0}::timestamptz END"
+        ).format(text, sql.Literal(_NO_OFFSET))
+    return sql.SQL("{}::{}").format(text, sql.SQL(cast or "text"))
+
+
+def _indexed(index: Index) -> sql.Composed:
+    """The columns of an index: a group's hash, plain columns, and columns with an order."""
+    parts: list[sql.Composable] = []
+    if index.group:
+        parts.append(sql.SQL(group_hash(index.group)))
+    for column in index.columns:
+        parts.append(sql.SQL(column.sql) if isinstance(column, By) else sql.Identifier(column))
+    return sql.SQL(", ").join(parts)
+
+
+def _names(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
@@ -27,10 +26,10 @@ from everstate.views.stores.postgres.refusals import (
     culprit,
     is_of_a_view,
     reason_of,
+    suspects,
 )
-from everstate.views.stores.postgres.session import Session, session
-from everstate.views.stores.postgres.tables import store_columns
-from everstate.views.stores.postgres.writes import GATE_STAGE, Place
+from everstate.views.stores.postgres.session import StoreSession, session
+from everstate.views.stores.postgres.writes import GATE_STAGE, WritePlace
 from everstate.views.tables import Core, HistoryTable, KeptTable
 from everstate.views.trailing import Exceptions
 
@@ -38,17 +37,14 @@ log = logging.getLogger(__name__)
 
 RIDERS_APART_MAX: Final = 32
 """More savepoints than this in one transaction slow every reader of the database."""
-# A rider that waits this long for a lock, or computes so long, is behind; the core goes on.
+# A rider that waits for a lock or computes longer than this is left to lag; the core continues.
 _RIDER_LIMITS: Final = "SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '120s'"
-# A number beyond numeric's range has a long exponent, or is long itself; and what no text holds.
-_REFUSED_BY_JSONB: Final = r"[0-9][eE][+]?[0-9]{5,}|\\u0000|\\u[dD][89a-fA-F]"
-_LONG_BYTES: Final = 131_072
 _NO_LIMITS: Final = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
 
 
 @contextmanager
-def _rolled_back(found: Session) -> Iterator[None]:
-    """Begin; what is not committed at the end is rolled back."""
+def _rolled_back(found: StoreSession) -> Iterator[None]:
+    """Begin a transaction; it is rolled back at the end unless it was committed."""
     connection = found.connection
     connection.execute("BEGIN")
     try:
@@ -61,8 +57,8 @@ def _rolled_back(found: Session) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def commit(found: Session, reached: Callable[[Control], bool], schema_name: str) -> None:
-    """Commit; when the answer is lost, the position tells what happened."""
+def commit(found: StoreSession, reached: Callable[[Control], bool], schema_name: str) -> None:
+    """Commit; when the server's answer is lost, the position shows whether it committed."""
     try:
         found.connection.execute("COMMIT")
     except psycopg.OperationalError as lost:
@@ -72,27 +68,27 @@ def commit(found: Session, reached: Callable[[Control], bool], schema_name: str)
         except psycopg.OperationalError:
             raise lost from None
         if not done:
-            raise Unavailable("the views' database lost a commit; it was not done") from lost
+            raise Unavailable(
+                "the views' database lost the connection during a commit, and the commit did not "
+                "happen"
+            ) from lost
 
 
 class PostgresCore:
     """One transaction of a core; see :class:`everstate.views.core.CoreTransaction`."""
 
-    def __init__(self, found: Session, schema_name: str, core: Core, partition: int) -> None:
+    def __init__(self, found: StoreSession, schema_name: str, core: Core, partition: int) -> None:
         self.session, self.core, self.partition = found, core, partition
         self.control = Control(found.connection, schema_name)
-        self.place = Place(schema_name, core.generation, partition)
+        self.place = WritePlace(schema_name, core.generation, partition)
 
     def prepare(self) -> None:
-        """Make the staging tables of this session; outside a transaction, so that they stay."""
-        columns = sql.SQL(", ").join(
-            [store_columns(("key",)), sql.SQL("first_version bigint, first_at timestamptz")]
-        )
-        writes.prepare_stage(self.session, GATE_STAGE, columns)
+        """Create this session's staging tables; outside a transaction, so that they stay."""
+        writes.prepare_stage(self.session, GATE_STAGE, writes.GATE_ROW)
         schema, table = self.place.schema_name, self.core.table
         try:
-            name = writes.stage_name(table)
-            writes.prepare_stage(self.session, name, writes.like(schema, table))
+            row = writes.like_latest(schema, self.core)
+            writes.prepare_stage(self.session, writes.stage_name(table), row)
         except (psycopg.ProgrammingError, psycopg.DataError) as cause:
             raise ViewStoreError(f"{table}: {reason_of(cause)}") from cause
         self._unprepared: dict[str, str] = {}
@@ -107,19 +103,19 @@ class PostgresCore:
         return self.control.take_core(self.core, self.partition, start, end)
 
     def held_keys(self) -> set[str]:
-        """Keys with changes that wait."""
+        """Keys with held changes."""
         return self.control.held_keys(self.core, self.partition)
 
     def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
-        """Changes of some keys that wait."""
+        """Held changes of some keys."""
         return self.control.held(self.core, self.partition, keys)
 
     def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
-        """Changes that wait and were read at some offsets."""
+        """Held changes whose records are at some offsets."""
         return self.control.held_at(self.core, self.partition, offsets)
 
     def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
-        """Gate rows of the keys whose first version does not follow, or whose time runs back."""
+        """Gate rows of keys whose first version does not follow, or whose time is older."""
         stage = writes.stage_of(GATE_STAGE)
         columns = {
             "key": keys.names,
@@ -135,11 +131,11 @@ class PostgresCore:
         ).format(stage, sql.Identifier(self.place.schema_name, self.core.table))
         return {
             key: GateRow(version or 0, change_id, as_of)
-            for key, version, change_id, as_of in self.session.connection.execute(query)
+            for key, version, change_id, as_of in writes.merge(self.session, query)
         }
 
     def ids(self, versions: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], str]:
-        """Ids of applied versions, as far as a history has them."""
+        """Ids of applied versions, as far as the history has them."""
         asked = list(versions)
         if self.core.ids is None or not asked:
             return {}
@@ -153,13 +149,9 @@ class PostgresCore:
         return {(key, version): change_id for key, version, change_id in rows}
 
     def unstorable(self, changes: pa.Table) -> dict[int, str]:
-        """Changes whose texts jsonb refuses; only those with a sign of it are asked about."""
-        signs = pc.or_(
-            pc.match_substring_regex(changes["raw_value"], _REFUSED_BY_JSONB),
-            pc.greater(pc.binary_length(changes["raw_value"]), _LONG_BYTES),
-        )
+        """Changes whose texts jsonb refuses; PostgreSQL is asked only about suspects."""
         found: dict[int, str] = {}
-        for row in changes.filter(signs).select(["offset", "raw_value"]).to_pylist():
+        for row in suspects(changes.select(["offset", "raw_value"])).to_pylist():
             self._execute("SAVEPOINT asked")
             try:
                 images = cut([row["raw_value"]])
@@ -174,7 +166,7 @@ class PostgresCore:
         return found
 
     def write_latest(self, batch: Batch) -> None:
-        """Put the newest change of each key into `latest`; what it refuses is told by offset."""
+        """Put the newest change of each key into `latest`; raises Refused with the offset."""
         self._execute("SAVEPOINT latest")
 
         def write(part: Batch) -> None:
@@ -196,10 +188,19 @@ class PostgresCore:
                 f"{self.core.view} cannot be written: {reason_of(cause)}"
             ) from cause
 
+    def write_next(self, batch: Batch) -> Mapping[str, datetime] | None:
+        """Write `latest` only if the first change of every key follows the stored version."""
+        try:
+            return writes.write_next(self.session, self.place, self.core, batch)
+        except (psycopg.Error, *OF_THE_DATA) as cause:
+            if not is_of_a_view(cause):
+                raise
+            return None
+
     def ride(
         self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
     ) -> list[Failure]:
-        """Write riders that stand at ``start`` behind one savepoint; each alone if it fails."""
+        """Write riders at ``start`` under one savepoint; if it fails, each under its own."""
         able = [rider for rider in riders if rider.name not in self._unprepared]
         failures = [
             Failure(rider.view, rider.version, self._unprepared[rider.name])
@@ -217,7 +218,7 @@ class PostgresCore:
                 raise
             self._execute("ROLLBACK TO SAVEPOINT riders")
             for rider in able[:RIDERS_APART_MAX]:
-                failures += self._ride_alone(rider, start, end, batch)
+                failures += self._ride_apart(rider, start, end, batch)
         self._execute(_NO_LIMITS)
         return failures
 
@@ -233,7 +234,7 @@ class PostgresCore:
         """Merge a batch into one rider's table."""
         writes.write_view(self.session, self.place, rider, batch)
 
-    def _ride_alone(self, rider: KeptTable, start: int, end: int, batch: Batch) -> list[Failure]:
+    def _ride_apart(self, rider: KeptTable, start: int, end: int, batch: Batch) -> list[Failure]:
         self._execute("SAVEPOINT rider")
         try:
             self._execute(_RIDER_LIMITS)
@@ -247,33 +248,33 @@ class PostgresCore:
         return []
 
     def hold(self, held: Sequence[Held]) -> None:
-        """Note changes that wait."""
+        """Store held changes."""
         self.control.hold(self.core, self.partition, held)
 
     def release(self, released: Sequence[tuple[str, int, int]]) -> None:
-        """Note what freed changes that waited."""
+        """Mark held changes as released."""
         self.control.release(self.core, self.partition, released)
 
     def forget(self, versions: Sequence[tuple[str, int]]) -> None:
-        """Drop changes that waited and are dead."""
+        """Delete held changes that are dead."""
         self.control.forget_held(self.core, self.partition, versions)
 
-    def bury(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
-        """Note records that cannot be read or applied."""
-        self.control.bury(self.core, self.partition, changes, reasons)
+    def dead_letter(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
+        """Store dead records, which cannot be read or applied."""
+        self.control.dead_letter(self.core, self.partition, changes, reasons)
 
     def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Note runs of duplicates."""
+        """Store runs of duplicates."""
         self.control.note_duplicates(self.core, self.partition, runs)
 
     def count(self, applied: Applied) -> None:
-        """Add to the account (law 7)."""
+        """Add to the counters (law 7)."""
         waiting = applied.held - applied.released
         gained = (applied.applied, applied.duplicate, waiting, applied.dead)
         self.control.count(self.core, self.partition, gained)
 
     def commit(self, end: int) -> None:
-        """Commit; when the answer is lost, the position tells what happened."""
+        """Commit; when the server's answer is lost, the position shows whether it committed."""
 
         def reached(control: Control) -> bool:
             return (control.core_position(self.core, self.partition) or 0) >= end
@@ -288,25 +289,28 @@ class PostgresTrailing:
     """One transaction of a trailing view; see :class:`everstate.views.trailing`."""
 
     def __init__(
-        self, found: Session, schema_name: str, core: Core, table: KeptTable, partition: int
+        self, found: StoreSession, schema_name: str, core: Core, table: KeptTable, partition: int
     ) -> None:
         self.session, self.core, self.table = found, core, table
         self.partition = partition
         self.control = Control(found.connection, schema_name)
-        self.place = Place(schema_name, core.generation, partition)
+        self.place = WritePlace(schema_name, core.generation, partition)
 
     def prepare(self) -> None:
-        """Make the view's staging table."""
+        """Create the view's staging table."""
         try:
             writes.prepare_view(self.session, self.place.schema_name, self.table)
         except (psycopg.ProgrammingError, psycopg.DataError) as cause:
             raise ViewFailed(self.table.view, reason_of(cause)) from cause
 
     def core_position(self, *, hold: bool) -> int:
-        """The core's position; ``hold``: it stays there until this transaction ends (V7)."""
+        """The core's position; ``hold``: lock it until this transaction ends (V7)."""
         found = self.control.core_position(self.core, self.partition, hold=hold)
         if found is None:
-            raise PositionMoved(f"{self.core.view} has no position of this plan.")
+            raise PositionMoved(
+                f"{self.core.view} has no position in partition {self.partition}, or another "
+                "release wrote it."
+            )
         return found
 
     def take(self, start: int, end: int) -> bool:
@@ -315,11 +319,11 @@ class PostgresTrailing:
         return self.control.take_view(self.table, generation, self.partition, start, end)
 
     def exceptions(self, start: int, end: int) -> Exceptions:
-        """What the core noted about a range."""
+        """The core's exceptions in a range."""
         return self.control.exceptions(self.core, self.partition, start, end)
 
     def floors(self, keys: Keys) -> Mapping[str, datetime]:
-        """As-of times from before; only a history needs them, and has them."""
+        """Stored as-of times; only a history needs them, and has them."""
         if not isinstance(self.table, HistoryTable):
             return {}
         query = sql.SQL(
@@ -332,7 +336,7 @@ class PostgresTrailing:
         return dict(rows)
 
     def write(self, batch: Batch) -> None:
-        """Merge the batch into the view's table; a refusal is brought home to the change."""
+        """Merge the batch into the view's table; a ViewFailed names the change at fault."""
         connection = self.session.connection
         connection.execute("SAVEPOINT view")
 
@@ -355,7 +359,7 @@ class PostgresTrailing:
             raise ViewFailed(self.table.view, reason_of(cause), offset=offset, key=key) from cause
 
     def commit(self, end: int) -> None:
-        """Commit; when the answer is lost, the position tells what happened."""
+        """Commit; when the server's answer is lost, the position shows whether it committed."""
         generation = self.core.generation
 
         def reached(control: Control) -> bool:
@@ -364,7 +368,7 @@ class PostgresTrailing:
         commit(self.session, reached, self.place.schema_name)
 
 
-class PostgresStore:
+class PostgresViewStore:
     """Cores and views in one schema of a PostgreSQL database; for one thread."""
 
     core_class: ClassVar[type[PostgresCore]] = PostgresCore

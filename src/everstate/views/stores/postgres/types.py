@@ -1,4 +1,4 @@
-"""Arrow types and PostgreSQL types: one table, and the JSON text of nested values."""
+"""Maps Arrow types to PostgreSQL types, and converts values for COPY."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def postgres_type(kind: pa.DataType) -> str | None:
 
 
 def copied(values: pa.Array) -> pa.Array:
-    """Values as PostgreSQL's COPY reads them from CSV: nested ones as JSON text.
+    """Values in the form that PostgreSQL's COPY reads: nested ones as JSON text.
 
-    Raises ArrowInvalid for a time that no reader could be given.
+    Raises ArrowInvalid for a time out of Python's range.
     """
     kind = values.type
     if pa.types.is_nested(kind):
         return json_texts(values)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        _check_range(values)
+        check_range(values)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        # Arrow writes zoned times fifteen times slower; a session's zone is UTC, as Arrow's is.
+        # Arrow writes times with a zone fifteen times slower; a session's zone is UTC, as Arrow's.
         return values.cast(pa.timestamp(kind.unit))
     if pa.types.is_decimal(kind) or pa.types.is_null(kind):
         return pc.cast(values, pa.string())
     return values
 
 
-def _check_range(values: pa.Array) -> None:
+def check_range(values: pa.Array) -> None:
     """Raise ArrowInvalid for a year that Python does not have, where Spark computed one."""
     microseconds = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
     bounds = pc.min_max(microseconds).as_py()

@@ -1,0 +1,186 @@
+"""subscribers: 500 changes a second, followed by 1,000 readers of one key and 10 of everything.
+
+Each subscription is a connection of Server-Sent Events to `everstate serve`. The readers of
+everything are disconnected at random, and continue by `Last-Event-ID`; at the end each must have
+had every change once, and the readers of one key exactly the changes of their key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import quantiles
+
+import psutil
+
+from bench import data
+from bench.freshness import running_pipeline
+from bench.over_http import everstate_serve, get, seconds_of, served
+from bench.report import Reach, Result, result
+from bench.session import Session, changes_topic
+from everstate.config import Config
+from everstate.log.producer import Producer
+from everstate.log.topics import Topics
+
+RATE = 500
+SECONDS = 60
+OF_A_KEY = 1_000
+OF_ALL = 10
+_PATIENCE_S = 60.0
+_HERE = Path(__file__).parents[1]
+
+
+@dataclass
+class _Reader:
+    """One subscriber: what it received, by key and version, and when."""
+
+    key: str | None
+    received: list[tuple[str, int]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    last_id: str | None = None
+    task: asyncio.Task[None] | None = None
+    disconnects: int = 0
+
+
+def run(session: Session) -> list[Result]:
+    config, seconds = session.fresh(), SECONDS if not session.quick else 8
+    with Topics(config) as topics:
+        topics.ensure([data.ENTITY])
+    count = RATE * seconds
+    with (
+        running_pipeline(config, "bench.project:elsewhere"),
+        served(everstate_serve("bench.project:elsewhere"), config, _HERE) as (port, pid),
+    ):
+        _await_views(port)
+        before = psutil.Process(pid).memory_info().rss
+        readers, sent = asyncio.run(_follow(config, port, count))
+        after = psutil.Process(pid).memory_info().rss
+    _check(readers, sent)
+    lags = [at - sent[each] for r in readers for each, at in zip(r.received, r.times, strict=True)]
+    cuts = quantiles(lags, n=100)
+    session.drop(config)
+    name = f"{OF_A_KEY:,} readers of a key and {OF_ALL} of everything, {RATE} changes/s"
+    cut = sum(r.disconnects for r in readers)
+    return [
+        result("subscribers", f"{name}, {cut} disconnects, p50", "ms", [1000 * cuts[49]]),
+        result(
+            "subscribers", "the same, p99", "ms", [1000 * cuts[98]], reach=Reach(value_max=1000)
+        ),
+        result("subscribers", "the same: events", "events", [float(len(lags))]),
+        result("subscribers", "the same: memory of the server", "MiB", [after / 2**20]),
+        result("subscribers", "the same: memory before", "MiB", [before / 2**20]),
+    ]
+
+
+def _await_views(port: int) -> None:
+    """Wait until the pipeline has made its views: a stream reads what they have accepted."""
+    deadline = time.monotonic() + 2 * _PATIENCE_S
+    while True:
+        try:
+            asyncio.run(seconds_of(port, [get(f"/query/v1/{data.ENTITY}?limit=1")], 1))
+            return
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def _check(readers: list[_Reader], sent: dict[tuple[str, int], float]) -> None:
+    """Raise AssertionError when a reader missed a change or had one twice."""
+    for reader in readers:
+        expected = {each for each in sent if reader.key in (None, each[0])}
+        doubled = [each for each, times in Counter(reader.received).items() if times > 1]
+        missed = expected - set(reader.received)
+        assert not doubled, f"{reader.key or 'all'}: twice: {doubled[:5]}"
+        assert not missed, f"{reader.key or 'all'}: missed {len(missed)}: {sorted(missed)[:5]}"
+
+
+async def _follow(
+    config: Config, port: int, count: int
+) -> tuple[list[_Reader], dict[tuple[str, int], float]]:
+    places = [data.place(index) for index in range(count)]
+    named = sorted({data.key_of(place.number) for place in places})
+    rng = random.Random(2)
+    readers = [_Reader(key) for key in rng.sample(named, min(OF_A_KEY, len(named)))]
+    readers += [_Reader(None) for _ in range(OF_ALL)]
+    live = [asyncio.Event() for _ in readers]
+    for reader, is_live in zip(readers, live, strict=True):
+        reader.task = asyncio.create_task(_read(port, reader, is_live))
+    async with asyncio.timeout(_PATIENCE_S):
+        for reader, is_live in zip(readers, live, strict=True):
+            assert reader.task is not None
+            waiting = asyncio.ensure_future(is_live.wait())
+            await asyncio.wait({waiting, reader.task}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.task.done():
+                await reader.task
+    sent: dict[tuple[str, int], float] = {}
+    thread = threading.Thread(target=_send, args=(config, count, sent), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        await asyncio.sleep(rng.uniform(0.2, 1.0))
+        reader = rng.choice(readers[-OF_ALL:] if rng.random() < 0.7 else readers)
+        assert reader.task is not None
+        reader.task.cancel()
+        reader.disconnects += 1
+        reader.task = asyncio.create_task(_read(port, reader, asyncio.Event()))
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline and any(
+        len(reader.received) < count for reader in readers if reader.key is None
+    ):
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(1)
+    for reader in readers:
+        assert reader.task is not None
+        reader.task.cancel()
+    return readers, sent
+
+
+def _send(config: Config, count: int, sent: dict[tuple[str, int], float]) -> None:
+    topic = changes_topic(config)
+    with Producer(config) as producer:
+        began = time.perf_counter()
+        for index in range(count):
+            key, value, headers = data.message(index)
+            place = data.place(index)
+            due = began + index / RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            sent[data.key_of(place.number), place.step + 1] = due
+            producer.send_raw(topic, key, value, headers)
+
+
+async def _read(port: int, reader: _Reader, live: asyncio.Event) -> None:
+    """Receive events until cancelled; an event counts when its id has come with it."""
+    wanted = "" if reader.key is None else f"?key={reader.key}"
+    head = f"GET /stream/v1/{data.ENTITY}{wanted} HTTP/1.1\r\nHost: localhost\r\n"
+    if reader.last_id is not None:
+        head += f"Last-Event-ID: {reader.last_id}\r\n"
+    stream, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"{head}\r\n".encode())
+        answer = await stream.readuntil(b"\r\n\r\n")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{answer!r} {await stream.read(1_000)!r}")
+        event: dict[str, str] = {}
+        while line := await stream.readline():
+            text = line.decode().strip("\r\n")
+            name, _, value = text.partition(": ")
+            if name in ("event", "data", "id"):
+                event[name] = value
+            elif not text and event:
+                if event.get("event") == "live":
+                    live.set()
+                elif event.get("event") == "change":
+                    change = json.loads(event["data"])
+                    reader.received.append((change["key"], change["version"]))
+                    reader.times.append(time.perf_counter())
+                reader.last_id = event.get("id", reader.last_id)
+                event = {}
+        raise AssertionError(f"the server ended the stream of {reader.key or 'all'}")
+    finally:
+        writer.close()

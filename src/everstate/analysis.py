@@ -1,0 +1,83 @@
+"""Reads the archive for analysis: entities, changes and views as Spark DataFrames."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from everstate.app import App
+from everstate.config import Config, load
+from everstate.errors import InvalidQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read(
+    spark: SparkSession,
+    name: str,
+    *,
+    at: datetime | None = None,
+    recorded_at: datetime | None = None,
+    position: str | None = None,
+    app: App | str | None = None,
+    config: Config | None = None,
+) -> DataFrame:
+    """Entities, or rows of a view, now or at an earlier time, read from the archive.
+
+    ``name``: an entity type (columns: the model's fields, `_key`, `_version`, `_as_of`,
+    `_recorded_at`) or a view (the columns of its SQL). ``at`` is world time, ``recorded_at`` the
+    writers' clock, ``position`` a token; none of them: the archive's present position. ``spark``
+    needs Delta, and UTC as its time zone:
+    :func:`everstate.pipeline.spark.session.spark_session` makes one. Defaults of ``app``
+    and ``config`` are those of the command line: everstate.toml of the working
+    folder, and its `project.app`.
+
+    Raises UnknownView, InvalidQuery, ArchiveError, Unavailable. Cost: a shuffle by key of the
+    archive up to the moment.
+    """
+    from everstate.pipeline.requests.moment import Moment
+    from everstate.pipeline.requests.past import Past
+
+    settings, project = _found(config, app)
+    return Past(spark, settings, project, Moment(at, recorded_at, position)).view(name)
+
+
+def read_changes(
+    spark: SparkSession,
+    entity: str,
+    *,
+    from_: datetime | None = None,
+    to: datetime | None = None,
+    app: App | str | None = None,
+    config: Config | None = None,
+) -> DataFrame:
+    """Accepted changes of an entity type that happened in ``[from_, to)`` of world time.
+
+    Columns are those of `<entity>_history`, and the typed states `current` and `original`. The time
+    is the as-of time, so that `read(at=…)` and the changes of that moment agree. Otherwise like
+    :func:`read`.
+    """
+    from pyspark.sql import functions as F
+
+    from everstate.pipeline.requests.moment import Moment
+    from everstate.pipeline.requests.past import Past
+
+    settings, project = _found(config, app)
+    changes = Past(spark, settings, project, Moment()).changes(entity)
+    for moment in (from_, to):
+        if moment is not None and moment.tzinfo is None:
+            raise InvalidQuery(f"time {moment.isoformat()} has no UTC offset.")
+    if from_ is not None:
+        changes = changes.where(F.col("as_of") >= F.lit(from_))
+    return changes if to is None else changes.where(F.col("as_of") < F.lit(to))
+
+
+def _found(config: Config | None, app: App | str | None) -> tuple[Config, App]:
+    """Settings and app, with the defaults of the command line."""
+    from everstate.cli.console import load_app
+    from everstate.local import connect
+
+    settings = config or load()
+    found = app if isinstance(app, App) else load_app(app, settings)
+    return connect(settings, needs=("postgres",)), found

@@ -1,0 +1,129 @@
+"""What the views answer about many entities: lists, many keys, who wrote what, what was deleted."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from everstate.api.reading import Parameters, Reading, known, moment_of
+from everstate.app import App
+from everstate.changes import Kind
+from everstate.config import Config
+from everstate.errors import InvalidBody, InvalidQuery
+from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.serving import Entity, parse_moment
+from everstate.serving.listing import KEYS_MAX, ChangesCursor, WrittenBy, deleted, many, written
+from everstate.serving.row_json import row_json
+from everstate.serving.words import version_record
+
+_PROVENANCE: Final = ("service", "identifier", "actor", "correlation")
+_LIMIT: Final = 50
+CHANGES_CURSOR: Final = r"^([0-9]{1,16}) ([1-9][0-9]{0,17}) ([^\u0000]+)$"
+"""Where a page of changes ended: microseconds since 1970, version, key."""
+_CURSOR: Final = re.compile(CHANGES_CURSOR)
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class _Keys(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[str]
+    at: str | None = None
+
+
+class Listing:
+    """Answers about many entities, with the readers of :class:`~everstate.api.reading.Reading`."""
+
+    def __init__(self, config: Config, app: App, reading: Reading) -> None:
+        self._app, self._reading = app, reading
+        self._page_max = config.api.page_max
+
+    def keys(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """Many entities by key, all at one moment; a key without an entity has null."""
+        known(given, ())
+        try:
+            asked = msgspec.json.decode(incoming.body, type=_Keys)
+        except msgspec.MsgspecError as error:
+            raise InvalidBody("list of keys", (("body", str(error)),)) from error
+        if len(asked.keys) > KEYS_MAX:
+            too_many = f"at most {KEYS_MAX:,} are read at once"
+            raise InvalidBody("list of keys", (("keys", too_many),))
+        at = None if asked.at is None else parse_moment(asked.at)
+        sound = [key for key in asked.keys if "\x00" not in key]
+        with self._reading.reader(incoming, entity) as reader:
+            found = many(reader, entity, sound, at=at)
+        items = {key: _entity(found[key]) if key in found else None for key in asked.keys}
+        return _answer({"items": items})
+
+    def entities(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """Entities that meet conditions on their fields, now or at a world time."""
+        known(given, ("where", "order", "at", "limit"))
+        with self._reading.reader(incoming, entity) as reader:
+            found = reader.list(
+                entity,
+                at=moment_of(given, "at"),
+                where=_listed(given, "where"),
+                order=_listed(given, "order"),
+                limit=self._limit(given),
+            )
+        return _answer({"items": [{"key": each.key} | _entity(each) for each in found]})
+
+    def deleted(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """A page of the entities that are deleted now, in the order of their keys."""
+        known(given, ("limit", "after"))
+        limit = self._limit(given)
+        with self._reading.reader(incoming, entity) as reader:
+            found = deleted(reader, entity, after=given.get("after"), limit=limit)
+        more = found[-1].key if len(found) == limit else None
+        return _answer({"items": [version_record(each) for each in found], "after": more})
+
+    def written(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """A page of changes by who wrote them and when, in the order of their recording."""
+        known(given, (*_PROVENANCE, "kind", "since", "until", "limit", "after"))
+        kind = given.get("kind")
+        if kind not in (None, *Kind):
+            raise InvalidQuery(f"kind is {kind!r}; expected one of {', '.join(Kind)}.")
+        wanted = WrittenBy(
+            provenance={name: given[name] for name in _PROVENANCE if name in given},
+            kind=kind,
+            since=moment_of(given, "since"),
+            until=moment_of(given, "until"),
+        )
+        limit, after = self._limit(given), _cursor(given.get("after"))
+        with self._reading.reader(incoming, entity) as reader:
+            found = written(reader, entity, wanted, after=after, limit=limit)
+        more = None
+        if len(found) == limit:
+            last = found[-1]
+            more = f"{(last.recorded_at - _EPOCH) // _MICROSECOND} {last.version} {last.key}"
+        return _answer({"items": [version_record(each) for each in found], "after": more})
+
+    def _limit(self, given: Parameters) -> int:
+        text = given.get("limit", str(min(_LIMIT, self._page_max)))
+        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= self._page_max):
+            raise InvalidQuery(f"limit is {text!r}; expected 1 to {self._page_max}.")
+        return int(text)
+
+
+def _cursor(text: str | None) -> ChangesCursor | None:
+    if text is None:
+        return None
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise InvalidQuery(f"after is {text!r}; expected that of an earlier page.")
+    recorded_at, version, key = found.groups()
+    return _EPOCH + int(recorded_at) * _MICROSECOND, key, int(version)
+
+
+def _listed(given: Parameters, name: str) -> list[str]:
+    return [part for part in given.get(name, "").split(";") if part]
+
+
+def _entity(found: Entity) -> dict[str, Any]:
+    return {"version": found.version, "as_of": found.as_of, "state": found.state}
+
+
+def _answer(value: Any) -> HttpAnswer:
+    return HttpAnswer(200, {}, row_json(value).decode())

@@ -1,0 +1,131 @@
+"""Routes that read many entities at once: `/query/v1/{entity}` and what is below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from fastapi import APIRouter, Request, Response
+
+from everstate.api.listing import CHANGES_CURSOR, Listing
+from everstate.api.reading import Parameters
+from everstate.api.reading_router import parameters_of
+from everstate.changes import EntityType, Kind
+from everstate.http import openapi as says
+from everstate.http.answers import JSON, HttpAnswer, HttpRequest
+from everstate.http.asgi import Desk, respond
+from everstate.http.openapi import JsonSchema
+from everstate.serving.listing import KEYS_MAX
+
+_TEXT: Final[JsonSchema] = {"type": "string"}
+_TIME: Final[JsonSchema] = {"type": "string", "format": "date-time"}
+_LIMIT: Final = says.query("limit", {"type": "integer", "minimum": 1}, "Most items of the page.")
+_AFTER: Final = says.query(
+    "after",
+    {"type": "string", "pattern": CHANGES_CURSOR},
+    "Continue after the page that named this.",
+)
+_KEYS: Final[JsonSchema] = {
+    "type": "object",
+    "required": ["keys"],
+    "additionalProperties": False,
+    "properties": {
+        "keys": {"type": "array", "items": _TEXT, "maxItems": KEYS_MAX},
+        "at": {"anyOf": [_TIME, {"type": "null"}]},
+    },
+}
+
+
+class _Question(NamedTuple):
+    path: str
+    name: str
+    summary: str
+    answer: Callable[[HttpRequest, Parameters, str], HttpAnswer]
+    parameters: Sequence[JsonSchema] = ()
+    body: JsonSchema | None = None
+
+
+def _questions(listing: Listing) -> Sequence[_Question]:
+    return (
+        _Question(
+            "",
+            "list",
+            "{} entities that meet conditions on their fields, now or at a time",
+            listing.entities,
+            [
+                says.query("where", _TEXT, "Conditions: `nights>3`; several with `;` between."),
+                says.query(
+                    "order",
+                    _TEXT,
+                    "Fields to sort by: `-nights` for the largest first; several with `;`.",
+                ),
+                says.query("at", _TIME, "Entities as they were at this time in the world."),
+                _LIMIT,
+            ],
+        ),
+        _Question(
+            "/keys",
+            "keys",
+            "Many {} entities by key, all at one moment",
+            listing.keys,
+            body=says.body_of((JSON, _KEYS)),
+        ),
+        _Question(
+            "/deleted",
+            "deleted",
+            "{} entities that are deleted now, and who deleted them",
+            listing.deleted,
+            [_LIMIT, says.query("after", _TEXT, "Only keys after this one.")],
+        ),
+        _Question(
+            "/changes",
+            "changes",
+            "Changes of {} entities by who wrote them and when",
+            listing.written,
+            [
+                says.query("service", _TEXT, "By this service."),
+                says.query("identifier", _TEXT, "With this identifier."),
+                says.query("actor", _TEXT, "By this actor."),
+                says.query("correlation", _TEXT, "With this correlation id."),
+                says.query("kind", {"enum": [*Kind]}, "Only changes of this kind."),
+                says.query("since", _TIME, "Recorded at this time or later."),
+                says.query("until", _TIME, "Recorded before this time."),
+                *(_LIMIT, _AFTER),
+            ],
+        ),
+    )
+
+
+def listing_router(
+    entity_type: EntityType, listing: Listing, desk: Desk, *, api_version: str = "v1"
+) -> APIRouter:
+    """Routes of one entity type."""
+    router = APIRouter(tags=[entity_type.name])
+    for question in _questions(listing):
+        _add(router, f"/query/{api_version}/{entity_type.name}", question, entity_type.name, desk)
+    return router
+
+
+def _add(router: APIRouter, place: str, question: _Question, entity: str, desk: Desk) -> None:
+    async def answer(request: Request) -> Response:
+        incoming = await desk.read(request, entity, "read")
+        call = partial(question.answer, incoming, parameters_of(request), entity)
+        return respond(await desk.work(call))
+
+    extra: JsonSchema = {"parameters": [*question.parameters, says.wait_for()]}
+    if question.body is not None:
+        extra["requestBody"] = question.body
+    router.add_api_route(
+        f"{place}{question.path}",
+        answer,
+        methods=["GET" if question.body is None else "POST"],
+        operation_id=f"query_{entity}_{question.name}",
+        summary=question.summary.format(entity),
+        responses=says.answers(
+            *(200, 400, 404, 413, 422, 504),
+            schema={"type": "object"},
+            secured=not desk.callers.local,
+        ),
+        openapi_extra=extra,
+    )

@@ -1,0 +1,245 @@
+"""What the views answer over HTTP: an entity at a time or a version, its history, who wrote what.
+
+No web framework here. Records have the names of the command line's `--json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+
+from everstate.app import App
+from everstate.changes.json_patch import json_patch
+from everstate.config import Config
+from everstate.errors import InvalidQuery, NotFound
+from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.http.callers import WAIT_FOR, text
+from everstate.http.conditions import etag
+from everstate.serving import Entity, Reader, Version, differences, parse_moment
+from everstate.serving.masking import Masks, no_masks
+from everstate.serving.reader import WAIT_S
+from everstate.serving.reader_pool import ReaderPool
+from everstate.serving.row_json import row_json
+from everstate.serving.waiting import wait_until
+from everstate.serving.words import difference_record, version_record
+from everstate.serving.writers import last_writer, who_wrote
+from everstate.sources.crud.resource import CHANGE_ID
+
+AS_OF: Final = "Everstate-As-Of"
+RECORDED_AT: Final = "Everstate-Recorded-At"
+PAST: Final = ("at", "recorded_at", "version")
+"""Parameters of `GET /v1/{entity}/{key}` by which a state of the past is asked for."""
+_VERSION_MAX: Final = 2**63 - 1
+_TOKEN_MAX: Final = 4096
+_LIMIT: Final = 50
+_TRAILING: Final = "The views apply new changes shortly after, while `everstate run` is running."
+
+Parameters = Mapping[str, str]
+
+
+class Reading:
+    """Reads the views; as many connections as there are questions at once. Threads share it.
+
+    Every method raises NotFound, saying what is known; InvalidQuery, naming the parameter;
+    InvalidToken, NotCaughtUp and Unavailable.
+    """
+
+    def __init__(self, config: Config, app: App) -> None:
+        self._config, self._app = config, app
+        self._page_max = config.api.page_max
+        self.readers = ReaderPool(config, app)
+
+    def close(self) -> None:
+        """Give up the connections; no question may be open."""
+        self.readers.close()
+
+    def find(self, entity: str, key: str, wait_for: str | None = None) -> bytes:
+        """Present state of an entity as JSON, as its model writes it, with nothing hidden."""
+        entity_type = self._app.entity_type(entity)
+        with self._reader(no_masks, entity, key) as reader:
+            try:
+                found = reader.get(entity, key, wait_for=wait_for)
+            except NotFound as error:
+                raise NotFound(error.message, advice=_TRAILING) from error
+        return entity_type.encode(entity_type.validate(found.state))
+
+    def entity(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
+        """One entity: now, `at` a world time, as `recorded_at` a time, or at a `version`."""
+        known(given, PAST)
+        with self._reader(incoming.caller.mask, entity, key) as reader:
+            found = reader.get(
+                entity,
+                key,
+                at=moment_of(given, "at"),
+                recorded_at=moment_of(given, "recorded_at"),
+                version=_version(given, "version"),
+                **_waiting(incoming),
+            )
+        headers = {"ETag": etag(found.version, incoming.mask.tag), **_facts(found)}
+        if incoming.conditions.not_modified(found.version):
+            return HttpAnswer(304, headers)
+        return HttpAnswer(200, headers, _json(found.state))
+
+    def history(
+        self, incoming: HttpRequest, given: Parameters, entity: str, key: str
+    ) -> HttpAnswer:
+        """A page of versions, oldest first: the newest, or those `before` or `after` a version."""
+        known(given, ("limit", "before", "after"))
+        limit, before = (_version(given, each) for each in ("limit", "before"))
+        after = _version(given, "after", least=0)
+        if limit is not None and limit > self._page_max:
+            raise InvalidQuery(f"limit is {limit}; expected 1 to {self._page_max}.")
+        size = limit or min(_LIMIT, self._page_max)
+        with self._reader(incoming.caller.mask, entity, key) as reader:
+            found = reader.history(
+                entity, key, limit=size, before=before, after=after, **_waiting(incoming)
+            )
+            newest = reader.newest_version(entity, key)
+        first, last = (found[0].version, found[-1].version) if found else (0, 0)
+        page = {
+            "items": [version_record(each) for each in found],
+            "before": first if first > 1 else None,
+            "after": last if found and newest is not None and last < newest else None,
+        }
+        return HttpAnswer(200, {}, _json(page))
+
+    def diff(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
+        """What changed from one version or time to another one: fields, and a JSON Patch."""
+        known(given, ("from", "to"))
+        if "from" not in given:
+            raise InvalidQuery("from is missing; expected a version or a time.")
+        self._wait(incoming, entity)
+        with self._reader(incoming.caller.mask, entity, key) as reader:
+            old, new = (_state_at(reader, entity, key, given.get(name)) for name in ("from", "to"))
+        before, after = old.state, new.state
+        found = {
+            "from": _named(old),
+            "to": _named(new),
+            "differences": [difference_record(each) for each in differences(before, after)],
+            "patch": orjson.Fragment(json_patch(row_json(before), row_json(after))),
+        }
+        return HttpAnswer(200, {}, _json(found))
+
+    def explain(
+        self,
+        incoming: HttpRequest,
+        given: Parameters,
+        entity: str,
+        key: str,
+        field: str | None = None,
+    ) -> HttpAnswer:
+        """Where a version comes from and where it went; ``field``: the one that last wrote it."""
+        known(given, ("version",) if field is None else ())
+        version = _version(given, "version")
+        self._wait(incoming, entity)
+        with self._reader(incoming.caller.mask, entity, key) as reader:
+            if field is not None:
+                version = last_writer(reader.newest_first(entity, key), field).version
+            found = reader.explain(entity, key, version)
+        record = {
+            "version": version_record(found.version),
+            "topic": found.topic,
+            "archived": found.archived,
+            "applied_by": found.applied_by,
+        }
+        return HttpAnswer(200, {}, _json(record))
+
+    def provenance(
+        self, incoming: HttpRequest, given: Parameters, entity: str, key: str
+    ) -> HttpAnswer:
+        """Who last wrote each field of the newest state, and what each service last wrote."""
+        known(given, ())
+        with self._reader(incoming.caller.mask, entity, key) as reader:
+            found = who_wrote(reader.newest_first(entity, key, **_waiting(incoming)))
+        fields = {path: _written(each) for path, each in found.fields.items()}
+        answer = {"version": found.newest.version, "fields": fields, "sources": found.sources}
+        return HttpAnswer(
+            200, {"ETag": etag(found.newest.version, incoming.mask.tag)}, _json(answer)
+        )
+
+    @contextmanager
+    def reader(self, incoming: HttpRequest, entity: str) -> Iterator[Reader]:
+        """A reader for one request, once the views have what the request's token covers."""
+        self._wait(incoming, entity)
+        with self._reader(incoming.caller.mask, entity, "") as found:
+            yield found
+
+    def _wait(self, incoming: HttpRequest, entity: str) -> None:
+        """Wait for the token of a request before several questions are asked of one reader."""
+        token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
+        if token is not None:
+            kept = "history" if self._app.keeps_history(entity) else "latest"
+            wait_until(self._config, self._app, f"{entity}_{kept}", token, WAIT_S)
+
+    @contextmanager
+    def _reader(self, masks: Masks, entity: str, key: str) -> Iterator[Reader]:
+        if "\x00" in key:
+            raise NotFound(f"{entity} {key!r} was never seen.")
+        with self.readers.lent(masks) as reader:
+            yield reader
+
+
+Method = Callable[..., HttpAnswer]
+
+
+def known(given: Parameters, names: tuple[str, ...]) -> None:
+    """Raise InvalidQuery for a parameter that a route does not have."""
+    for name in given:
+        if name not in names:
+            listed = ", ".join(names) or "none"
+            raise InvalidQuery(f"there is no parameter {name!r}.", advice=f"There are: {listed}.")
+
+
+def _version(given: Parameters, name: str, *, least: int = 1) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and least <= int(value[:20]) <= _VERSION_MAX):
+        raise InvalidQuery(f"{name} is {value!r}; expected a whole number from {least} on.")
+    return int(value)
+
+
+def moment_of(given: Parameters, name: str) -> datetime | None:
+    """A parameter that is a time; raises InvalidQuery for another one."""
+    return parse_moment(given[name]) if name in given else None
+
+
+def _waiting(incoming: HttpRequest) -> dict[str, Any]:
+    token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
+    return {} if token is None else {"wait_for": token}
+
+
+def _state_at(reader: Reader, entity: str, key: str, at: str | None) -> Version | Entity:
+    """The version, the one of a time, or the newest; a deleting version has the state null."""
+    if at is None or (at.isascii() and at.isdigit()):
+        return reader.version(entity, key, None if at is None else _version({"at": at}, "at"))
+    return reader.get(entity, key, at=parse_moment(at))
+
+
+def _named(found: Version | Entity) -> dict[str, Any]:
+    return {"version": found.version, "as_of": found.as_of, "kind": found.kind}
+
+
+def _facts(found: Entity) -> dict[str, str]:
+    return {
+        AS_OF: found.as_of.isoformat(),
+        RECORDED_AT: found.recorded_at.isoformat(),
+        CHANGE_ID: str(found.change_id),
+    }
+
+
+def _written(version: Version) -> dict[str, Any]:
+    record = asdict(version)
+    return {
+        name: record[name]
+        for name in ("version", "occurred_at", "recorded_at", "change_id", "provenance")
+    }
+
+
+def _json(value: Any) -> str:
+    return row_json(value).decode()

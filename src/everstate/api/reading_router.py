@@ -1,0 +1,195 @@
+"""Routes that read the views: `GET /v1/{entity}/{key}` and what is below it.
+
+`/history`, `/diff`, `/explain`, `/explain/{field}` and `/provenance` are what they are only as
+parts of the path as it was sent: a key that ends in `/history` is sent with `%2F`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+from starlette.routing import Match
+from starlette.types import Scope
+
+from everstate.api.problems import ONLY
+from everstate.api.reading import PAST, Method, Reading
+from everstate.changes import EntityType
+from everstate.errors import InvalidQuery
+from everstate.http import openapi as says
+from everstate.http.asgi import KEY, AnswerPast, Desk, respond
+from everstate.http.openapi import JsonSchema, Schemas
+
+_STATUSES: Final = (200, 400, 404, 422, 504)
+_OBJECT: Final[JsonSchema] = {"type": "object"}
+_FIELD: Final = "{field}"
+
+
+class _BelowKey(APIRoute):
+    """A route whose path ends in a word: the last part of the path as it was sent."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        words = self.path.partition(KEY)[2].split("/")[1:]
+        if match is not Match.NONE and words:
+            sent = bytes(scope.get("raw_path") or scope["path"].encode()).split(b"/")
+            for word, part in zip(words, sent[-len(words) :], strict=True):
+                if word not in (_FIELD, part.decode("latin-1")):
+                    return Match.NONE, {}
+            # With another method too: else that would be asked of a key that has the word in it.
+            return Match.FULL, {**child, ONLY: ("GET", "HEAD")}
+        return match, child
+
+
+def past_of(reading: Reading, desk: Desk) -> AnswerPast:
+    """What answers a read of an entity's past, where other routes have the present."""
+
+    async def past(request: Request, entity: str, key: str) -> Response | None:
+        if not any(name in request.query_params for name in PAST):
+            return None
+        incoming = await desk.read(request, entity, "read")
+        given = parameters_of(request)
+        return respond(await desk.work(partial(reading.entity, incoming, given, entity, key)))
+
+    return past
+
+
+class _Question(NamedTuple):
+    """One route: what its path has below the key, its name, and what it says of itself."""
+
+    path: str
+    name: str
+    summary: str
+    parameters: Sequence[JsonSchema] = ()
+
+
+_NOW: Final = _Question(
+    "",
+    "",
+    "Read a {} from the views: now, at a time, or at a version",
+    [*says.conditions()[1:], *says.past()],
+)
+_END: Final[JsonSchema] = {"anyOf": [says.VERSION, {"type": "string", "format": "date-time"}]}
+_QUESTIONS: Final = (
+    _Question(
+        "/history",
+        "history",
+        "Versions of a {}, a page at a time, each with its writer and changed fields",
+        [
+            says.query(
+                "limit",
+                {"type": "integer", "minimum": 1},
+                "Largest number of versions on the page.",
+            ),
+            says.query("before", says.VERSION, "Only versions before this one."),
+            says.query(
+                "after",
+                {**says.VERSION, "minimum": 0},
+                "Only the oldest versions after this one; 0: from the first version on.",
+            ),
+        ],
+    ),
+    _Question(
+        "/diff",
+        "diff",
+        "Changed fields of a {} between two versions or times",
+        [
+            {**says.query("from", _END, "A version, or a time."), "required": True},
+            says.query("to", _END, "A version, or a time. Default: the newest version."),
+        ],
+    ),
+    _Question(
+        "/explain",
+        "explanation",
+        "Origin of a version of a {} in log, lake and source, and the views that applied it",
+        [says.query("version", says.VERSION, "Number of the version. Default: the newest.")],
+    ),
+    _Question(
+        f"/explain/{_FIELD}",
+        "field",
+        "Origin of the version of a {} that last changed a field",
+        [
+            {
+                "name": "field",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string"},
+                "description": "A field of the state; dots separate nested fields.",
+            }
+        ],
+    ),
+    _Question(
+        "/provenance",
+        "provenance",
+        "Who last wrote each field of a {}, and what each service last wrote",
+    ),
+)
+
+
+def reading_router(
+    entity_type: EntityType,
+    reading: Reading,
+    desk: Desk,
+    schemas: Schemas,
+    *,
+    is_read_only: bool,
+    api_version: str = "v1",
+) -> APIRouter:
+    """Routes of one entity type; ``is_read_only``: no other routes have its present state."""
+    place = f"/{api_version}/{entity_type.name}/{KEY}"
+    router = APIRouter(tags=[entity_type.name], route_class=_BelowKey)
+    methods: Mapping[str, Method] = {
+        "history": reading.history,
+        "diff": reading.diff,
+        "explanation": reading.explain,
+        "field": reading.explain,
+        "provenance": reading.provenance,
+    }
+    for question in _QUESTIONS:
+        method = methods[question.name]
+        _add(router, place, question, entity_type.name, method, desk, _OBJECT)
+    if is_read_only:
+        state = schemas.read(entity_type)
+        _add(router, place, _NOW, entity_type.name, reading.entity, desk, state)
+    return router
+
+
+def _add(
+    router: APIRouter,
+    place: str,
+    question: _Question,
+    entity: str,
+    method: Method,
+    desk: Desk,
+    schema: JsonSchema,
+) -> None:
+    async def answer(request: Request, key: str) -> Response:
+        incoming = await desk.read(request, entity, "read")
+        more = {name: value for name, value in request.path_params.items() if name != "key"}
+        call = partial(method, incoming, parameters_of(request), entity, key, **more)
+        return respond(await desk.work(call))
+
+    statuses = _STATUSES if question.name else (*_STATUSES, 304)
+    router.add_api_route(
+        f"{place}{question.path}",
+        answer,
+        methods=["GET"],
+        operation_id="_".join(filter(None, ("read", entity, question.name))),
+        summary=question.summary.format(entity),
+        responses=says.answers(*statuses, schema=schema, secured=not desk.callers.local),
+        openapi_extra={"parameters": [*question.parameters, says.wait_for()]},
+    )
+
+
+def parameters_of(request: HTTPConnection) -> Mapping[str, str]:
+    """Parameters of the query; raises InvalidQuery for one that is given twice."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found:
+            raise InvalidQuery(f"{name} is given twice.")
+        found[name] = value
+    return found

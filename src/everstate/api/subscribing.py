@@ -1,0 +1,402 @@
+"""What a subscriber asks for, and the events that it gets: no web framework here.
+
+An event is a change, a present row, or a notice. Its id is a token: a subscriber that comes back
+with it continues after that event, without a gap and without a double.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Literal, TypeVar, get_args
+
+import orjson
+
+from everstate.api.reading import known
+from everstate.app import App
+from everstate.changes import EntityType, Kind
+from everstate.changes.tokens import Partition, Spot, parse_token
+from everstate.changes.triggers import Trigger, when
+from everstate.config import Config
+from everstate.errors import (
+    EverstateError,
+    InvalidQuery,
+    InvalidTrigger,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
+from everstate.http.masks import Mask
+from everstate.serving import Reader
+from everstate.serving.changes import BEGINNING, NOW, Changes, Delivery
+from everstate.serving.hub import ChangeHub, Subscription, key_of
+from everstate.serving.row_json import row_json
+from everstate.serving.snapshots import read_snapshot
+
+T = TypeVar("T")
+InThread = Callable[[Callable[[], T]], Awaitable[T]]
+
+WhenSlow = Literal["disconnect", "drop"]
+"""What happens to a subscriber that takes changes more slowly than they come."""
+
+PARAMETERS: Final = (
+    *("key", "changed", "becomes", "kind", "service", "identifier", "actor"),
+    *("since", "current", "when_slow"),
+)
+LAST_ID: Final = "last-event-id"
+"""Header with the token after which a subscription goes on."""
+_PROVENANCE: Final = ("service", "identifier", "actor")
+_BEAT_S: Final = 15.0
+"""A subscription without changes for so long gets its position, and proxies see that it lives."""
+_CHUNK: Final = 200
+_WAITING_MAX: Final = 1_000
+_CATCHING_UP_MAX: Final = 8
+"""Subscribers that read the past at once; each has a consumer of its own meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a subscription."""
+
+    name: str
+    """``change``, ``current``, ``live``, ``dropped``, ``error``; ``""``: only a new position."""
+    data: str = ""
+    """JSON."""
+    token: str | None = None
+    """Continue after this event with it; ``None``: after the event before."""
+    failure: EverstateError | None = None
+    """Of an `error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a subscriber asks for."""
+
+    entity_type: EntityType
+    key: str | None
+    kinds: frozenset[str]
+    """Empty: all."""
+    provenance: Mapping[str, str]
+    trigger: Trigger | None
+    since: str
+    """A token, ``beginning`` or ``now``."""
+    is_current_wanted: bool
+    """Whether the present rows come first."""
+    when_slow: WhenSlow
+    mask: Mask
+    """What the subscriber does not see."""
+
+    @classmethod
+    def of(
+        cls,
+        entity_type: EntityType,
+        given: Mapping[str, str],
+        last_id: str | None,
+        mask: Mask,
+    ) -> Wish:
+        """Read the parameters of a request.
+
+        Raises InvalidQuery, naming the parameter, and NotPermitted for a condition on a field that
+        the subscriber does not see.
+        """
+        known(given, PARAMETERS)
+        kinds = frozenset(filter(None, given.get("kind", "").split(",")))
+        for kind in sorted(kinds.difference(Kind)):
+            raise InvalidQuery(f"kind is {kind!r}; expected some of {', '.join(Kind)}.")
+        slow = given.get("when_slow", "disconnect")
+        if slow not in get_args(WhenSlow):
+            raise InvalidQuery(f"when_slow is {slow!r}; expected disconnect or drop.")
+        current = given.get("current", "false")
+        if current not in ("true", "false"):
+            raise InvalidQuery(f"current is {current!r}; expected true or false.")
+        if current == "true" and "since" in given:
+            raise InvalidQuery("give one of current and since: present rows, or changes since.")
+        return cls(
+            entity_type,
+            given.get("key"),
+            kinds,
+            {name: given[name] for name in _PROVENANCE if name in given},
+            _trigger(entity_type, given, mask),
+            last_id or given.get("since", NOW),
+            current == "true" and not last_id,
+            "drop" if slow == "drop" else "disconnect",
+            mask,
+        )
+
+    def wants(self, delivery: Delivery) -> bool:
+        """Whether a change meets all conditions."""
+        if self.key is not None and key_of(delivery) != self.key:
+            return False
+        if not (self.kinds or self.provenance or self.trigger):
+            return True
+        change = delivery.change
+        if self.kinds and change.kind.value not in self.kinds:
+            return False
+        who = change.provenance
+        told = {"service": who.service_name, "identifier": who.identifier, "actor": who.actor}
+        if any(told[name] != value for name, value in self.provenance.items()):
+            return False
+        trigger = self.trigger
+        return trigger is None or trigger.fires(self.entity_type, change.original, change.current)
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """Present rows, and the changes that they contain already."""
+
+    rows: Sequence[Mapping[str, Any]]
+    spots: Mapping[Partition, Spot]
+    """They contain the changes up to here."""
+    version: int = 0
+    """Of one key: they contain its changes up to this version."""
+
+
+class Subscriptions:
+    """The hubs of all entity types. Used by one event loop."""
+
+    def __init__(self, config: Config, app: App) -> None:
+        self._config, self._app = config, app
+        self._hubs: dict[str, ChangeHub] = {}
+        self._catching_up: asyncio.Semaphore | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End all subscriptions; their subscribers get an event that says so."""
+        self._is_closed = True
+        for hub in list(self._hubs.values()):
+            hub.close()
+
+    async def open(self, wish: Wish, work: InThread[Any]) -> AsyncIterator[StreamEvent]:
+        """Begin a subscription; out: its events, which end when it is closed or fails.
+
+        ``work`` runs a blocking call in a thread. Raises InvalidToken, DataLoss, Unavailable.
+        """
+        if self._is_closed:
+            raise Unavailable("the server is being stopped.")
+        entity = wish.entity_type.name
+        if self._catching_up is None:
+            self._catching_up = asyncio.Semaphore(_CATCHING_UP_MAX)
+        hub = self._hubs.setdefault(entity, ChangeHub(self._config, self._app, entity))
+        loop, awake = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(awake.set)
+
+        subscription = await work(
+            partial(
+                hub.subscribe,
+                wake,
+                key=wish.key,
+                wants=wish.wants,
+                limit=_WAITING_MAX,
+                since=_spots(wish),
+            )
+        )
+        past: Changes | None = None
+        try:
+            if wish.since not in (NOW, *_remembered(wish, subscription)):
+                until = hub.token_of(subscription.spots)
+                make = partial(Changes, self._config, self._app, entity)
+                past = await work(partial(make, since=wish.since, until=until))
+        except BaseException:
+            hub.leave(subscription)
+            raise
+        return self._events(wish, hub, subscription, past, awake, work)
+
+    async def _events(
+        self,
+        wish: Wish,
+        hub: ChangeHub,
+        subscription: Subscription,
+        past: Changes | None,
+        awake: asyncio.Event,
+        work: InThread[Any],
+    ) -> AsyncIterator[StreamEvent]:
+        spots: Mapping[Partition, Spot] = subscription.spots
+        version = 0
+        try:
+            if wish.is_current_wanted:
+                present = await work(partial(self._present, wish, spots))
+                spots, version = present.spots, present.version
+                for row in present.rows:
+                    yield StreamEvent("current", row_json(row).decode())
+                del present
+            if past is not None:
+                async for event in self._past(wish, past, work):
+                    yield event
+            yield StreamEvent("live", "{}", hub.token_of(spots))
+            async for event in _live(wish, hub, subscription, spots, version, awake):
+                yield event
+        except EverstateError as error:
+            yield failed(error)
+        finally:
+            hub.leave(subscription)
+            if past is not None:
+                past.close()
+
+    async def _past(
+        self, wish: Wish, past: Changes, work: InThread[Any]
+    ) -> AsyncIterator[StreamEvent]:
+        """The changes before the subscription began."""
+        assert self._catching_up is not None
+        async with self._catching_up:
+            with closing(iter(past)) as deliveries:  # type: ignore[type-var]
+                while chunk := await work(partial(_chunk, deliveries, wish)):
+                    for event in chunk:
+                        yield event
+
+    def _present(self, wish: Wish, spots: Mapping[Partition, Spot]) -> _Present:
+        """The present rows: read after the subscription began, so that no change is missing."""
+        entity = wish.entity_type.name
+        if wish.key is not None:
+            with Reader(self._config, self._app) as reader:
+                try:
+                    found = reader.get(entity, wish.key)
+                except NotFound:
+                    return _Present([], spots)
+            state = wish.mask.state(found.state)
+            row = {"key": found.key, "version": found.version, "state": state}
+            return _Present([row], spots, found.version)
+        snapshot = read_snapshot(self._config, self._app, f"{entity}_latest")
+        at = [snapshot.columns.index(name) for name in ("key", "version", "state")]
+        listed = ([row[column] for column in at] for row in snapshot.rows)
+        rows = [
+            {"key": key, "version": version, "state": wish.mask.state(state)}
+            for key, version, state in listed
+            if state is not None
+        ]
+        return _Present(rows, parse_token(snapshot.token).positions[entity].spots)
+
+
+async def _live(
+    wish: Wish,
+    hub: ChangeHub,
+    subscription: Subscription,
+    begin: Mapping[Partition, Spot],
+    version: int,
+    awake: asyncio.Event,
+) -> AsyncIterator[StreamEvent]:
+    """The changes behind ``begin`` as they come; of one key, those after ``version``."""
+    spots = dict(begin)
+    while True:
+        awake.clear()
+        taken, dropped = subscription.take()
+        if dropped:
+            if wish.when_slow == "disconnect":
+                yield StreamEvent("slow", _SLOW)
+                return
+            yield StreamEvent("dropped", orjson.dumps({"changes": dropped}).decode())
+        for delivery in taken:
+            if delivery.spot <= spots[delivery.partition]:
+                continue
+            spots[delivery.partition] = delivery.spot
+            if version and delivery.change.version <= version:
+                continue
+            yield _change(wish, delivery, hub.token_of(spots))
+        if subscription.failure is not None:
+            yield failed(subscription.failure)
+            return
+        if taken:
+            continue
+        try:
+            await asyncio.wait_for(awake.wait(), _BEAT_S)
+        except TimeoutError:
+            yield StreamEvent("", token=hub.token_of(spots))
+
+
+_SLOW: Final = orjson.dumps(
+    {"detail": "Changes came faster than they were taken. Come back with the last event's id."}
+).decode()
+
+
+async def while_valid(
+    events: AsyncIterator[StreamEvent], expires: datetime | None
+) -> AsyncIterator[StreamEvent]:
+    """The events until the subscriber's token expires, and then an `error`; ``None``: never."""
+    async with aclosing(events):  # type: ignore[type-var]
+        while True:
+            left_s = None if expires is None else (expires - datetime.now(UTC)).total_seconds()
+            try:
+                async with asyncio.timeout(left_s):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                yield failed(Unauthenticated("the token has expired."))
+                return
+            yield event
+
+
+def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
+    """The next events of the past; empty at its end. A chunk without wanted changes has one."""
+    chunk = list(islice(deliveries, _CHUNK))
+    events = [_change(wish, each, each.token) for each in chunk if wish.wants(each)]
+    if chunk and not events:
+        return [StreamEvent("", token=chunk[-1].token)]
+    return events
+
+
+def _change(wish: Wish, delivery: Delivery, token: str) -> StreamEvent:
+    shown = wish.mask.change(delivery.record.value or b"")
+    return StreamEvent("change", shown.decode(), token)
+
+
+def failed(error: EverstateError) -> StreamEvent:
+    """The event that says why a subscription ends."""
+    said = {"type": f"urn:everstate:error:{type(error).__name__}", "detail": error.public}
+    return StreamEvent("error", orjson.dumps(said).decode(), failure=error)
+
+
+def _spots(wish: Wish) -> Mapping[Partition, Spot] | None:
+    if wish.since in (NOW, BEGINNING):
+        return None
+    position = parse_token(wish.since).positions.get(wish.entity_type.name)
+    return None if position is None else position.spots
+
+
+def _remembered(wish: Wish, subscription: Subscription) -> tuple[str, ...]:
+    """The token from which the subscription itself begins, if it does."""
+    return (wish.since,) if _spots(wish) == subscription.spots else ()
+
+
+def _trigger(entity_type: EntityType, given: Mapping[str, str], mask: Mask) -> Trigger | None:
+    """The condition on fields: `changed` names one, `becomes` one and its value after a change."""
+    triggers = []
+    for name in ("changed", "becomes"):
+        if name in given:
+            mask.refuse(given[name].partition(":")[0].split("."), "a condition on")
+    if "changed" in given:
+        triggers.append(_checked(entity_type, "changed", when(given["changed"]).changes()))
+    if "becomes" in given:
+        field, colon, text = given["becomes"].partition(":")
+        if not colon:
+            raise InvalidQuery(f"becomes is {given['becomes']!r}; expected field:value.")
+        triggers.append(_becomes(entity_type, field, text))
+    if len(triggers) == 2:
+        return triggers[0] & triggers[1]
+    return triggers[0] if triggers else None
+
+
+def _becomes(entity_type: EntityType, field: str, text: str) -> Trigger:
+    """The value is the text as it is, or what it is in JSON: whichever the field can have."""
+    try:
+        return _checked(entity_type, "becomes", when(field).changes(to=text))
+    except InvalidQuery:
+        try:
+            value = orjson.loads(text)
+        except ValueError:
+            raise InvalidQuery(f"becomes: {field} cannot be {text!r}.") from None
+        return _checked(entity_type, "becomes", when(field).changes(to=value))
+
+
+def _checked(entity_type: EntityType, name: str, trigger: Trigger) -> Trigger:
+    try:
+        trigger.check(entity_type)
+    except InvalidTrigger as error:
+        raise InvalidQuery(f"{name}: {error.message}") from error
+    return trigger

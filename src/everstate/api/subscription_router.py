@@ -1,0 +1,105 @@
+"""Routes of subscriptions: `/stream/v1/{entity}`, by Server-Sent Events and by WebSocket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse, format_sse_event
+
+from everstate.api.guards import IS_HEAD
+from everstate.api.reading_router import parameters_of
+from everstate.api.socket_router import socket_router
+from everstate.api.subscribing import LAST_ID, StreamEvent, Subscriptions, Wish, while_valid
+from everstate.changes import EntityType
+from everstate.http import openapi as says
+from everstate.http.asgi import Desk
+from everstate.http.openapi import JsonSchema
+
+_RETRY_MS = 2_000
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_TEXT: JsonSchema = {"type": "string"}
+
+
+def subscription_router(
+    entity_type: EntityType,
+    subscriptions: Subscriptions,
+    desk: Desk,
+    *,
+    api_version: str = "v1",
+) -> APIRouter:
+    """The routes of one entity type; both have the same path."""
+    router = APIRouter(tags=[entity_type.name])
+
+    async def stream(request: Request) -> Response:
+        incoming = await desk.read(request, entity_type.name, "read")
+        mask = incoming.caller.mask(entity_type.name)
+        wish = Wish.of(entity_type, parameters_of(request), request.headers.get(LAST_ID), mask)
+        if request.scope.get(IS_HEAD):
+            return Response(media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS)
+        opened = await subscriptions.open(wish, desk.work)
+        events = while_valid(opened, incoming.caller.expires)
+        return StreamingResponse(
+            encoded(events), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
+        )
+
+    router.add_api_route(
+        f"/stream/{api_version}/{entity_type.name}",
+        stream,
+        methods=["GET"],
+        operation_id=f"stream_{entity_type.name}",
+        summary=f"Changes of {entity_type.name} entities as Server-Sent Events, as they come",
+        responses=_answers(secured=not desk.callers.local),
+        openapi_extra={"parameters": _PARAMETERS},
+    )
+    router.include_router(socket_router(entity_type, subscriptions, desk, api_version=api_version))
+    return router
+
+
+async def encoded(events: AsyncIterator[StreamEvent]) -> AsyncIterator[bytes]:
+    """Events in the form of Server-Sent Events."""
+    yield format_sse_event(retry=_RETRY_MS)
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            if event.name:
+                yield format_sse_event(data_str=event.data, event=event.name, id=event.token)
+            else:
+                # Without data a client notes the id, and nothing else happens.
+                yield format_sse_event(id=event.token)
+
+
+def _answers(*, secured: bool) -> dict[int | str, JsonSchema]:
+    found = says.answers(200, 400, 404, 422, 503, schema={"type": "object"}, secured=secured)
+    found[200] = {
+        "description": "Events `current`, `change`, `live`, `dropped`, `slow` and `error`; the id "
+        "of an event is a token.",
+        "content": {EventSourceResponse.media_type: {"schema": _TEXT}},
+    }
+    return found
+
+
+_PARAMETERS = [
+    says.query("key", _TEXT, "Only this entity."),
+    says.query("changed", _TEXT, "Only changes that change this field."),
+    says.query("becomes", _TEXT, "Only changes after which a field has a value: `field:value`."),
+    says.query("kind", _TEXT, "Only these kinds of changes: `created,deleted`."),
+    says.query("service", _TEXT, "Only changes by this service."),
+    says.query("identifier", _TEXT, "Only changes with this identifier in their provenance."),
+    says.query("actor", _TEXT, "Only changes by this actor."),
+    says.query(
+        "since",
+        _TEXT,
+        "A token, `beginning` or `now` (default); after a disconnect "
+        "`Last-Event-ID` takes its place.",
+    ),
+    says.query("current", {"type": "boolean"}, "First the entities as they are now."),
+    says.query(
+        "when_slow",
+        {"enum": ["disconnect", "drop"]},
+        "What happens when changes come "
+        "faster than they are taken: an event `slow` and the end (default), or the oldest "
+        "are dropped and an event `dropped` counts them.",
+    ),
+]

@@ -1,0 +1,191 @@
+"""Subscriptions to a view: first all rows, then what differs at each later position.
+
+No web framework here. The event `snapshot` has all rows, and `changed` the rows that differ between
+two positions, each before and after; both have the token of their position. A subscriber that comes
+back with the id of an event gets what differs since then, or a new snapshot when that is not
+remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+import orjson
+
+from everstate.api.reading import Parameters, known
+from everstate.api.subscribing import InThread, StreamEvent, failed
+from everstate.app import App
+from everstate.config import Config
+from everstate.errors import EverstateError, InvalidQuery, Unavailable
+from everstate.serving.view_columns import ViewColumn, condition
+from everstate.serving.view_watch import RowChange, RowStep, SeenRow, ViewWatch, WholeView
+
+_BEAT_S: Final = 15.0
+"""A subscription without changes for so long gets its position, and proxies see that it lives."""
+
+Reason = Literal["began", "missed", "version"]
+"""Why all rows come: the subscription begins; steps since its token are not remembered; readers
+see another version of the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewWish:
+    """What a subscriber of a view asks for."""
+
+    view: str
+    where: Sequence[str]
+    """Conditions that a row must meet: `column=value`."""
+    since: str | None
+    """The id of the last event that it has."""
+
+    @classmethod
+    def of(cls, view: str, given: Parameters, last_id: str | None) -> ViewWish:
+        """Read the parameters of a request; raises InvalidQuery, naming the parameter."""
+        known(given, ("where", "since"))
+        where = [part for part in given.get("where", "").split(";") if part]
+        return cls(view, where, last_id or given.get("since"))
+
+
+class RowFilter:
+    """Conditions on rows of one version of a view."""
+
+    def __init__(self, wish: ViewWish, columns: Sequence[ViewColumn]) -> None:
+        """Raises InvalidQuery for an unknown column, or another operator than `=`."""
+        conditions = [condition(text, wish.view, columns) for text in wish.where]
+        for each in conditions:
+            if each.operator != "=":
+                raise InvalidQuery(f"where: a subscription takes = only, not {each.operator}.")
+        self._places = [(columns.index(each.column), each.value) for each in conditions]
+
+    def seen(self, row: SeenRow | None) -> SeenRow | None:
+        """The row, if it meets the conditions."""
+        if row is None or any(row.values[place] != value for place, value in self._places):
+            return None
+        return row
+
+    def changed(self, changes: Iterable[RowChange]) -> list[RowChange]:
+        """The same changes as who sees only such rows sees them."""
+        if not self._places:
+            return list(changes)
+        found = (RowChange(self.seen(each.before), self.seen(each.after)) for each in changes)
+        return [each for each in found if each.before is not None or each.after is not None]
+
+
+class ViewSubscriptions:
+    """The watches of all views that are followed. Used by one event loop."""
+
+    def __init__(self, config: Config, app: App) -> None:
+        self._config, self._app = config, app
+        self._watches: dict[str, ViewWatch] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End all subscriptions; their subscribers get an event that says so."""
+        self._is_closed = True
+        for watch in list(self._watches.values()):
+            watch.close()
+
+    async def open(self, wish: ViewWish, work: InThread[Any]) -> AsyncIterator[StreamEvent]:
+        """Begin a subscription; out: its events, which end when it is closed or fails.
+
+        ``work`` runs a blocking call in a thread. Raises UnknownView, NotFound, InvalidQuery,
+        TooManyRows and Unavailable.
+        """
+        loop, awake = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(awake.set)
+
+        watch = await self._joined(wish.view, wake, work)
+        try:
+            RowFilter(wish, watch.whole().columns)
+        except BaseException:
+            watch.leave(wake)
+            raise
+        return _events(wish, watch, awake, wake)
+
+    async def _joined(self, view: str, wake: Callable[[], None], work: InThread[Any]) -> ViewWatch:
+        """The watch of a view, which the subscriber has joined."""
+        while not self._is_closed:
+            watch = self._watches.get(view)
+            if watch is None:
+                watch = self._watches[view] = ViewWatch(self._config, self._app, view)
+            if await work(partial(watch.join, wake)):
+                return watch
+            if self._watches.get(view) is watch:
+                del self._watches[view]
+        raise Unavailable("the server is being stopped.")
+
+
+async def _events(
+    wish: ViewWish, watch: ViewWatch, awake: asyncio.Event, wake: Callable[[], None]
+) -> AsyncIterator[StreamEvent]:
+    try:
+        async for event in _steps(wish, watch, awake):
+            yield event
+    except EverstateError as error:
+        yield failed(error)
+    finally:
+        watch.leave(wake)
+
+
+async def _steps(
+    wish: ViewWish, watch: ViewWatch, awake: asyncio.Event
+) -> AsyncIterator[StreamEvent]:
+    """All rows, then each step; all rows again when steps are forgotten."""
+    whole = watch.whole()
+    rows, version = RowFilter(wish, whole.columns), whole.version
+    number = None if wish.since is None else watch.number_of(wish.since)
+    reason: Reason = "began" if wish.since is None else "missed"
+    while True:
+        awake.clear()
+        steps = None if number is None else watch.behind(number)
+        if steps is None or number is None:
+            whole = watch.whole()
+            if whole.version != version:
+                reason = "version"
+                rows, version = RowFilter(wish, whole.columns), whole.version
+            yield _snapshot(watch, whole, rows, reason)
+            number, reason = whole.number, "missed"
+            continue
+        for step in steps:
+            number = step.number
+            changes = rows.changed(step.changes)
+            if changes:
+                yield _changed(watch, step, changes)
+        if steps:
+            continue
+        if watch.failure is not None:
+            raise watch.failure.with_traceback(None)
+        try:
+            await asyncio.wait_for(awake.wait(), _BEAT_S)
+        except TimeoutError:
+            yield StreamEvent("", token=watch.id_of(number))
+
+
+def _snapshot(watch: ViewWatch, whole: WholeView, rows: RowFilter, reason: Reason) -> StreamEvent:
+    told = {
+        "reason": reason,
+        "version": whole.version,
+        "token": whole.token,
+        "columns": [column.name for column in whole.columns],
+        "key": None if whole.key is None else [column.name for column in whole.key],
+        "rows": [
+            orjson.Fragment(row.json) for row in whole.rows.values() if rows.seen(row) is not None
+        ],
+    }
+    return StreamEvent("snapshot", orjson.dumps(told).decode(), watch.id_of(whole.number))
+
+
+def _changed(watch: ViewWatch, step: RowStep, changes: Iterable[RowChange]) -> StreamEvent:
+    rows = [{"before": _json(each.before), "after": _json(each.after)} for each in changes]
+    told = orjson.dumps({"token": step.token, "rows": rows})
+    return StreamEvent("changed", told.decode(), watch.id_of(step.number))
+
+
+def _json(row: SeenRow | None) -> orjson.Fragment | None:
+    return None if row is None else orjson.Fragment(row.json)

@@ -1,0 +1,121 @@
+"""What the views answer over HTTP: the list of them, their rows by pages, and single rows.
+
+No web framework here. Rows are the body; where they stand is in headers: the version of the view,
+its position as a token, and how far that is behind the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from werkzeug.http import parse_etags
+
+from everstate.api.reading import Parameters, known, moment_of
+from everstate.app import App
+from everstate.config import Config
+from everstate.errors import InvalidQuery
+from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.http.callers import TOKEN, WAIT_FOR, text
+from everstate.serving.freshness import Freshness
+from everstate.serving.masking import no_masks
+from everstate.serving.reader_pool import ReaderPool
+from everstate.serving.row_json import row_json
+from everstate.serving.view_list import entities_read_by, listed_views
+from everstate.serving.view_rows import RowsQuery, ViewPage, read_page, read_row
+
+VIEW_VERSION: Final = "Everstate-View-Version"
+LAG_CHANGES: Final = "Everstate-Lag-Changes"
+LAG_SECONDS: Final = "Everstate-Lag-Seconds"
+PLACE: Final = "/views/v1"
+_TOKEN_MAX: Final = 4096
+_LIMIT: Final = 50
+
+
+class ViewReading:
+    """Answers from the views of a project; threads share it.
+
+    Its methods raise UnknownView, NotFound, InvalidQuery, ContradictoryQuery, InvalidToken,
+    NotCaughtUp and Unavailable.
+    """
+
+    def __init__(self, config: Config, app: App, readers: ReaderPool) -> None:
+        self._config, self._app, self._readers = config, app, readers
+        self.page_max: Final = config.api.page_max
+        self._freshness = Freshness(config)
+
+    def close(self) -> None:
+        """Give up the connections; no question may be open."""
+        self._freshness.close()
+
+    def listed(self, incoming: HttpRequest, given: Parameters) -> HttpAnswer:
+        """All views that the caller may read: version, kind, columns, position, lag and state."""
+        known(given, ())
+        with self._readers.lent(no_masks) as reader:
+            listed = listed_views(reader)
+        may = partial(incoming.caller.may, right="read")
+        shown = [e for e in listed if all(map(may, entities_read_by(self._app, e["name"])))]
+        return _answer(incoming, {}, {"items": shown})
+
+    def rows(self, incoming: HttpRequest, given: Parameters, view: str) -> HttpAnswer:
+        """A page of the rows of a view: by conditions and in an order, or those with some words."""
+        known(given, ("where", "order", "limit", "after", "q", "at"))
+        asked = RowsQuery(
+            where=_split(given, "where"),
+            order=_split(given, "order"),
+            after=given.get("after"),
+            limit=self._limit(given),
+            words=given.get("q"),
+            at=moment_of(given, "at"),
+        )
+        page = read_page(self._config, self._app, view, asked, wait_for=_token(incoming))
+        headers = self._headers(page)
+        if page.after is not None:
+            query = urlencode({**given, "after": page.after}, quote_via=quote)
+            headers["Link"] = f'<{PLACE}/{quote(view, safe="")}?{query}>; rel="next"'
+        return _answer(incoming, headers, {"items": page.records(), "after": page.after})
+
+    def row(
+        self, incoming: HttpRequest, given: Parameters, view: str, key: Sequence[str]
+    ) -> HttpAnswer:
+        """The row of a view that has a key."""
+        known(given, ())
+        page = read_row(self._config, self._app, view, key, wait_for=_token(incoming))
+        return _answer(incoming, self._headers(page), page.records()[0])
+
+    def _headers(self, page: ViewPage) -> dict[str, str]:
+        standpoint = page.standpoint
+        headers = {VIEW_VERSION: str(standpoint.version.version), TOKEN: standpoint.token}
+        behind = self._freshness.behind(standpoint.position)
+        if behind is not None:
+            headers[LAG_CHANGES] = str(behind.changes)
+            headers[LAG_SECONDS] = f"{behind.seconds:.3f}"
+        return headers
+
+    def _limit(self, given: Parameters) -> int:
+        text = given.get("limit", str(min(_LIMIT, self.page_max)))
+        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= self.page_max):
+            raise InvalidQuery(f"limit is {text!r}; expected 1 to {self.page_max}.")
+        return int(text)
+
+
+def _token(incoming: HttpRequest) -> str | None:
+    return text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
+
+
+def _split(given: Parameters, name: str) -> list[str]:
+    return [part for part in given.get(name, "").split(";") if part]
+
+
+def _answer(incoming: HttpRequest, headers: Mapping[str, str], content: Any) -> HttpAnswer:
+    """An answer whose ETag is a hash of its body: a position does not tell of deferred changes."""
+    body = row_json(content)
+    tag = hashlib.blake2b(body, digest_size=16).hexdigest()
+    incoming.conditions  # noqa: B018 - it refuses a header that is no list of tags
+    told = {**headers, "ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if parse_etags(incoming.headers.get("if-none-match")).contains_weak(tag):
+        return HttpAnswer(304, told)
+    return HttpAnswer(200, told, body.decode())

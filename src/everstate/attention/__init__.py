@@ -1,0 +1,1 @@
+"""What needs attention in a project: one list, for the console, `everstate status` and alerts."""

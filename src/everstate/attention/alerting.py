@@ -1,0 +1,196 @@
+"""The role `alerts`: looks at the project, logs alerts, and sends them to a webhook."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections import Counter as Counts
+from collections import deque
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any, Final
+
+from prometheus_client import Counter, Gauge
+
+from everstate.app import App
+from everstate.attention.alerts import Alert, Alerts
+from everstate.attention.conditions import NO_ROLE, Concern
+from everstate.attention.looking import Looking, SeenProject
+from everstate.attention.webhook import deliver
+from everstate.config import Config
+from everstate.parts import PartRun
+from everstate.private import private_folder, write_private
+from everstate.retrying import may_pass, until_stopped
+from everstate.serving.reader_pool import ReaderPool
+
+log = logging.getLogger(__name__)
+
+CONDITIONS = Gauge("everstate_conditions", "Conditions that need attention", ["kind", "level"])
+FIRING = Gauge("everstate_alerts_firing", "Alerts that fire and are not resolved")
+UNSENT = Gauge("everstate_alerts_unsent", "Alerts that the webhook has not acknowledged yet")
+SENT = Counter("everstate_alerts_sent", "Alerts that the webhook acknowledged")
+LAG_S = Gauge(
+    "everstate_reader_lag_seconds", "Age of the oldest change not read", ["reader", "topic"]
+)
+LAG = Gauge("everstate_reader_lag_changes", "Changes that were not read yet", ["reader", "topic"])
+HELD = Gauge("everstate_capture_held_bytes", "WAL held by the slot of a capture", ["capture"])
+
+WATCH: Final = "watch"
+WEBHOOK: Final = "webhook"
+_UNSENT_MAX: Final = 10_000
+_PAUSE_S: Final = 1.0
+_PAUSE_S_MAX: Final = 300.0
+_OWN: Final = f"part:alerts: {WEBHOOK}"
+"""The condition that the webhook does not answer: it cannot be sent to the webhook."""
+
+
+class Alerting:
+    """Alerts of one project, with their state in a file that survives a restart.
+
+    :meth:`parts` gives the jobs. One looks and logs; it never waits for the webhook. The other one
+    delivers the alerts in order, and retries until each is acknowledged.
+    """
+
+    def __init__(self, config: Config, app: App) -> None:
+        self._config, self._app = config, app
+        self._file = config.project.data_dir / "alerts.json"
+        self._lock = threading.Lock()
+        self._is_new = threading.Event()
+        self._alerts = Alerts(app.name, config.alerts.hold_s, lambda: str(uuid.uuid4()))
+        self._unsent: deque[Alert] = deque()
+        self._measuring = _Measuring()
+        self._restore()
+
+    def parts(self) -> dict[str, PartRun]:
+        """The jobs of the role."""
+        found: dict[str, PartRun] = {WATCH: self.watch}
+        if self._config.alerts.webhook_url is not None:
+            found[WEBHOOK] = self.send
+        return found
+
+    def watch(self, stop: threading.Event) -> None:
+        """Look every `alerts.every_s` until ``stop`` is set."""
+        with closing(ReaderPool(self._config, self._app)) as readers:
+            looking = Looking(self._config, self._app, readers)
+            while not stop.is_set():
+                self.take(looking.look(), time.time())
+                stop.wait(self._config.alerts.every_s)
+
+    def take(self, seen: SeenProject, now_s: float) -> None:
+        """Log and store the alerts that follow from what was seen."""
+        self._measuring.set(seen)
+        conditions = [each for each in seen.conditions if _is_sent(each)]
+        with self._lock:
+            alerts = self._alerts.step(conditions, seen.unknown, now_s)
+            for alert in alerts:
+                level = logging.WARNING if alert.status == "firing" else logging.INFO
+                log.log(level, "%s", alert.text)
+            if self._config.alerts.webhook_url is not None:
+                self._unsent += alerts
+            while len(self._unsent) > _UNSENT_MAX:
+                log.error("an alert is never sent: %s", self._unsent.popleft().text)
+            self._store()
+        FIRING.set(sum(each.is_firing for each in self._alerts.tracked.values()))
+        self._is_new.set()
+
+    def send(self, stop: threading.Event) -> None:
+        """Deliver the stored alerts, the oldest first, until ``stop`` is set."""
+        step = until_stopped(
+            self.send_one,
+            stop,
+            waiting="the alerts' webhook waits",
+            log=log,
+            passes=may_pass,
+            pause_s=_PAUSE_S,
+            pause_s_max=_PAUSE_S_MAX,
+        )
+        while not stop.is_set():
+            if not step():
+                self._is_new.wait(_PAUSE_S)
+                self._is_new.clear()
+
+    def send_one(self) -> bool:
+        """Deliver the oldest stored alert; false: there is none. Raises Unavailable."""
+        with self._lock:
+            alert = self._unsent[0] if self._unsent else None
+            UNSENT.set(len(self._unsent))
+        if alert is None:
+            return False
+        section = self._config.alerts
+        assert section.webhook_url is not None
+        deliver(section.webhook_url, alert, section.webhook_timeout_s)
+        SENT.inc()
+        with self._lock:
+            if self._unsent and self._unsent[0] is alert:
+                self._unsent.popleft()
+            self._store()
+        return True
+
+    def _restore(self) -> None:
+        """Continue where an earlier process ended."""
+        try:
+            stored: dict[str, Any] = json.loads(self._file.read_text("utf-8"))
+            self._alerts.restore(stored["tracked"])
+            self._unsent = deque(Alert(**each) for each in stored["unsent"])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("%s is not readable, and alerts fire again: %s", self._file, error)
+
+    def _store(self) -> None:
+        """Write the state; a full disk must not end the role."""
+        state = {
+            "tracked": self._alerts.as_json(),
+            "unsent": [asdict(each) for each in self._unsent],
+        }
+        try:
+            private_folder(self._file.parent)
+            write_private(self._file, json.dumps(state))
+        except OSError as error:
+            log.warning("the state of the alerts is not written: %s", error)
+
+
+def _is_sent(condition: Concern) -> bool:
+    """Roles of other machines leave no state here, and the webhook cannot report itself."""
+    return condition.key not in (NO_ROLE, _OWN)
+
+
+class _Values:
+    """The values of a gauge with labels: those that are gone are removed, and no other.
+
+    A gauge that was cleared and set again would be empty for whoever reads it meanwhile.
+    """
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._known: set[tuple[str, ...]] = set()
+
+    def set(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Make these the values, by labels."""
+        for labels, value in values.items():
+            self._gauge.labels(*labels).set(value)
+        for labels in self._known - set(values):
+            self._gauge.remove(*labels)
+        self._known = set(values)
+
+
+class _Measuring:
+    """Sets the metrics; what was not seen keeps its value."""
+
+    def __init__(self) -> None:
+        self._conditions, self._held = _Values(CONDITIONS), _Values(HELD)
+        self._lag_s, self._lag = _Values(LAG_S), _Values(LAG)
+
+    def set(self, seen: SeenProject) -> None:
+        """Set them from what was seen."""
+        self._conditions.set(Counts((each.kind, each.level) for each in seen.conditions))
+        if seen.readers is not None:
+            readers = {(each.reader, each.topic): each for each in seen.readers}
+            self._lag_s.set({place: each.lag_seconds for place, each in readers.items()})
+            self._lag.set({place: each.lag_changes for place, each in readers.items()})
+        if "captures" not in seen.unknown:
+            self._held.set({(each.capture,): each.held_bytes or 0 for each in seen.captures})

@@ -1,0 +1,188 @@
+"""A condition that needs attention, and the conditions that follow from what was seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from everstate.parts import RoleState
+from everstate.sections import AlertsConfig
+from everstate.serving.answers import ViewRow
+from everstate.serving.log_state import ARCHIVE, LogReader
+from everstate.serving.troubles import how_text, troubles
+from everstate.serving.words import duration_text
+from everstate.sources.cdc.status import CaptureStatus
+from everstate.views.control import LIVE
+
+ConcernLevel = Literal["warn", "bad"]
+WayStep = Literal["ways in", "log", "archive", "views", "roles"]
+Area = Literal["always", "views", "log", "readers", "store", "captures"]
+"""Which question to a server gives a condition; ``always``: no server is needed."""
+
+_WRITERS: Final = ("relay", "publisher", "commands")
+_OBSERVERS: Final = ("serve", "alerts")
+"""Roles without which changes still advance."""
+NO_ROLE: Final = "roles:none"
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Something that needs attention: what, why, and what to do."""
+
+    key: str
+    """Identity: `kind:name`, the same at every look while the condition holds."""
+    area: Area
+    step: WayStep
+    """The step of the way of a change to which it belongs."""
+    word: str
+    """Two or three words for the step, such as `5 min behind`."""
+    what: str
+    why: str
+    advice: str | None = None
+    level: ConcernLevel = "bad"
+    view: str | None = None
+    """The view that it is about."""
+
+    @property
+    def kind(self) -> str:
+        """What sort of condition it is: the first part of its key."""
+        return self.key.partition(":")[0]
+
+    @property
+    def text(self) -> str:
+        """What and why, in one sentence."""
+        return f"{self.what} {self.why}"
+
+
+def of_roles(states: Sequence[RoleState]) -> Iterator[Concern]:
+    """Roles and parts that do not run, and what running parts found."""
+    for each in troubles(states):
+        role = each.who.partition(":")[0]
+        step: WayStep = "ways in" if role in _WRITERS else "roles"
+        part = each.part
+        if part is None:
+            key = f"role:{each.who}"
+            yield Concern(key, "always", step, f"{role} ended", each.who, each.process)
+        else:
+            why = f"{how_text(part, of_role=each.is_role)}: {part.reason or 'no reason given'}"
+            level: ConcernLevel = "bad" if part.state == "stopped" else "warn"
+            word, key = f"{each.who} {part.state}", f"part:{each.who}"
+            yield Concern(key, "always", step, word, each.who, why, part.advice, level)
+    for state in states:
+        # They stay while a role is started again: only a new look at the same thing removes them.
+        for name, found in state.findings.items():
+            level = "bad" if found.is_bad else "warn"
+            key, told = f"found:{name}", (found.what, found.why, found.advice, level)
+            yield Concern(key, "always", "log", name, *told)
+    if not any(state.role not in _OBSERVERS for state in states):
+        why = "does not run in this project's folder: no new change reaches the archive or a view."
+        told = ("everstate run", why, "Start `everstate run`.", "warn")
+        yield Concern(NO_ROLE, "always", "roles", "does not run", *told)
+
+
+def of_views(rows: Iterable[ViewRow], limits: AlertsConfig) -> Iterator[Concern]:
+    """Views that are behind, late, or whose last proof does not hold."""
+    for row in rows:
+        name = f"view {row.name}, version {row.version}"
+        place = f"{row.name}.{row.version}"
+        if row.reason is not None:
+            key, told = f"view-behind:{place}", (row.status, name, row.standing)
+            yield Concern(key, "views", "views", *told, level="warn", view=row.name)
+        if row.status not in (LIVE, "behind"):
+            continue
+        if row.verified is not None and not row.verified.get("holds"):
+            yield Concern(
+                f"view-not-proved:{place}",
+                "views",
+                "views",
+                "not proved",
+                f"view {row.name}:",
+                "its last proof does not hold.",
+                f"`everstate views rebuild {row.name}` builds it again.",
+                view=row.name,
+            )
+        late_s = row.lag_seconds or 0.0
+        if late_s > limits.view_behind_s:
+            late = f"{duration_text(late_s)} behind"
+            yield Concern(
+                f"view-late:{place}",
+                "readers",
+                "views",
+                late,
+                name,
+                f"is {late}: {row.lag_changes or 0:,} changes are not in it yet.",
+                "`everstate status` shows whether the pipeline runs.",
+                "warn",
+                row.name,
+            )
+
+
+def of_readers(readers: Iterable[LogReader], limits: AlertsConfig) -> Iterator[Concern]:
+    """The archive when it is late; each reader for which the log may expire, or has expired."""
+    for each in readers:
+        late_s, place = each.lag_seconds, f"{each.reader}:{each.topic}"
+        if each.lost_offsets:
+            yield Concern(
+                f"log-expired:{place}",
+                "readers",
+                "archive",
+                "log expired",
+                f"{each.reader} of {each.topic}:",
+                f"the log dropped {each.lost_offsets:,} offsets that it had not read.",
+                "Set the topic's retention.ms higher. `everstate archive verify` names the records "
+                "that no file has; a view is built again by `everstate views rebuild`.",
+            )
+        if each.reader == ARCHIVE and late_s > limits.archive_behind_s:
+            late = f"{duration_text(late_s)} behind"
+            why = f"is {late}: {each.lag_changes:,} changes are not in it yet."
+            told = (late, f"archive of {each.topic}", why)
+            advice = "`everstate status` shows whether the pipeline runs."
+            yield Concern(f"archive-late:{each.topic}", "readers", "archive", *told, advice)
+        if each.retention_s is not None and late_s > each.retention_s * limits.retention_share:
+            left = duration_text(each.holds_s)
+            yield Concern(
+                f"log-expires:{place}",
+                "readers",
+                "archive",
+                "log expires",
+                f"{each.reader} of {each.topic}:",
+                f"the log holds what it has not read for {left} only.",
+                "Start `everstate run`, or raise the topic's retention.ms.",
+            )
+
+
+def of_dead_letters(recent: Iterable[str | None], hours: float) -> Iterator[Concern]:
+    """Entity types with dead letters of the last ``hours``; ``None``: of no known entity type."""
+    for entity in recent:
+        name = entity or "records of no known entity type"
+        yield Concern(
+            f"dead-letters:{entity or '?'}",
+            "log",
+            "log",
+            "dead letters",
+            f"{name}:",
+            f"new dead letters in the last {hours:g} h.",
+            "`everstate dead list` shows the reasons.",
+            "warn",
+        )
+
+
+def of_capture(status: CaptureStatus, limits: AlertsConfig) -> Iterator[Concern]:
+    """A capture that does not read, loses rows, or holds much WAL."""
+    name = f"capture {status.capture}"
+    advice = f"`everstate cdc status {status.capture}` shows more."
+    if not status.reads:
+        why = f"does not read ({status.state}): {status.reason or 'no reason given'}"
+        told = ("capture stopped", name, why, advice)
+        yield Concern(f"capture-stopped:{status.capture}", "captures", "ways in", *told)
+    for number, problem in enumerate(status.problems):
+        key = f"capture-problem:{status.capture}:{number}"
+        told = ("rows are lost", name, problem, advice)
+        yield Concern(key, "captures", "ways in", *told)
+    held = status.held_bytes or 0
+    if held > limits.wal_mib * _MIB:
+        why = f"holds {held / _MIB:,.0f} MiB of WAL in its database, which may fill its disk."
+        key, told = f"capture-wal:{status.capture}", ("holds WAL", name, why, advice)
+        yield Concern(key, "captures", "ways in", *told, level="warn")

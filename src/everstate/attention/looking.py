@@ -1,0 +1,193 @@
+"""Looks at a whole project: what each server knows, and what needs attention, at one moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from everstate.app import App
+from everstate.attention.conditions import (
+    Area,
+    Concern,
+    WayStep,
+    of_capture,
+    of_dead_letters,
+    of_readers,
+    of_roles,
+    of_views,
+)
+from everstate.config import Config
+from everstate.errors import EverstateError, Unavailable
+from everstate.log.dead_letters import recent_dead_letters
+from everstate.log.lag import is_reachable
+from everstate.parts import RoleState, read_states
+from everstate.serving.answers import ViewRow
+from everstate.serving.log_state import LogReader, TopicState, log_readers, topic_states
+from everstate.serving.masking import no_masks
+from everstate.serving.overview import views
+from everstate.serving.reader_pool import ReaderPool
+from everstate.serving.words import duration_text
+from everstate.sources.cdc.status import CaptureStatus
+
+T = TypeVar("T")
+
+_CAPTURES_FRESH_S: Final = 15.0
+_HOUR_MS: Final = 3_600_000
+_UP: Final = "Nothing needs to be done here when it answers again."
+
+
+@dataclass(slots=True)
+class SeenProject:
+    """What was seen of a project; ``None``: the server did not answer, or the app has no such."""
+
+    at: datetime
+    roles: tuple[RoleState, ...]
+    conditions: list[Concern] = field(default_factory=list)
+    """What needs attention; the worst first."""
+    unknown: set[Area] = field(default_factory=set)
+    """Areas that were not seen: their conditions may hold or not."""
+    views: Sequence[ViewRow] | None = None
+    topics: Sequence[TopicState] | None = None
+    readers: Sequence[LogReader] | None = None
+    waiting_s: float | None = None
+    """Age of the oldest change of the store that is not in the log; 0: there is none."""
+    captures: Sequence[CaptureStatus] = ()
+
+
+class Looking:
+    """Looks at the servers of a project; one that does not answer leaves the rest as it is."""
+
+    def __init__(self, config: Config, app: App, readers: ReaderPool) -> None:
+        self._config, self._app, self._readers = config, app, readers
+        self._captures: tuple[float, list[CaptureStatus]] | None = None
+
+    def look(self) -> SeenProject:
+        """Look at every server, one after the other.
+
+        Cost: one request to the views' database, a few to the brokers, the archive's newest commit
+        of each entity type, and every 15 s a request to Kafka Connect and to the database of each
+        capture. A server that is down costs its time-out.
+        """
+        limits = self._config.alerts
+        roles = tuple(read_states(self._config.project.data_dir))
+        seen = SeenProject(datetime.now(UTC), roles, [*of_roles(roles)])
+        seen.conditions += self._refused()
+        seen.views = self._asked("the views' database (PostgreSQL)", "views", seen, self._views)
+        if seen.views is not None:
+            seen.conditions += of_views(seen.views, limits)
+        seen.topics = self._asked("the log (Kafka)", "log", seen, self._topics)
+        dead = None
+        if seen.topics is not None:
+            dead = self._asked("the dead letters", "log", seen, self._recent_dead_letters)
+        seen.conditions += of_dead_letters(dead or (), limits.dead_letters_hours)
+        if seen.views is not None and (topics := seen.topics) is not None:
+            asked = self._asked("the archive", "readers", seen, lambda: self._lags(topics))
+            seen.readers = asked
+        if seen.readers is None:
+            seen.unknown.add("readers")
+        seen.conditions += of_readers(seen.readers or (), limits)
+        if self._app.entities_from("store"):
+            seen.waiting_s = self._asked("the store (PostgreSQL)", "store", seen, self._waiting)
+            seen.conditions += self._unpublished(seen.waiting_s)
+        seen.captures = self._asked("the captures", "captures", seen, self._seen_captures) or ()
+        for each in seen.captures:
+            seen.conditions += of_capture(each, limits)
+        seen.conditions.sort(key=lambda each: each.level == "warn")
+        return seen
+
+    def _asked(
+        self, server: str, area: Area, seen: SeenProject, question: Callable[[], T]
+    ) -> T | None:
+        """The answer of a server; ``None``: it gave none, which is noted."""
+        step, key = _STEPS[area], f"no-answer:{area}"
+        try:
+            return question()
+        except Unavailable as error:
+            told = (f"{area}: no answer", server, "does not answer.", error.public_advice or _UP)
+            seen.conditions.append(Concern(key, "always", step, *told))
+        except EverstateError as error:
+            why = (f"{area}: not known", server, error.message, error.advice)
+            seen.conditions.append(Concern(key, "always", step, *why, level="warn"))
+        seen.unknown.add(area)
+        return None
+
+    def _refused(self) -> list[Concern]:
+        return [
+            Concern(
+                f"view-refused:{name}",
+                "always",
+                "views",
+                "view refused",
+                f"view {name}",
+                refusal.message,
+                refusal.advice,
+                "warn",
+            )
+            for name, refusal in self._app.refused_views.items()
+        ]
+
+    def _views(self) -> list[ViewRow]:
+        with self._readers.lent(no_masks) as reader:
+            return views(self._config, reader.connection, is_counted=False)
+
+    def _topics(self) -> list[TopicState]:
+        if not is_reachable(self._config):
+            raise Unavailable("no broker accepts a connection.")
+        return topic_states(self._config)
+
+    def _recent_dead_letters(self) -> list[str | None]:
+        before_ms = int(self._config.alerts.dead_letters_hours * _HOUR_MS)
+        return recent_dead_letters(self._config, int(time.time() * 1000) - before_ms)
+
+    def _lags(self, topics: Sequence[TopicState]) -> list[LogReader]:
+        with self._readers.lent(no_masks) as reader:
+            control = reader.connection.standings(self._config.views.schema_name)
+            return log_readers(self._config, control, topics, self._app.entities)
+
+    def _waiting(self) -> float:
+        # Imported here: an app without a store needs no outbox.
+        from everstate.sources.outbox.marks import oldest_waiting_s
+
+        return oldest_waiting_s(self._config) or 0.0
+
+    def _unpublished(self, waiting_s: float | None) -> list[Concern]:
+        if waiting_s is None or waiting_s <= self._config.alerts.publish_behind_s:
+            return []
+        late = f"{duration_text(waiting_s)} behind"
+        why = f"its oldest change that is not in the log is {duration_text(waiting_s)} old."
+        advice = "`everstate outbox status` shows what blocks it."
+        told = (late, "the outbox:", why, advice)
+        return [Concern("outbox-late:store", "store", "ways in", *told, level="warn")]
+
+    def _seen_captures(self) -> list[CaptureStatus]:
+        """The captures that this project runs, as `everstate cdc status` knows them."""
+        known = self._captures
+        if known is not None and time.monotonic() - known[0] < _CAPTURES_FRESH_S:
+            return known[1]
+        # Imported here: an app without captures needs none of it.
+        from everstate.local import connect
+        from everstate.sources.cdc.capturing import Capturing
+
+        config = self._config
+        with suppress(EverstateError):
+            config = connect(config, needs=())  # a local Connect may have been started since
+        found = [
+            Capturing(config, each, local=False, entities=self._app.entities).status()
+            for each in self._app.captures.values()
+            if each.dsn is not None
+        ]
+        self._captures = time.monotonic(), found
+        return found
+
+
+_STEPS: Final[Mapping[Area, WayStep]] = {
+    "views": "views",
+    "log": "log",
+    "readers": "archive",
+    "store": "ways in",
+    "captures": "ways in",
+}

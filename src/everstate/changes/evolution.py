@@ -1,0 +1,135 @@
+"""Which changes of a model its stored messages allow. Pure, so that it can be shown beforehand.
+
+Old messages are never rewritten: a field that they lack has no value there, and a value that a new
+type cannot hold would make them unreadable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from everstate.changes.entity import EntityType
+
+ModelChange: TypeAlias = Literal[
+    "added", "removed", "widened", "optional", "required", "retyped", "key"
+]
+_REFUSED: Final = frozenset({"required", "retyped", "key"})
+_INTEGER_DIGITS: Final = 19
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One difference between two models of an entity type.
+
+    ``what``: a field was `added`, which states from before lack; `removed`; `widened` to a type
+    that takes every old value; it may be missing now (`optional`); it may not (`required`); it has
+    a type that old values may not fit (`retyped`); another field is the `key`.
+    """
+
+    entity: str
+    field: str
+    what: ModelChange
+    before: str | None = None
+    """The field's old type in words, or the field that was the key."""
+    after: str | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a running project must reject this difference."""
+        return self.what in _REFUSED
+
+    @property
+    def meaning(self) -> str:
+        """What happens to old messages, or what to do instead."""
+        return _MEANINGS[self.what].format(field=self.field, after=self.after)
+
+
+_MEANINGS: Final[Mapping[ModelChange, str]] = {
+    "added": "states from before have no value there",
+    "removed": "its values stay in the archive's messages",
+    "widened": "views that use it are built again",
+    "optional": "nothing to do",
+    "required": "states from before do not have it: give it a default, or None",
+    "retyped": "old values may not fit {after}: keep {field}, add a field of the new type, and "
+    "fill it from the old one where it is missing",
+    "key": "keys would not be those of before: declare another entity type",
+}
+
+
+def model_note(entity_type: EntityType) -> dict[str, Any]:
+    """The description of a model that is stored, to compare a later model with it."""
+    return {"key": entity_type.key, "fields": entity_type.shape["fields"]}
+
+
+def field_changes(before: Mapping[str, Any], entity_type: EntityType) -> list[FieldChange]:
+    """Differences between a stored model description and the present model, by field."""
+    name, old, new = entity_type.name, before["fields"], entity_type.shape["fields"]
+    found = []
+    if before["key"] != entity_type.key:
+        found.append(FieldChange(name, entity_type.key, "key", before["key"], entity_type.key))
+    for field in sorted(old.keys() | new.keys()):
+        one, other = old.get(field), new.get(field)
+        types = (one and _words(one), other and _words(other))
+        if one is None:
+            what: ModelChange | None = "required" if other["required"] else "added"
+        elif other is None:
+            what = "removed"
+        else:
+            what = _between(one, other)
+        if what is not None:
+            found.append(FieldChange(name, field, what, *types))
+    return found
+
+
+def _between(one: Mapping[str, Any], other: Mapping[str, Any]) -> ModelChange | None:
+    """How a field differs between two models that both have it."""
+    if other["required"] and not one["required"]:
+        return "required"
+    if _type(one) != _type(other):
+        return "widened" if _takes(other, one) else "retyped"
+    return "optional" if one["required"] and not other["required"] else None
+
+
+def _type(shape: Any) -> Any:
+    """A shape without its top-level `required` flag."""
+    return {name: part for name, part in shape.items() if name != "required"}
+
+
+def _takes(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether a type accepts every value of another one when messages are read."""
+    kind, was = new["type"], old["type"]
+    if kind == "text":
+        return True  # a value that is not text is read as its JSON text
+    if kind == "decimal" and was in ("decimal", "integer"):
+        whole = old["digits"] - old["places"] if was == "decimal" else _INTEGER_DIGITS
+        return bool(
+            new["digits"] - new["places"] >= whole and new["places"] >= old.get("places", 0)
+        )
+    if kind == "float":
+        return bool(was in ("integer", "float"))
+    if kind != was:
+        return False
+    if kind == "struct":
+        return all(
+            (name in old["fields"] or not part["required"])
+            and (name not in old["fields"] or _same_or_wider(old["fields"][name], part))
+            for name, part in new["fields"].items()
+        )
+    if kind in ("list", "map"):
+        return _same_or_wider(old["element"], new["element"])
+    return bool(_type(new) == _type(old))
+
+
+def _same_or_wider(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    is_required = bool(new["required"]) and not old["required"]
+    return not is_required and _takes(new, old)
+
+
+def _words(shape: Mapping[str, Any]) -> str:
+    """A type in words for people."""
+    kind = shape["type"]
+    if kind == "decimal":
+        return f"decimal({shape['digits']}, {shape['places']})"
+    return str(kind)

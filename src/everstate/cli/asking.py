@@ -1,0 +1,74 @@
+"""Sends requests to the running pipeline, which has the only Spark session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from everstate import errors
+from everstate.cli.console import Telling
+from everstate.errors import EverstateError, RequestCancelled
+from everstate.pipeline.spark.progress import Progress
+from everstate.views.control import Control
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+_POLL_S: Final = 0.3
+_GONE_S: Final = 120.0
+"""How long a killed pipeline may take until it is running again."""
+
+
+def ask_pipeline(
+    control: Control,
+    verb: str,
+    arguments: Mapping[str, Any],
+    tell: Telling,
+    show: Callable[[Mapping[str, Any]], None] = lambda _answer: None,
+) -> Mapping[str, Any]:
+    """Send a request and wait for the answer; ``show`` gets partial results meanwhile.
+
+    Raises the pipeline's errors, and RequestCancelled when no pipeline is running any more.
+    """
+    asked = control.ask(verb, arguments)
+    try:
+        return _awaited(control, verb, asked, tell, show)
+    except BaseException:
+        control.cancel_request(asked)
+        raise
+
+
+def _awaited(
+    control: Control,
+    verb: str,
+    asked: UUID,
+    tell: Telling,
+    show: Callable[[Mapping[str, Any]], None],
+) -> Mapping[str, Any]:
+    alive = time.monotonic()
+    while True:
+        request = control.request(asked)
+        if request is None or request.state == "cancelled":
+            raise RequestCancelled(verb, "another user cancelled it")
+        answer = request.answer or {}
+        show(answer)
+        if request.state == "done":
+            return answer
+        if request.state == "failed":
+            raise _error_of(answer)
+        if control.is_on_duty("answers"):
+            alive = time.monotonic()
+        elif time.monotonic() - alive > _GONE_S:
+            raise RequestCancelled(verb, f"no pipeline has run for {_GONE_S:.0f} s")
+        if answer.get("progress"):
+            tell.now(Progress(**answer["progress"]).text)
+        time.sleep(_POLL_S)
+
+
+def _error_of(answer: Mapping[str, Any]) -> EverstateError:
+    """The pipeline's error, with its exit code."""
+    found = getattr(errors, answer["error"], EverstateError)
+    error = EverstateError(answer["message"], advice=answer["advice"])
+    error.exit_code = found.exit_code
+    return error

@@ -1,0 +1,64 @@
+"""`everstate views explain`: what is stored for a view, and what it costs."""
+
+from __future__ import annotations
+
+import json as texts
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.errors import UnknownView
+
+if TYPE_CHECKING:
+    # Other commands need no Arrow.
+    from everstate.views.policies import Matched, Rules
+
+
+def explain(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of a declared view.")],
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Explain a declaration: what is kept of the view, and what a change and a read cost."""
+    project = load_app(app, config_of(context))
+    if name in project.refused_views:
+        raise project.refused_views[name]
+    if name not in project.views:
+        raise UnknownView(name, (*project.views, *project.refused_views))
+    plan = project.views[name]
+    told = {
+        "view": plan.name,
+        "kind": plan.kind,
+        "of": plan.entity,
+        "takes": _taken(plan.rules),
+        "columns": ", ".join(plan.defined),
+        "kept": plan.explained.kept,
+        "a change": plan.explained.change,
+        "a read": plan.explained.read,
+    }
+    if plan.inputs:
+        told["read from"] = ", ".join(plan.inputs)
+    if json:
+        print_json(told)
+    else:
+        table(("", ""), list(told.items()))
+
+
+def _taken(rules: Rules) -> str:
+    """Which changes a view takes."""
+    fired = (
+        "all"
+        if rules.trigger is None
+        else f"changes by which {texts.dumps(rules.trigger.definition)} fires"
+    )
+    told = [f"all but {_named(policy.matched)}" for policy in rules.ignored]
+    told += [
+        f"{policy.per_second:,g} a second of {_named(policy.matched)}" for policy in rules.throttled
+    ]
+    return "; ".join([fired, *told] if rules.trigger is not None or not told else told)
+
+
+def _named(matched: Matched) -> str:
+    return ", ".join(f"{name} {' or '.join(values)}" for name, values in matched)

@@ -1,0 +1,104 @@
+"""`everstate views query`: any view at an earlier time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from everstate.app import App
+from everstate.cli.asking import ask_pipeline
+from everstate.cli.console import (
+    READING,
+    AppOption,
+    JsonOption,
+    Telling,
+    err,
+    print_json,
+    project_of,
+    table,
+    working,
+)
+from everstate.cli.get import AtOption, moment_of
+from everstate.config import Config
+from everstate.errors import UnknownView
+from everstate.pipeline.requests.moment import Moment
+from everstate.serving.words import cell
+from everstate.views.control import QUERY, Control
+from everstate.views.database import connect_views, views_errors
+from everstate.views.project import known_views
+
+if TYPE_CHECKING:
+    from everstate.pipeline.requests.query import QueryResult
+
+
+def query(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the view, or of an entity type.")],
+    at: AtOption = None,
+    recorded_at: Annotated[
+        str | None, typer.Option("--recorded-at", help="Use only changes recorded by this time.")
+    ] = None,
+    position: Annotated[
+        str | None, typer.Option("--position", help="Show it as readers saw it at this token.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of rows.")] = 50,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a view as it was at a time or a position, computed by its SQL over the archive.
+
+    The rows are cached in a file, and computed again only if newer changes affect them.
+    """
+    config, project = project_of(context, app, needs=READING)
+    if name in project.refused_views:
+        raise project.refused_views[name]
+    if name not in (known := known_views(project)):
+        raise UnknownView(name, known)
+    moment = Moment(moment_of(at), moment_of(recorded_at), position)
+    with working(f"asking for {name}") as tell:
+        found = _ask(config, project, name, moment, tell)
+    shown = found.head(limit)
+    rows = [tuple(row.values()) for row in shown.to_pylist()]
+    if json:
+        print_json([dict(zip(shown.column_names, row, strict=True)) for row in rows])
+    else:
+        table(shown.column_names, [[cell(value) for value in row] for row in rows])
+    kept = "kept from before" if found.from_cache else f"computed in {found.seconds:.1f} s"
+    more = f", of {found.rows:,}" if found.rows > len(rows) else ""
+    err.print(f"{len(rows):,} rows{more}, {kept}; all are in {found.file}", highlight=False)
+
+
+def _ask(config: Config, project: App, name: str, moment: Moment, tell: Telling) -> QueryResult:
+    """A cached result if valid; else computed by the running pipeline, or in a new session."""
+    # Imported here: Arrow and the lake take a second that other verbs should not pay.
+    from everstate.pipeline.requests.query import Queries
+
+    queries = Queries(config, project)
+    if (found := queries.cached(name, moment)) is not None:
+        return found
+    with _control(config) as control:
+        if control.is_on_duty("answers"):
+            asked = {"view": name, "moment": moment.note()}
+            began = time.monotonic()
+            ask_pipeline(control, QUERY, asked, tell)
+            # A pipeline on another machine caches in another folder.
+            if (found := queries.cached(name, moment)) is not None:
+                return replace(found, from_cache=False, seconds=time.monotonic() - began)
+    from everstate.pipeline.spark.session import own_spark
+
+    tell("starting Spark")
+    with own_spark(config, app_name="everstate views query") as spark:
+        return queries.compute(spark, name, moment, lambda seen: tell.now(seen.text))
+
+
+@contextmanager
+def _control(config: Config) -> Iterator[Control]:
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        control = Control(connection, config.views.schema_name)
+        control.update()
+        yield control

@@ -1,0 +1,46 @@
+"""`everstate schema`: the forms of states and messages, for programs in any language."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everstate.cli.console import AppOption, config_of, load_app, out
+
+
+def register(cli: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        help="Export the forms of states and messages for programs in any language.",
+        no_args_is_help=True,
+    )
+    group.command("export")(export)
+    cli.add_typer(group, name="schema")
+
+
+def export(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of the files.")] = Path(
+        "schemas"
+    ),
+    app: AppOption = None,
+) -> None:
+    """Write JSON Schemas of each entity type and its messages, and an AsyncAPI file of the topics.
+
+    The schemas are of draft 7; `asyncapi.json` is of AsyncAPI 3.0 and refers to them. Files with
+    their names are written over. No server is needed.
+    """
+    # Imported here: it loads the client of Kafka.
+    from everstate.cli.asyncapi import schema_files
+    from everstate.log.topics import TopicNames
+
+    config = config_of(context)
+    made = schema_files(load_app(app, config, views=False), TopicNames(config.log.prefix))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, schema in made.items():
+        text = json.dumps(schema, indent=2, ensure_ascii=False)
+        (folder / name).write_text(text + "\n", "utf-8")
+    out.print(f"wrote {len(made)} files to {folder}", highlight=False)

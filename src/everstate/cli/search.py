@@ -1,0 +1,35 @@
+"""`everstate views search`: rows of a view by words in their texts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
+from everstate.serving import Reader
+
+
+def search(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A view that is declared with search=(…).")],
+    words: Annotated[list[str], typer.Argument(help='Words to search; "a phrase", -excluded, or.')],
+    where: Annotated[
+        list[str] | None,
+        typer.Option("-w", "--where", help="column=value, also with != < <= > >=."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of rows.")] = 20,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Search a view: rows whose texts have the words, best first."""
+    config, project = project_of(context, app, needs=READING)
+    with Reader(config, project) as reader:
+        found = reader.search(name, " ".join(words), where=where or (), limit=limit)
+    if json:
+        print_json(found)
+        return
+    table(
+        ("key", "rank", "found"),
+        [(each.key, round(each.rank, 3), each.headline) for each in found],
+    )

@@ -1,0 +1,130 @@
+"""What the client sends and what it makes of answers: pure, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from everstate.changes import Provenance
+from everstate.errors import EverstateError
+
+PAGE: Final = 100
+RETRY_S: Final = 2.0
+"""Pause before a subscription that was cut off is begun again."""
+
+
+class RequestFailed(EverstateError):
+    """The server answered a request with an error, or did not answer (``status`` 0)."""
+
+    exit_code = 1
+
+    def __init__(self, status: int, kind: str, detail: str, advice: str | None = None) -> None:
+        self.status, self.kind = status, kind
+        super().__init__(f"{kind}: {detail}", advice=advice)
+
+
+class ClientRequest(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    query: Mapping[str, Any]
+    headers: Mapping[str, str]
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entity's state, and where it stands."""
+
+    key: str
+    state: dict[str, Any]
+    version: int
+    as_of: str | None
+    """The world time from which the version holds, as the server wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The result of a write."""
+
+    key: str
+    version: int
+    changed: bool
+    """False: the state was equal to the present one, and nothing was written."""
+    token: str | None
+    """Pass it as ``wait_for``, and the answer includes this write."""
+
+
+def place(entity: str, key: str | None = None, *below: str) -> str:
+    """Path of an entity type, an entity, or what is below it."""
+    parts = [entity, *([] if key is None else [key]), *below]
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def reading(
+    path: str, wait_for: str | None, times: Mapping[str, datetime | None], **query: Any
+) -> ClientRequest:
+    """A question; parameters that are ``None`` are left out."""
+    given = {name: value for name, value in query.items() if value is not None}
+    given |= {name: value.isoformat() for name, value in times.items() if value is not None}
+    return ClientRequest(
+        "GET", path, given, {} if wait_for is None else {"Everstate-Wait-For": wait_for}
+    )
+
+
+def writing(
+    method: str,
+    path: str,
+    body: Any,
+    provenance: Provenance | None,
+    expected_version: int | None,
+    once: str | None,
+) -> ClientRequest:
+    """A write: ``expected_version`` 0 means that the entity must not exist."""
+    headers: dict[str, str] = {}
+    if provenance is not None:
+        named = {
+            "Everstate-Service": provenance.service_name,
+            "Everstate-Identifier": provenance.identifier,
+            "Everstate-Actor": provenance.actor,
+            "Everstate-Reason": provenance.reason,
+            "Everstate-Correlation-Id": provenance.correlation_id,
+            "Everstate-Causation-Id": provenance.causation_id,
+        }
+        headers |= {name: value for name, value in named.items() if value is not None}
+    if expected_version == 0:
+        headers["If-None-Match"] = "*"
+    elif expected_version is not None:
+        headers["If-Match"] = f'"{expected_version}"'
+    if once is not None:
+        headers["Idempotency-Key"] = once
+    if method == "PATCH":
+        headers["Content-Type"] = "application/merge-patch+json"
+    return ClientRequest(method, path, {}, headers, body)
+
+
+def found(key: str, body: dict[str, Any], headers: Mapping[str, str]) -> Found:
+    """The answer to a question for one entity."""
+    return Found(key, body, _version(headers), headers.get("Everstate-As-Of"))
+
+
+def saved(key: str, headers: Mapping[str, str]) -> Saved:
+    """The answer to a write."""
+    changed = headers.get("Everstate-Change-Id") is not None
+    return Saved(key, _version(headers), changed, headers.get("Everstate-Token"))
+
+
+def failure(status: int, body: Any) -> RequestFailed:
+    """The error that a problem describes (RFC 9457)."""
+    told = body if isinstance(body, dict) else {}
+    kind = str(told.get("type", "")).rpartition(":")[2] or str(told.get("title", "HTTP error"))
+    detail = str(told.get("detail") or f"the server answered with status {status}.")
+    return RequestFailed(status, kind, detail, told.get("advice"))
+
+
+def _version(headers: Mapping[str, str]) -> int:
+    return int(headers.get("ETag", '"0"').strip('W/"') or 0)

@@ -1,0 +1,76 @@
+"""Views for both clients: what is asked, and what becomes of answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from everstate.client.requests import PAGE, ClientRequest, reading
+
+_PLACE: Final = "/views/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRows:
+    """A page of the rows of a view, and where they stand."""
+
+    rows: list[dict[str, Any]]
+    version: int
+    """Version of the view."""
+    token: str
+    """The position of the view that the rows are of; pass it as ``wait_for``."""
+    lag_seconds: float | None
+    """Age of the oldest change that the rows lack; ``None``: the log does not answer."""
+    after: str | None
+    """Continue after this page with it; ``None``: there are no more rows."""
+
+
+def rows_request(
+    name: str,
+    where: Sequence[str],
+    order: Sequence[str],
+    wait_for: str | None,
+    *,
+    after: str | None = None,
+    limit: int = PAGE,
+    words: str | None = None,
+) -> ClientRequest:
+    """The request for a page."""
+    query = {**_listed(where=where, order=order), "after": after, "limit": limit, "q": words}
+    return reading(f"{_PLACE}/{quote(name, safe='')}", wait_for, {}, **query)
+
+
+def row_request(name: str, key: Sequence[Any], wait_for: str | None) -> ClientRequest:
+    """The request for the row that has a key."""
+    parts = "/".join(quote(_text(part), safe="") for part in key)
+    return reading(f"{_PLACE}/{quote(name, safe='')}/rows/{parts}", wait_for, {})
+
+
+def following(name: str, where: Sequence[str], since: str | None) -> ClientRequest:
+    """The request for a subscription."""
+    query = {**_listed(where=where), "since": since}
+    return reading(f"{_PLACE}/{quote(name, safe='')}/stream", None, {}, **query)
+
+
+def page_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> ViewRows:
+    """The answer to a request for a page."""
+    lag = headers.get("Everstate-Lag-Seconds")
+    return ViewRows(
+        body["items"],
+        int(headers["Everstate-View-Version"]),
+        headers["Everstate-Token"],
+        None if lag is None else float(lag),
+        body["after"],
+    )
+
+
+def _listed(**given: Sequence[str]) -> dict[str, str | None]:
+    return {name: ";".join(each) or None for name, each in given.items()}
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, bool):
+        return "true" if part else "false"
+    return part.isoformat() if hasattr(part, "isoformat") else str(part)

@@ -1,0 +1,108 @@
+"""Dead letters on pages: by reason, and each of them with its bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from everstate.config import Config
+from everstate.errors import InvalidQuery, NotFound, Unavailable
+from everstate.log.dead_letters import (
+    DeadLetter,
+    DeadReason,
+    by_reason,
+    read_dead_letter,
+    read_dead_letters,
+)
+from everstate.log.lag import is_reachable
+from everstate.serving.words import bytes_text
+
+LETTERS_MAX: Final = 50
+REASONS_MAX: Final = 100
+BYTES_MAX: Final = 8_192
+"""Bytes of a record that a page shows in hexadecimal."""
+_WIDTH: Final = 16
+_DIGITS_MAX: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A key or a value of a record, as it was."""
+
+    text: str | None
+    """``None``: it is no text."""
+    size: int | None
+    """Bytes; ``None``: there is none."""
+    hexadecimal: str
+    is_cut: bool
+
+
+def reasons(config: Config) -> list[DeadReason]:
+    """The reasons of all dead letters, the most frequent first.
+
+    Raises Unavailable. Cost: a pass over the dead-letter topics.
+    """
+    _reach(config)
+    return by_reason(read_dead_letters(config))
+
+
+def letters(config: Config, given: Mapping[str, str]) -> tuple[str | None, str, list[DeadLetter]]:
+    """The newest letters of an `entity` type that have a `reason`, newest first.
+
+    Raises Unavailable. Cost: a pass over the dead-letter topic.
+    """
+    _reach(config)
+    entity, reason = given.get("entity") or None, given.get("reason", "")
+    found = (
+        each
+        for each in read_dead_letters(config, entity)
+        if each.entity == entity and each.reason == reason
+    )
+    newest = sorted(deque(found, LETTERS_MAX), key=lambda each: each.at, reverse=True)
+    return entity, reason, newest
+
+
+def letter(config: Config, given: Mapping[str, str]) -> DeadLetter:
+    """One letter by its place; raises NotFound, InvalidQuery and Unavailable."""
+    _reach(config)
+    place = _number(given, "partition"), _number(given, "offset")
+    found = read_dead_letter(config, given.get("entity") or None, *place)
+    if found is None:
+        raise NotFound("there is no such dead letter.", advice="Its record may have expired.")
+    return found
+
+
+def content_of(content: bytes | None) -> Content:
+    """Bytes as text, if they are text, and in hexadecimal."""
+    if content is None:
+        return Content("none", None, "", False)
+    shown = content[:BYTES_MAX]
+    lines = []
+    for at in range(0, len(shown), _WIDTH):
+        part = shown[at : at + _WIDTH]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<{3 * _WIDTH - 1}}  {letters}")
+    text = bytes_text(content) if _is_text(content) else None
+    return Content(text, len(content), "\n".join(lines), len(content) > BYTES_MAX)
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _reach(config: Config) -> None:
+    if not is_reachable(config):
+        raise Unavailable("no broker answers.", public="the log (Kafka) does not answer.")
+
+
+def _number(given: Mapping[str, str], name: str) -> int:
+    text = given.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise InvalidQuery(f"{name} is {text!r}; expected a number.")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Shared by all HTTP routes: requests, answers, callers, conditions, and their description."""

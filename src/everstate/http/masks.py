@@ -1,0 +1,167 @@
+"""Hides the values of fields from a caller, in JSON of an entity type. Pure.
+
+That a hidden field exists and that it changed stays visible; what its value is or was does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from everstate.api_config import Right
+from everstate.errors import InvalidBody, NotPermitted
+
+MASKED: Final = "***"
+"""Stands for a hidden value, also for null."""
+ALL_FIELDS: Final = ""
+"""Stands for the whole state where fields are listed."""
+_STATES: Final = ("currentEntityState", "originalEntityState")
+Path = tuple[str, ...]
+
+
+class Mask:
+    """The fields of one entity type that one caller does not see; false: it sees all."""
+
+    def __init__(
+        self,
+        entity: str,
+        fields: Iterable[str] = (),
+        caller: str | None = None,
+        lacking: Right = "unmasked",
+    ) -> None:
+        """``fields``: with :data:`ALL_FIELDS`, all; ``lacking``: the right that would show it."""
+        self.entity, self._caller, self._lacking = entity, caller, lacking
+        self._paths = tuple(tuple(filter(None, field.split("."))) for field in sorted(fields))
+        digest = hashlib.sha256("\0".join(".".join(path) for path in self._paths).encode())
+        self.tag = f"m{digest.hexdigest()[:8]}" if self._paths else ""
+        """Is in the ETag of what this mask has changed; empty: nothing is hidden."""
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def state(self, state: Any) -> Any:
+        """A decoded state without the hidden values; ``None`` stays ``None``."""
+        return self.within((), state)
+
+    def within(self, path: Path, value: Any) -> Any:
+        """The value of a field, or of the whole state for ``()``, without what is hidden in it."""
+        for hidden in self._paths:
+            if path[: len(hidden)] == hidden:
+                return MASKED
+            if hidden[: len(path)] == path:
+                value = _hidden(value, hidden[len(path) :])
+        return value
+
+    def json(self, text: bytes) -> bytes:
+        """A state as JSON without the hidden values."""
+        return _encoded(self.state(json.loads(text))) if self else text
+
+    def event(self, event: Any) -> Any:
+        """An event of a change: of a type with hidden fields, only its type is shown.
+
+        Its data may repeat any field under any name.
+        """
+        if not self or event is None:
+            return event
+        kind = event.get("type") if isinstance(event, Mapping) else None
+        return {"type": kind, "data": MASKED} if isinstance(kind, str) else MASKED
+
+    def change(self, wire: bytes) -> bytes:
+        """A change as it is in the log, without the hidden values."""
+        if not self or not wire:
+            return wire
+        members = msgspec.json.decode(wire, type=dict[str, msgspec.Raw])
+        for name in _STATES:
+            if name in members:
+                members[name] = msgspec.Raw(self.json(bytes(members[name])))
+        if "event" in members:
+            event = self.event(json.loads(bytes(members["event"])))
+            members["event"] = msgspec.Raw(_encoded(event))
+        return msgspec.json.encode(members)
+
+    def covers(self, path: Path) -> bool:
+        """Whether a field is hidden, is within a hidden one, or has one within it."""
+        return any(
+            path[: len(hidden)] == hidden or hidden[: len(path)] == path for hidden in self._paths
+        )
+
+    def shown(self, path: Path) -> Path:
+        """A field, or the hidden field that it is within."""
+        for hidden in self._paths:
+            if path[: len(hidden)] == hidden:
+                return hidden
+        return path
+
+    def refuse(self, path: Iterable[str], what: str) -> None:
+        """Raise NotPermitted for a field that is hidden: ``what`` would tell of its value."""
+        named = tuple(path)
+        if self.covers(named):
+            raise NotPermitted(
+                self._caller, f"`{self._lacking}` on {self.entity}, for {what} {'.'.join(named)!r}"
+            )
+
+    def check_written(self, value: Any, at: Path = ()) -> None:
+        """Raise InvalidBody when a caller writes the mask where it saw it, and not a value.
+
+        ``value`` is what is written into a field, or into the whole state.
+        """
+        for hidden in self._paths:
+            if hidden[: len(at)] == at and _has_mask(value, hidden[len(at) :]):
+                reason = f"is {MASKED!r}, which stands for a value that this caller does not see"
+                raise InvalidBody(self.entity, ((".".join(hidden), reason),))
+
+    def check_operations(self, operations: Sequence[Mapping[str, Any]]) -> None:
+        """Check the operations of a JSON Patch (RFC 6902), which may read as well as write.
+
+        Raises NotPermitted for one that would show or test a hidden value, and InvalidBody as
+        :meth:`check_written`.
+        """
+        for each in operations if self else ():
+            path = _fields_of(each["path"])
+            if each["op"] in ("test", "move", "copy"):
+                for pointer in ("path", "from"):
+                    if pointer in each:
+                        self.refuse(_fields_of(each[pointer]), f"the operation {each['op']} on")
+            elif "value" in each:
+                self.check_written(each["value"], path)
+
+    def refuse_all(self, what: str) -> None:
+        """Raise NotPermitted when any field is hidden: ``what`` may have any value."""
+        if self:
+            raise NotPermitted(self._caller, f"`{self._lacking}` on {self.entity}, for {what}")
+
+
+NO_MASK: Final = Mask("")
+
+
+def _hidden(value: Any, path: Path) -> Any:
+    if not path:
+        return MASKED
+    if isinstance(value, list):
+        return [_hidden(item, path) for item in value]
+    if isinstance(value, Mapping) and path[0] in value:
+        return {**value, path[0]: _hidden(value[path[0]], path[1:])}
+    return value
+
+
+def _has_mask(value: Any, path: Path) -> bool:
+    if isinstance(value, list):
+        return any(_has_mask(item, path) for item in value)
+    if not path:
+        return bool(value == MASKED)
+    return isinstance(value, Mapping) and path[0] in value and _has_mask(value[path[0]], path[1:])
+
+
+def _fields_of(pointer: str) -> Path:
+    """The field that a JSON Pointer names; places in lists are left out, as in masks."""
+    parts = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+    return tuple(part for part in parts if not (part.isdigit() or part == "-"))
+
+
+def _encoded(value: Any) -> bytes:
+    # Not orjson: a state may have numbers of more than 64 bits, and texts with lone surrogates.
+    return json.dumps(value, separators=(",", ":")).encode()

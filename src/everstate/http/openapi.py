@@ -1,0 +1,249 @@
+"""OpenAPI 3.1 descriptions of the routes: schemas, parameters, answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic.json_schema import models_json_schema
+
+from everstate.changes import EntityType
+from everstate.changes.unknown import takes_unknown
+from everstate.http import callers as names
+from everstate.http.answers import JSON
+
+PROBLEM: Final = "application/problem+json"
+JsonSchema = dict[str, Any]
+
+REF: Final = "#/components/schemas/{model}"
+_TEXT: Final = {"type": "string", "minLength": 1, "pattern": "^[!-~]([ -~]*[!-~])?$"}
+VERSION: Final = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}
+_TAGS: Final = r'^(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*$'
+
+_WHAT: Final = {
+    200: "The requested entity or data.",
+    201: "The entity was created.",
+    204: "The entity was deleted.",
+    304: "The reader has this version.",
+    400: "The request is invalid.",
+    401: "The request has no valid token.",
+    403: "The caller lacks a permission; `detail` names it.",
+    404: "The entity does not exist.",
+    409: "The entity exists already.",
+    410: "The changes of the page are not stored any more.",
+    412: "If-Match or If-None-Match does not hold; `version` is the current version.",
+    413: "The change is too large for the log.",
+    415: "The Content-Type of the body is not accepted.",
+    422: "The body is not a valid entity, provenance is missing, the Idempotency-Key was used "
+    "before, or the consistency token is not of this project.",
+    429: "The caller sends too many requests; send it again after `Retry-After` seconds.",
+    503: "A server does not answer now; send the request again.",
+    504: "The views did not reach the token in time; send the request again.",
+}
+
+
+class Schemas:
+    """JSON schemas of entity types, for writing and reading, and of problems."""
+
+    def __init__(
+        self, entity_types: Sequence[EntityType], own: Mapping[str, JsonSchema] | None = None
+    ) -> None:
+        """``own``: schemas of bodies of routers other than entities, by name."""
+        models: list[Any] = [
+            (each.model, mode) for each in entity_types for mode in ("validation", "serialization")
+        ]
+        self._refs, defined = models_json_schema(models, ref_template=REF)
+        found: dict[str, JsonSchema] = defined.get("$defs", {})
+        for each in entity_types:
+            if takes_unknown(each.model).rule == "forbid":
+                _close(found, self._refs[each.model, "validation"])
+        self.components: dict[str, JsonSchema] = {
+            **found,
+            "Problem": _PROBLEM_SCHEMA,
+            **(own or {}),
+        }
+
+    def written(self, entity_type: EntityType) -> JsonSchema:
+        """Schema of a body that is an entity."""
+        return self._refs[entity_type.model, "validation"]
+
+    def read(self, entity_type: EntityType) -> JsonSchema:
+        """Schema of an entity's state in an answer."""
+        return self._refs[entity_type.model, "serialization"]
+
+    def page(self, entity_type: EntityType) -> JsonSchema:
+        """Schema of a page of entities."""
+        item = {
+            "type": "object",
+            "required": ["key", "version", "state"],
+            "properties": {
+                "key": {"type": "string"},
+                "version": {"type": "integer", "minimum": 1},
+                "state": self.read(entity_type),
+            },
+        }
+        return {
+            "type": "object",
+            "required": ["items", "next"],
+            "properties": {
+                "items": {"type": "array", "items": item},
+                "next": {"type": ["string", "null"], "description": "cursor of the next page"},
+            },
+        }
+
+
+def _close(components: dict[str, JsonSchema], schema: Any) -> None:
+    """Set `additionalProperties: false` on each object that a body may hold."""
+    if isinstance(schema, list):
+        for part in schema:
+            _close(components, part)
+    if not isinstance(schema, dict):
+        return
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    if name in components and "additionalProperties" not in components[name]:
+        if "properties" in components[name]:
+            components[name]["additionalProperties"] = False
+            _close(components, components[name])
+    for part in schema.values():
+        _close(components, part)
+
+
+_PROBLEM_SCHEMA: Final[JsonSchema] = {
+    "type": "object",
+    "description": "RFC 9457",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "advice": {"type": "string"},
+        "version": {
+            "type": "integer",
+            "description": "current version; 0: the entity does not exist",
+        },
+        "problems": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"field": {"type": "string"}, "reason": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+def body_of(*types: tuple[str, JsonSchema]) -> JsonSchema:
+    """A required request body by content type."""
+    return {"required": True, "content": {kind: {"schema": schema} for kind, schema in types}}
+
+
+def entity_body(schemas: Schemas, entity_type: EntityType) -> JsonSchema:
+    """Body that is a whole entity."""
+    return body_of((JSON, schemas.written(entity_type)))
+
+
+def conditions() -> list[JsonSchema]:
+    """If-Match and If-None-Match."""
+    tags = {"type": "string", "anyOf": [{"const": "*"}, {"pattern": _TAGS}]}
+    return [
+        header(
+            "If-Match", tags, 'Only if the current version is one of these: `"3"`, or `*` for any.'
+        ),
+        header(
+            "If-None-Match", tags, "Only if the current version is none of these; `*`: no entity."
+        ),
+    ]
+
+
+def past() -> list[JsonSchema]:
+    """One of the parameters by which a state of the past is asked for."""
+    moment = {"type": "string", "format": "date-time"}
+    return [
+        query("at", moment, "The state that was valid at this time in the world."),
+        query("recorded_at", moment, "The newest state that was recorded by this time."),
+        query("version", VERSION, "The state of this version."),
+    ]
+
+
+def wait_for() -> JsonSchema:
+    """Everstate-Wait-For."""
+    token = {"type": "string", "pattern": "^[A-Za-z0-9._-]+$", "maxLength": 4096}
+    return header(names.WAIT_FOR, token, "Wait until the views have reached this token.")
+
+
+def write_headers(*, local: bool) -> list[JsonSchema]:
+    """Idempotency-Key and the provenance."""
+    key = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!#-~]+$"}
+    what = "The request is carried out once; a repeated one gets the same answer."
+    return [header("Idempotency-Key", key, what), *provenance_headers(local=local)]
+
+
+def provenance_headers(*, local: bool) -> list[JsonSchema]:
+    """Headers for who writes, why and when.
+
+    In local mode the caller must name itself; else it may, if its token permits the claim.
+    """
+    text, moment = {**_TEXT, "maxLength": 500}, {"type": "string", "format": "date-time"}
+    found = [
+        header(names.ACTOR, text, "The user or system on whose behalf the caller writes."),
+        header(names.REASON, text, "Why the change is made."),
+        header(names.CORRELATION, text, "Id of the process that the change belongs to."),
+        header(names.CAUSATION, text, "Id of what caused the change."),
+        header(names.OCCURRED_AT, moment, "When it happened in the world. Default: now."),
+    ]
+    default = "" if local else " Default: that of the token."
+    service = f"The service that writes.{default}"
+    identifier = f"The user, job or instance of the service.{default}"
+    return [
+        *found,
+        header(names.SERVICE, text, service, required=local),
+        header(names.IDENTIFIER, text, identifier, required=local),
+    ]
+
+
+def answers(
+    *statuses: int, schema: JsonSchema | None = None, secured: bool
+) -> dict[int | str, JsonSchema]:
+    """Answers of a route: its own schema when it succeeds, a problem when it does not."""
+    listed = {*statuses, 503, *((401, 403, 429) if secured else ())}
+    return {status: _answer(status, schema) for status in sorted(listed)}
+
+
+def _answer(status: int, schema: JsonSchema | None) -> JsonSchema:
+    found: JsonSchema = {"description": _WHAT[status]}
+    if status >= 400:
+        problem = {"$ref": REF.format(model="Problem")}
+        found["content"] = {PROBLEM: {"schema": problem}}
+    elif status in (200, 201) and schema is not None:
+        found["content"] = {JSON: {"schema": schema}}
+    return found
+
+
+def with_headers(
+    responses: dict[int | str, JsonSchema], *names_of: str, statuses: tuple[int, ...]
+) -> dict[int | str, JsonSchema]:
+    """The same answers, with these headers on some."""
+    headers = {name: {"schema": {"type": "string"}, "required": True} for name in names_of}
+    return {
+        status: {**answer, "headers": {**answer.get("headers", {}), **headers}}
+        if status in statuses
+        else answer
+        for status, answer in responses.items()
+    }
+
+
+def header(name: str, schema: JsonSchema, what: str, *, required: bool = False) -> JsonSchema:
+    """A parameter that is a header."""
+    return {
+        "name": name,
+        "in": "header",
+        "required": required,
+        "schema": schema,
+        "description": what,
+    }
+
+
+def query(name: str, schema: JsonSchema, what: str) -> JsonSchema:
+    """A parameter of the query."""
+    return {"name": name, "in": "query", "schema": schema, "description": what}

@@ -1,0 +1,1 @@
+"""The archive: copying the log to the lake, proving the copy complete, compaction, replay."""

@@ -1,0 +1,418 @@
+"""Law 5: the archive proves its own completeness, from its commits, its rows and the live log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from everstate.archive import (
+    ArchiveLog,
+    CommitNote,
+    Ledger,
+    LedgerRow,
+    Position,
+    last_commit,
+    table_path,
+)
+from everstate.config import Config
+from everstate.errors import ArchiveError
+from everstate.log.extent import LogExtent, log_extent
+from everstate.log.topics import TopicNames
+from everstate.pipeline.archiving.archiver import archived_topic
+from everstate.pipeline.archiving.audit_offsets import (
+    PIECE_OFFSETS,
+    RESULT_SCHEMA,
+    SAMPLES_MAX,
+    PieceCheck,
+)
+from everstate.pipeline.spark.session import spark_errors
+
+_Place = tuple[int, int]
+"""generation, partition"""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault of the archive: the broken rule, the place, and how often it was found."""
+
+    rule: str
+    where: str
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedRun:
+    """Offsets ``[start, end)`` of committed ranges for which the log served no record."""
+
+    generation: int
+    partition: int
+    start: int
+    end: int
+    kind: str
+    """``marker`` (of a transaction), ``aborted``, ``unproved`` (the log is gone), ``lost``."""
+
+
+@dataclass
+class AuditReport:
+    """The result of an audit; it holds when there is no problem."""
+
+    entity: str
+    version: int
+    """Version of the table that was audited."""
+    position: Position
+    commits: int = 0
+    rows: int = 0
+    unreadable: int = 0
+    keys: int = 0
+    changes: int = 0
+    """First occurrences of (key, version)."""
+    duplicates: int = 0
+    """Changes that are in the log twice, with the same id; harmless (C6)."""
+    conflicts: int = 0
+    """Records with a version that another id has already taken; they go to `.dead` (C6)."""
+    marker_offsets: int = 0
+    aborted_offsets: int = 0
+    unproved_offsets: int = 0
+    """Not served by the log when they were read; the log no longer has them, to check again."""
+    compared_with_log: int = 0
+    runs: list[UnservedRun] = field(default_factory=list)
+    conflict_rows: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
+    """Which parts of the log the audit did not read, and why."""
+    seconds: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the archive is complete, without duplicates, with dense and chained versions."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return {**asdict(self), "holds": self.holds}
+
+    def lines(self) -> list[tuple[str, Any]]:
+        """The report as named figures, in the order in which they are shown."""
+        return [
+            ("holds", self.holds),
+            ("records", self.rows),
+            ("unreadable", self.unreadable),
+            ("changes", self.changes),
+            ("entities", self.keys),
+            ("written twice", self.duplicates),
+            ("conflicts", self.conflicts),
+            ("commits", self.commits),
+            ("offsets of markers", self.marker_offsets),
+            ("offsets of aborted records", self.aborted_offsets),
+            ("offsets that the log no longer has", self.unproved_offsets),
+            ("compared with the log", self.compared_with_log),
+            ("not read", "; ".join(self.not_read) or "nothing"),
+            ("seconds", round(self.seconds, 1)),
+        ]
+
+
+def audit(
+    spark: SparkSession, config: Config, entity: str, *, against_log: bool = True
+) -> AuditReport:
+    """Prove that the archive of an entity type is complete (law 5).
+
+    The ranges of all commits cover the offsets from the archive's first one to its position, with
+    no hole or overlap; each range has the number of rows in its commit, each offset once; offsets
+    without a record are checked with independent readers of the live log; versions are dense and
+    chained. ``against_log`` also compares every record that the log still has byte for byte;
+    without it, a log that lost its end and was written to since is not detected. Raises
+    ArchiveError without an archive, Unavailable. Cost: one pass over offsets, one sort by key, and
+    one reading of the log; only the ledger is changed.
+    """
+    began = time.monotonic()
+    log, ledger = ArchiveLog(config, entity), Ledger(config, entity)
+    if not log.exists():
+        raise ArchiveError(
+            f"there is no archive of {entity} yet.", advice="Start one with `everstate run`."
+        )
+    version = log.version()
+    last = last_commit(log, ledger)
+    assert last is not None, "it exists"
+    assert last.note is not None, "last() gives commits that have one"
+    # A commit between the two calls is audited too; later commits are not.
+    version = max(version, last.version)
+    ledger.sync(log)
+    rows = [row for row in ledger.rows() if row.commit_version <= version]
+    report = AuditReport(entity, version, last.note.positions)
+    report.commits = len({row.commit_version for row in rows})
+    report.problems += tiling_problems(rows, last.note)
+    path = table_path(config, entity)
+    with spark_errors(f"auditing the archive of {entity}"):
+        archive = spark.read.format("delta").option("versionAsOf", version).load(path)
+        _audit_offsets(report, config, archive, rows, last.note, against_log=against_log)
+        _audit_versions(report, archive)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def tiling_problems(rows: Sequence[LedgerRow], note: CommitNote) -> Iterator[Problem]:
+    """Holes and overlaps between the ranges of all commits, and missing commits."""
+    epochs = sorted({row.epoch for row in rows})
+    missing = set(range(epochs[-1] + 1 if epochs else 0)) - set(epochs)
+    if missing:
+        yield Problem("ranges", "ledger", f"epochs {sorted(missing)[:10]} have no ranges")
+    reached: dict[_Place, int] = {}
+    for row in rows:
+        place = (row.generation, row.partition)
+        where = f"g{row.generation}[{row.partition}] commit {row.commit_version}"
+        at = reached.get(place, row.start if row.epoch == 0 else 0)
+        if row.start > at:
+            yield Problem("ranges", where, f"offsets {at:,} to {row.start:,} are in no commit")
+        if row.start < at:
+            yield Problem("ranges", where, f"offsets {row.start:,} to {at:,} are in two commits")
+        reached[place] = max(row.end, at)
+    for generation, offsets in note.positions.items():
+        for partition, offset in offsets.items():
+            found = reached.get((generation, partition), 0)
+            if found != offset:
+                where = f"g{generation}[{partition}]"
+                yield Problem(
+                    "ranges", where, f"the position is {offset:,}, but the ranges end at {found:,}"
+                )
+
+
+def _audit_offsets(
+    report: AuditReport,
+    config: Config,
+    archive: DataFrame,
+    rows: Sequence[LedgerRow],
+    note: CommitNote,
+    *,
+    against_log: bool,
+) -> None:
+    names = TopicNames(config.log.prefix)
+    topics = {generation: names.changes(report.entity, generation) for generation in note.positions}
+    extents = _extents(report, config, topics, note)
+    if not against_log:
+        report.not_read.append("the log's records, because the comparison was not requested")
+    pieces = list(_pieces(rows, extents))
+    expected = archive.sparkSession.createDataFrame(
+        pa.Table.from_pylist([piece.expected() for piece in pieces], schema=_EXPECTED)
+    )
+    found = archive.select(
+        "generation",
+        "partition",
+        F.floor(F.col("offset") / PIECE_OFFSETS).cast("bigint").alias("piece"),
+        "offset",
+        *(
+            (F.col(name) if against_log else F.lit(None).cast("binary")).alias(name)
+            for name in ("raw_key", "raw_value")
+        ),
+    )
+    check = PieceCheck(config, topics, against_log)
+    results = (
+        found.unionByName(expected, allowMissingColumns=True)
+        .groupBy("generation", "partition", "piece")
+        .applyInArrow(lambda key, table: check(key, table), RESULT_SCHEMA)
+        .collect()
+    )
+    by_piece = {(row.generation, row.partition, row.piece): row for row in results}
+    counted: dict[int, int] = {}
+    for piece in pieces:
+        result = by_piece[piece.generation, piece.partition, piece.piece]
+        for index, count in zip(piece.indexes, result.range_rows, strict=True):
+            counted[index] = counted.get(index, 0) + count
+    report.problems += _count_problems(rows, counted)
+    for row in sorted(results, key=lambda r: (r.generation, r.partition, r.piece)):
+        _take(report, row)
+
+
+@dataclass
+class _Piece:
+    """One piece's part of the ledger."""
+
+    generation: int
+    partition: int
+    piece: int
+    log_begin: int
+    log_end: int
+    indexes: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def expected(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "indexes"}
+
+
+_EXPECTED: Final = pa.schema(
+    {
+        "generation": pa.int32(),
+        "partition": pa.int32(),
+        "piece": pa.int64(),
+        "log_begin": pa.int64(),
+        "log_end": pa.int64(),
+        "starts": pa.list_(pa.int64()),
+        "ends": pa.list_(pa.int64()),
+    }
+)
+
+
+def _pieces(rows: Sequence[LedgerRow], extents: Mapping[int, LogExtent]) -> Iterator[_Piece]:
+    """The ledger's ranges cut at the borders of pieces, by (generation, partition, piece)."""
+    pieces: dict[tuple[int, int, int], _Piece] = {}
+    for index, row in enumerate(rows):
+        for number in range(row.start // PIECE_OFFSETS, -(-row.end // PIECE_OFFSETS)):
+            start = max(row.start, number * PIECE_OFFSETS)
+            end = min(row.end, (number + 1) * PIECE_OFFSETS)
+            if start >= end:
+                continue
+            place, log = (row.generation, row.partition), extents[row.generation]
+            ends = (log.begins.get(row.partition, 0), log.ends.get(row.partition, 0))
+            piece = pieces.setdefault((*place, number), _Piece(*place, number, *ends))
+            piece.indexes.append(index)
+            piece.starts.append(start)
+            piece.ends.append(end)
+    for piece in pieces.values():
+        in_order = sorted(range(len(piece.starts)), key=lambda at: piece.starts[at])
+        for values in (piece.indexes, piece.starts, piece.ends):
+            values[:] = [values[at] for at in in_order]
+        yield piece
+
+
+def _extents(
+    report: AuditReport, config: Config, topics: Mapping[int, str], note: CommitNote
+) -> dict[int, LogExtent]:
+    """The offsets that the live log has of each generation; reports parts that nobody reads."""
+    extents = {}
+    for generation, topic in topics.items():
+        stored = archived_topic(note, generation)
+        found = log_extent(config, topic, stored, note.positions[generation])
+        extents[generation] = found
+        report.problems += [Problem("not read", f"g{generation}", each) for each in found.unread]
+        report.not_read += [*found.unread, *([found.gone] if found.gone else [])]
+    return extents
+
+
+def _count_problems(rows: Sequence[LedgerRow], counted: Mapping[int, int]) -> Iterator[Problem]:
+    wrong = [index for index, row in enumerate(rows) if counted.get(index, 0) != row.rows]
+    for index in wrong[:SAMPLES_MAX]:
+        row, count = rows[index], counted.get(index, 0)
+        yield Problem(
+            "rows",
+            f"g{row.generation}[{row.partition}] commit {row.commit_version}",
+            f"{count:,} rows in [{row.start:,}, {row.end:,}), but the commit added {row.rows:,}",
+        )
+    if len(wrong) > SAMPLES_MAX:
+        yield Problem("rows", "table", "more ranges with wrong counts", len(wrong) - SAMPLES_MAX)
+
+
+def _take(report: AuditReport, row: Row) -> None:
+    """Add one piece's result to the report."""
+    report.rows += row.rows
+    report.marker_offsets += row.marker_offsets
+    report.aborted_offsets += row.aborted_offsets
+    report.unproved_offsets += row.unproved_offsets
+    report.compared_with_log += row.compared
+    where = f"g{row.generation}[{row.partition}]"
+    for rule, count, at, text in (
+        ("offset twice", row.twice, row.twice_at, "offsets are archived twice"),
+        ("outside", row.extra, row.extra_at, "rows are in no committed range"),
+        ("lost", row.lost, row.lost_at, "records of the log are not in the archive"),
+        ("differs", row.differing, row.differing_at, "records differ from those of the log"),
+    ):
+        if count:
+            shown = ", ".join(str(offset) for offset in at[:5])
+            report.problems.append(Problem(rule, where, f"{count:,} {text}: {shown}", count))
+    for start, end, kind in zip(row.run_starts, row.run_ends, row.run_kinds, strict=True):
+        if len(report.runs) < SAMPLES_MAX:
+            report.runs.append(UnservedRun(row.generation, row.partition, start, end, kind))
+
+
+def _audit_versions(report: AuditReport, archive: DataFrame) -> None:
+    judged = _judged(archive)
+    names = list(_VERSION_RULES)
+    figures = judged.agg(
+        F.count_if(F.expr("nth = 1")).alias("changes"),
+        F.count_if(F.expr("nth = 1 AND previous IS NULL")).alias("keys"),
+        F.count_if(F.expr("nth > 1 AND id = first_id")).alias("duplicates"),
+        F.count_if(F.expr("nth > 1 AND id != first_id")).alias("conflicts"),
+        *(F.count_if(F.col("fault") == name).alias(f"fault_{at}") for at, name in enumerate(names)),
+    ).collect()[0]
+    report.changes, report.keys = figures.changes, figures.keys
+    report.duplicates, report.conflicts = figures.duplicates, figures.conflicts
+    report.unreadable = report.rows - figures.changes - figures.duplicates - figures.conflicts
+    if figures.conflicts:
+        conflicts = judged.where("nth > 1 AND id != first_id").limit(SAMPLES_MAX)
+        columns = ("key", "version", "id", "first_id", "generation", "partition", "offset")
+        report.conflict_rows = [row.asDict() for row in conflicts.select(*columns).collect()]
+    for at, name in enumerate(names):
+        count = figures[f"fault_{at}"]
+        if count:
+            rows = judged.where(F.col("fault") == name).limit(SAMPLES_MAX).collect()
+            for row in rows:
+                before = row.previous.version if row.previous else 0
+                place = f"g{row.generation}[{row.partition}]@{row.offset}"
+                text = _VERSION_RULES[name].format(version=row.version, previous=before)
+                report.problems.append(Problem(name, f"{row.key} {place}", text))
+            if count > len(rows):
+                report.problems.append(
+                    Problem(name, "table", "more problems of this kind", count - len(rows))
+                )
+
+
+_VERSION_RULES: Final = {
+    "version gap": "version {version} follows version {previous}",
+    "partition": "version {version} is in another partition than version {previous}",
+    "order": "version {version} is before version {previous} in the log",
+    "chain": "the original state of version {version} is not the current state of version "
+    "{previous}",
+}
+
+
+def _judged(archive: DataFrame) -> DataFrame:
+    """Each readable record with its rank among the records of its version, and its fault if any."""
+    types = {field.name: field.dataType for field in archive.schema}
+    changes = archive.where("reason IS NULL").select(
+        "key", "version", "generation", "partition", "offset", "id", "kind",
+        _digest("current", types).alias("after"),
+        _digest("original", types).alias("before"),
+    )  # fmt: skip
+    in_order = Window.partitionBy("key").orderBy("version", "generation", "offset")
+    of_version = Window.partitionBy("key", "version").orderBy("generation", "offset")
+    ranked = changes.select(
+        "*",
+        F.row_number().over(of_version).alias("nth"),
+        F.first("id").over(of_version).alias("first_id"),
+    )
+    earlier = in_order.rowsBetween(Window.unboundedPreceding, -1)
+    step = F.struct("version", "generation", "partition", "offset", "after")
+    previous = F.last(F.when(F.col("nth") == 1, step), ignorenulls=True).over(earlier)
+    same_log = F.col("previous.generation") == F.col("generation")
+    fault = (
+        F.when(F.col("nth") > 1, None)
+        .when(F.coalesce("previous.version", F.lit(0)) + 1 != F.col("version"), "version gap")
+        .when(same_log & (F.col("previous.partition") != F.col("partition")), "partition")
+        .when(same_log & (F.col("previous.offset") > F.col("offset")), "order")
+        .when(
+            (F.col("kind") != "event") & ~F.col("before").eqNullSafe(F.col("previous.after")),
+            "chain",
+        )
+    )
+    return ranked.select("*", previous.alias("previous")).select("*", fault.alias("fault"))
+
+
+def _digest(side: str, types: Mapping[str, DataType]) -> Column:
+    """A 64-bit hash of a state; null for none. Maps have no order, so their JSON is hashed."""
+    state = F.to_json(side) if _holds_map(types[side]) else F.col(side)
+    return F.when(F.col(side).isNotNull(), F.xxhash64(state))
+
+
+def _holds_map(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return True
+    if isinstance(kind, ArrayType):
+        return _holds_map(kind.elementType)
+    return isinstance(kind, StructType) and any(_holds_map(part.dataType) for part in kind)

@@ -1,0 +1,133 @@
+"""Writes a whole topic again from the archive, byte for byte (law 5), with Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from everstate.archive import ArchiveLog, Ledger, last_commit, table_path
+from everstate.config import Config
+from everstate.errors import ArchiveError, LogError
+from everstate.log.client import changelog_bytes_max
+from everstate.log.positions import Offsets
+from everstate.log.producer import Producer
+from everstate.log.topics import Topics
+from everstate.pipeline.archiving.selection import Replayed, out_records
+from everstate.pipeline.spark.session import spark_errors
+
+_RAW: Final = ("raw_key", "raw_value", "raw_headers", "timestamp")
+_BATCH_ROWS: Final = 5_000
+
+
+def replay(
+    spark: SparkSession,
+    config: Config,
+    entity: str,
+    topic: str,
+    *,
+    generation: int = 1,
+) -> Replayed:
+    """Write every archived record of an entity type to ``topic``, byte for byte.
+
+    Partition, order, key (or its absence), value (tombstones included), headers and timestamp are
+    the same; unreadable records are written too. Offsets are dense in the new topic: offsets for
+    which the log never served a record (markers, aborted records) are not reproduced. A missing
+    topic is created without a retention limit. Raises LogError when the topic is not empty or has
+    another number of partitions, ArchiveError without an archive, Unavailable. Cost: one sort by
+    offset; each partition is written by one task.
+    """
+    began = time.monotonic()
+    last = last_commit(ArchiveLog(config, entity), Ledger(config, entity))
+    if last is None or last.note is None or generation not in last.note.positions:
+        raise ArchiveError(
+            f"the archive of {entity} has no generation {generation}.",
+            advice="Start one with `everstate run`.",
+        )
+    partitions = len(last.note.positions[generation])
+    _prepare(config, topic, partitions)
+    archive = spark.read.format("delta").option("versionAsOf", last.version)
+    rows = (
+        archive.load(table_path(config, entity))
+        .where(F.col("generation") == generation)
+        .select("partition", "offset", *_RAW)
+        .repartition(partitions, "partition")
+        .sortWithinPartitions("partition", "offset")
+    )
+    write = _WritePartitions(config, topic)
+    with spark_errors(f"replaying {entity} to {topic}"):
+        counts = rows.mapInArrow(lambda batches: write(batches), "records bigint").collect()
+    return Replayed(
+        entity=entity,
+        to=topic,
+        records=sum(row.records for row in counts),
+        partitions=partitions,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _prepare(config: Config, topic: str, partitions: int) -> None:
+    """Create the topic, or check that it is empty and has as many partitions."""
+    with Topics(config) as topics, Offsets(config) as offsets:
+        try:
+            found = topics.partitions(topic)
+        except LogError:
+            settings = {
+                "retention.ms": "-1",
+                "max.message.bytes": str(changelog_bytes_max(config)),
+            }
+            topics.create(topic, partitions, settings)
+            return
+        if found != partitions:
+            raise LogError(
+                f"topic {topic} has {found} partitions, and the archive has {partitions}; nothing "
+                "was written.",
+                advice="Name a topic that does not exist yet.",
+            )
+        if any(end > 0 for end in offsets.high_watermarks([topic]).values()):
+            raise LogError(
+                f"topic {topic} is not empty; nothing was written.",
+                advice="Name a topic that does not exist yet.",
+            )
+
+
+@dataclass(frozen=True)
+class _WritePartitions:
+    """Writes the rows of a Spark task, which are whole partitions in order."""
+
+    config: Config
+    topic: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        written = 0
+        skips = self._already_written()
+        with Producer(self.config, client_id="everstate-replay") as producer:
+            for batch in batches:
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    for record in out_records(self.topic, batch.slice(start, _BATCH_ROWS)):
+                        written += 1
+                        partition = record.partition or 0
+                        if skips.get(partition, 0) > 0:
+                            skips[partition] -= 1
+                        else:
+                            producer.send(record)
+            producer.flush(300)
+        yield pa.RecordBatch.from_pydict({"records": pa.array([written], pa.int64())})
+
+    def _already_written(self) -> dict[int, int]:
+        """Records per partition that an earlier attempt of this task wrote.
+
+        They are the end offsets of its partitions, because the topic was empty.
+        """
+        context = TaskContext.get()
+        if context is None or context.attemptNumber() == 0:
+            return {}
+        with Offsets(self.config) as offsets:
+            ends = offsets.high_watermarks([self.topic])
+        return {partition: end for (_, partition), end in ends.items()}

@@ -1,0 +1,306 @@
+"""Replaying a part of an archive: one key, a time range, a provenance; to a topic or a file."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import and_
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from everstate.archive import ArchiveReader, Where
+from everstate.archive.ordered import RECORD_COLUMNS
+from everstate.changes import Provenance
+from everstate.config import Config
+from everstate.errors import ArchiveError, InvalidQuery, LogError
+from everstate.log.client import changelog_bytes_max
+from everstate.log.positions import Offsets
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames, Topics
+
+PROVENANCE: Final = tuple(each.name for each in fields(Provenance))
+_OF_PREVIEW: Final = ("partition", "offset", "recorded_at")
+_FILES: Final = (".jsonl", ".parquet")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FLUSH_S: Final = 300.0
+WriteTable = Callable[[pa.Table], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records of an archive: those that meet all conditions; without any, all records.
+
+    Without a condition, unreadable records are selected too.
+    """
+
+    key: str | None = None
+    from_: datetime | None = None
+    until: datetime | None = None
+    """World time: changes that occurred in ``[from_, until)``."""
+    recorded_from: datetime | None = None
+    recorded_until: datetime | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Field of the provenance → its value."""
+
+    def __post_init__(self) -> None:
+        for name in self.provenance:
+            if name not in PROVENANCE:
+                raise InvalidQuery(
+                    f"a provenance has no field {name!r}.",
+                    advice=f"Its fields are {', '.join(PROVENANCE)}.",
+                )
+
+    @property
+    def where(self) -> Where | None:
+        """The condition on columns of the archive; ``None``: there is none."""
+        found: list[tuple[str, ds.Expression]] = []
+        if self.key is not None:
+            found.append(("key", ds.field("key") == self.key))
+        for column, first, end in (
+            ("occurred_at", self.from_, self.until),
+            ("recorded_at", self.recorded_from, self.recorded_until),
+        ):
+            if first is not None:
+                found.append((column, ds.field(column) >= pa.scalar(first)))
+            if end is not None:
+                found.append((column, ds.field(column) < pa.scalar(end)))
+        for name, value in self.provenance.items():
+            camel = name.split("_")[0] + "".join(map(str.capitalize, name.split("_")[1:]))
+            found.append(("provenance", pc.field("provenance", camel) == value))
+        if not found:
+            return None
+        condition = reduce(and_, (condition for _, condition in found))
+        return Where(condition, tuple(dict.fromkeys(column for column, _ in found)))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedPart:
+    """The selected records of one partition."""
+
+    partition: int
+    records: int
+    first_offset: int
+    last_offset: int
+    first_recorded_at: datetime | None
+    last_recorded_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay wrote, and how many seconds it took."""
+
+    entity: str
+    to: str
+    records: int
+    partitions: int
+    seconds: float
+
+
+def preview(
+    config: Config, entity: str, selection: Selection, *, generation: int = 1
+) -> list[SelectedPart]:
+    """What a replay would write, by partition.
+
+    Cost: reading the columns of the conditions, and three more.
+    """
+    found: dict[int, SelectedPart] = {}
+    for table in _selected(config, entity, selection, generation, _OF_PREVIEW):
+        partition = table["partition"][0].as_py()
+        offsets, recorded = table["offset"], pc.min_max(table["recorded_at"]).as_py()
+        before = found.get(partition)
+        moments = [recorded["min"], recorded["max"]]
+        if before is not None:
+            moments += [before.first_recorded_at, before.last_recorded_at]
+        known = [moment for moment in moments if moment is not None]
+        found[partition] = SelectedPart(
+            partition,
+            table.num_rows + (before.records if before else 0),
+            before.first_offset if before else offsets[0].as_py(),
+            offsets[-1].as_py(),
+            min(known, default=None),
+            max(known, default=None),
+        )
+    return [found[partition] for partition in sorted(found)]
+
+
+def replay_to_topic(
+    config: Config,
+    entity: str,
+    selection: Selection,
+    topic: str,
+    *,
+    generation: int = 1,
+    append: bool = False,
+    on_written: Callable[[int], object] = lambda _written: None,
+) -> Replayed:
+    """Write the selected records to a topic, byte for byte, each partition in its order.
+
+    A missing topic is created without a retention limit. In a topic with another number of
+    partitions, records are partitioned by their keys. Raises LogError when the topic has records
+    already, unless ``append``, and when it is the changelog itself; ArchiveError, Unavailable.
+    """
+    began, written = time.monotonic(), 0
+    partitions = len(_spans(config, entity, generation))
+    same = _prepared(config, entity, topic, partitions, generation, append=append)
+    with Producer(config, client_id="everstate-replay") as producer:
+        for table in _selected(config, entity, selection, generation, RECORD_COLUMNS):
+            for record in out_records(topic, table):
+                producer.send(record if same else msgspec.structs.replace(record, partition=None))
+            written += table.num_rows
+            on_written(written)
+        producer.flush(_FLUSH_S)
+    return Replayed(entity, topic, written, partitions, time.monotonic() - began)
+
+
+def replay_to_file(
+    config: Config,
+    entity: str,
+    selection: Selection,
+    file: Path,
+    *,
+    generation: int = 1,
+    on_written: Callable[[int], object] = lambda _written: None,
+) -> Replayed:
+    """Write the selected records to a new file, complete or not at all; by partition and offset.
+
+    `.jsonl`: one message per line, as compact JSON; for a record that is no JSON its place and its
+    bytes as base64. `.parquet`: records byte for byte, with key, headers and timestamp. Raises
+    InvalidQuery for another file suffix or a file that exists, and ArchiveError.
+    """
+    if file.suffix not in _FILES:
+        raise InvalidQuery(f"{file}: the name of the file must end in {' or '.join(_FILES)}.")
+    if file.exists():
+        raise InvalidQuery(
+            f"{file} exists already.", advice="Use another name, or remove the file."
+        )
+    began, written = time.monotonic(), 0
+    partitions = len(_spans(config, entity, generation))
+    partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+    opened = _jsonl if file.suffix == ".jsonl" else _parquet
+    try:
+        with opened(partial) as write:
+            for table in _selected(config, entity, selection, generation, RECORD_COLUMNS):
+                write(table)
+                written += table.num_rows
+                on_written(written)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Replayed(entity, str(file), written, partitions, time.monotonic() - began)
+
+
+def _selected(
+    config: Config, entity: str, selection: Selection, generation: int, columns: tuple[str, ...]
+) -> Iterator[pa.Table]:
+    """Tables of selected records, each of one partition and in the order of offsets."""
+    reader, spans = ArchiveReader(config, entity), _spans(config, entity, generation)
+    if selection == Selection(key=selection.key) and selection.key is not None:
+        found = reader.changes_of(selection.key, ("generation", *columns)).records
+        mine = found.filter(pc.equal(found["generation"], generation)).select(list(columns))
+        for partition in sorted(pc.unique(mine["partition"]).to_pylist()):
+            yield mine.filter(pc.equal(mine["partition"], partition))
+        return
+    yield from reader.records(generation, spans, columns, selection.where)
+
+
+def _spans(config: Config, entity: str, generation: int) -> dict[int, tuple[int, int]]:
+    position = ArchiveReader(config, entity).position().get(generation)
+    if position is None:
+        raise ArchiveError(
+            f"the archive of {entity} has no generation {generation}.",
+            advice="Start one with `everstate run`.",
+        )
+    return {partition: (0, end) for partition, end in position.items()}
+
+
+def _prepared(
+    config: Config, entity: str, topic: str, partitions: int, generation: int, *, append: bool
+) -> bool:
+    """Create or check the topic; returns whether it has as many partitions as the archive."""
+    names = TopicNames(config.log.prefix)
+    if topic in (names.changes(entity, generation), names.state(entity, generation)):
+        raise LogError(
+            f"topic {topic} is the changelog itself; nothing was written.",
+            advice="Name another topic.",
+        )
+    with Topics(config) as topics, closing(Offsets(config)) as offsets:
+        if topic not in topics.existing():
+            size = str(changelog_bytes_max(config))
+            topics.create(topic, partitions, {"retention.ms": "-1", "max.message.bytes": size})
+            return True
+        if not append and any(end > 0 for end in offsets.high_watermarks([topic]).values()):
+            raise LogError(
+                f"topic {topic} is not empty; nothing was written.",
+                advice="Name a topic that does not exist yet, or add to this one with --append.",
+            )
+        return topics.partitions(topic) == partitions
+
+
+@contextmanager
+def _jsonl(path: Path) -> Iterator[WriteTable]:
+    with open(path, "wb") as sink:
+
+        def write(records: pa.Table) -> None:
+            for row in records.to_pylist():
+                sink.write(_line(row) + b"\n")
+
+        yield write
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.format(row["raw_value"] or b"", indent=-1)
+    except msgspec.DecodeError:
+        value = row["raw_value"]
+        record = {
+            "partition": row["partition"],
+            "offset": row["offset"],
+            "bytes": None if value is None else base64.b64encode(value).decode(),
+        }
+        return msgspec.json.encode({"unreadable": record})
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[WriteTable]:
+    writers: list[pq.ParquetWriter] = []
+
+    def write(records: pa.Table) -> None:
+        if not writers:
+            writers.append(pq.ParquetWriter(path, records.schema, compression="zstd"))
+        writers[0].write_table(records)
+
+    try:
+        yield write
+        if not writers:
+            write(pa.table({name: pa.nulls(0) for name in RECORD_COLUMNS}))
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def out_records(topic: str, records: pa.RecordBatch | pa.Table) -> Iterator[OutRecord]:
+    """Archived records in the form in which they are written again."""
+    rows: list[dict[str, Any]] = records.to_pylist()
+    for row in rows:
+        headers = row["raw_headers"] or ()
+        yield OutRecord(
+            topic=topic,
+            key=row["raw_key"],
+            value=row["raw_value"],
+            headers=[(header["key"], header["value"]) for header in headers],
+            partition=row["partition"],
+            timestamp_ms=(row["timestamp"] - _EPOCH) // timedelta(milliseconds=1),
+        )

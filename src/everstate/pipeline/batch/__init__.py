@@ -1,0 +1,1 @@
+"""Views in batch over the archive: accepted changes, a definition's rows, triggers."""

@@ -1,0 +1,103 @@
+"""Live entities from `latest`, for a view whose archive lacks the log's first changes (C15).
+
+Spark's tasks read them in one exported snapshot; the view begins at the core's position in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.pipeline.spark.parse import state_read
+from everstate.views.control import Control
+from everstate.views.database import connect_views, views_errors
+from everstate.views.kinds import LatestPlan
+
+_ROWS_PER_TASK: Final = 100_000
+_FETCHED: Final = 10_000
+_READ: Final = pa.schema(
+    {"key": pa.string(), "version": pa.int64(), "partition": pa.int32(), "state": pa.string()}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LatestRows:
+    """A snapshot of `latest`: how to read it, and the core's position in it."""
+
+    dsn: str
+    snapshot: str
+    query: str
+    rows: int
+    vector: dict[int, int]
+
+
+@contextmanager
+def latest_snapshot(config: Config, entity: str) -> Iterator[LatestRows]:
+    """Hold a snapshot of the views' database; tasks can read in it as long as the block lasts."""
+    dsn = config.views_dsn
+    with views_errors(dsn), connect_views(dsn) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with connection.transaction():
+            control = Control(connection, config.views.schema_name)
+            table = control.table(LatestPlan.of(entity).table(1).name)
+            query = sql.SQL(
+                "SELECT key, version, partition, state::text FROM {} WHERE state IS NOT NULL"
+            ).format(table)
+            row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+            assert row is not None
+            counted = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(table))
+            (rows,) = counted.fetchone() or (0,)
+            vector = control.core_vector(entity)
+            yield LatestRows(dsn, row[0], query.as_string(connection), rows, vector)
+
+
+def live_of(spark: SparkSession, entity_type: EntityType, found: LatestRows) -> DataFrame:
+    """Live entities in the columns of `Accepted.live`; one that cannot be read fails the job."""
+    buckets = 1 + found.rows // _ROWS_PER_TASK
+    numbers = spark.range(0, buckets, 1, buckets)
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _read(found, number, buckets)
+
+    texts = numbers.mapInArrow(run, "key string, version long, partition int, state string")
+    state, is_broken = state_read(F.col("state"), entity_type)
+    read = texts.select("key", "version", "partition", state.alias("v"), is_broken.alias("broken"))
+    message = F.concat(F.lit("the state of an entity cannot be read: "), F.col("key"))
+    key = F.when(F.col("broken"), F.raise_error(message).cast("string")).otherwise(F.col("key"))
+    fields = [F.col("v")[name].alias(name) for name in entity_type.arrow_schema.names]
+    own = [F.col(name).alias(f"__{name}") for name in ("version", "partition")]
+    return read.select(key.alias("__key"), *own, *fields)
+
+
+def _read(found: LatestRows, bucket: int, buckets: int) -> Iterator[pa.RecordBatch]:
+    condition = sql.SQL(" AND ('x' || substr(md5(key), 1, 4))::bit(16)::int % {} = {}")
+    query = sql.SQL(found.query) + condition.format(sql.Literal(buckets), sql.Literal(bucket))
+    with (
+        views_errors(found.dsn),
+        connect_views(found.dsn) as connection,
+        connection.transaction(),
+    ):
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute(
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(found.snapshot))
+        )
+        with connection.cursor(name="latest") as cursor:
+            cursor.execute(query)
+            while rows := cursor.fetchmany(_FETCHED):
+                columns: list[Any] = list(zip(*rows, strict=True))
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(c, f.type) for c, f in zip(columns, _READ, strict=True)],
+                    schema=_READ,
+                )

@@ -1,0 +1,78 @@
+"""Tests whether a view's SQL gives the same row for the same image at any time (C16).
+
+Spark's analysed plan decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from py4j.java_gateway import is_instance_of
+from pyspark import SparkContext
+
+_EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
+_TIMES: Final = ("timestamp", "timestamp_ntz")
+_CLOCK_WORD: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_TIME_ONLY: Final = re.compile(r"\s*T?\d{1,2}:")
+
+
+def changing(analysed: Any) -> str | None:
+    """Why the rows of an analysed Spark plan depend on more than its input; ``None``: they do not.
+
+    Tests more than what Spark calls non-deterministic: a text that is cast to a date or a time may
+    be a word like 'now', or a time of day, which Spark reads as one of today.
+    """
+    if not analysed.deterministic():
+        return "its SQL has a part that Spark does not guarantee to give the same value each time."
+    for cast in _casts(analysed):
+        reason = _of_today(cast)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _of_today(cast: Any) -> str | None:
+    target, source = cast.dataType().typeName(), cast.child()
+    kind = source.dataType().typeName()
+    if kind.startswith("time(") and target in _TIMES:
+        return f"{_shown(cast)} would be a time of the day on which it is computed."
+    if not kind.startswith("string"):
+        return None
+    if source.foldable():
+        text = str(source.eval(None))
+        word = target in (*_TIMES, "date") and _CLOCK_WORD.match(text)
+        if word or (target in _TIMES and _TIME_ONLY.match(text)):
+            return f"{text!r} as a {target} changes its value while no entity changes."
+        cast.eval(None)  # a constant that cannot be cast is an error now, not at each change
+        return None
+    if target not in _TIMES:
+        return None
+    return (
+        f"{_shown(cast)} reads a text like '10:00' as a time of the day on which it is computed; "
+        "write to_timestamp(x, 'yyyy-MM-dd HH:mm:ss'), with the format of your texts."
+    )
+
+
+def _shown(expression: Any) -> str:
+    return re.sub(r"\bcurrent\.|`", "", expression.sql())
+
+
+def _casts(plan: Any) -> Iterator[Any]:
+    """Every CAST in a plan, explicit or implicit, and in the expressions that replace functions."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark cannot be asked
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        waiting += _each(node.children())
+        if is_instance_of(gateway, node, "org.apache.spark.sql.catalyst.plans.QueryPlan"):
+            waiting += _each(node.expressions())
+        elif is_instance_of(gateway, node, f"{_EXPRESSIONS}RuntimeReplaceable"):
+            waiting.append(node.replacement())
+        elif is_instance_of(gateway, node, f"{_EXPRESSIONS}Cast"):
+            yield node
+
+
+def _each(nodes: Any) -> list[Any]:
+    return [nodes.apply(place) for place in range(nodes.size())]

@@ -1,0 +1,365 @@
+"""Keeps one derived topic of accepted changes: each change in it once, in its partition, in order.
+
+Records and position are sent in one Kafka transaction under one transactional id (C2, C3). A new
+version is published in a transaction too: it writes a barrier to each partition of the previous
+version's topic, which names the next topic and the offset to continue at.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from everstate.changes.derived import BARRIER, Derivation, JoinedStream, derivation_of
+from everstate.config import Config
+from everstate.errors import DataLoss, EverstateError, InvalidDerivation
+from everstate.log.client import changelog_bytes_max
+from everstate.log.consumer import Follower
+from everstate.log.derived import Barrier, DerivedNote
+from everstate.log.positions import Offsets
+from everstate.log.publisher import OncePublisher
+from everstate.log.record import OutRecord
+from everstate.log.topics import Topics
+from everstate.parts import waits, works
+from everstate.pipeline.derive.building import TopicBuild
+from everstate.pipeline.derive.declare import born, declare_topic
+from everstate.pipeline.derive.joining import entities_as_of, history_vector
+from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader
+from everstate.pipeline.keeping.spans import ArchivedOffsets
+from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
+from everstate.views.database import ViewsDatabase
+from everstate.views.project import Project
+from everstate.views.tables import Core, RowTable, covers
+
+log = logging.getLogger(__name__)
+
+_WAIT_S: Final = 0.1
+_JUDGED_S: Final = 0.02
+"""How often the core's position is read while records wait for it."""
+_RETRY_S: Final = 2.0
+_HOUR_MS: Final = 3_600_000
+
+
+class Deriver:
+    """Keeps the versions of one derived topic; one process at a time, a second fences the first."""
+
+    def __init__(
+        self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
+    ) -> None:
+        self._config, self._project, self._spark = config, project, spark
+        self.name, self.entity = derivation.name, derivation.entity
+        self._declared = derivation
+        self._publisher = OncePublisher(config, f"derive-{derivation.name}")
+        self._database = ViewsDatabase(config.views_dsn)
+        self._topics, self._offsets = Topics(config), Offsets(config)
+        self._archived = ArchivedOffsets(config)
+        self._source = self._topics.names.changes(self.entity)
+        self._core = Core(self.entity, self._source)
+        self._readers: dict[int, AcceptedReader] = {}
+        self._builds: dict[int, TopicBuild] = {}
+        self._known: dict[int, Derivation] = {}
+        self._needed: dict[int, Mapping[int, int]] = {}
+        """Joined streams: the position that the other entity's history must reach, by version."""
+        self._note: DerivedNote | None = None
+        self._batch = 0
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._drop()
+        self._publisher.close()
+        self._database.close()
+        self._offsets.close()
+        self._topics.close()
+
+    def prepare(self) -> None:
+        """Register the declared topic; the core must have been prepared."""
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            step = declare_topic(self._config, control, self._declared)
+        if step.what != "same":
+            log.info("derived topic %s: version %d, %s", self.name, step.version, step.what)
+
+    def run(self, stop: threading.Event) -> None:
+        """Publish until ``stop`` is set; retryable errors are retried."""
+        while not stop.is_set():
+            try:
+                if not self.step() and any(reader.waiting for reader in self._readers.values()):
+                    stop.wait(_JUDGED_S)
+                works()
+            except EverstateError as error:
+                self._say(error.message)
+                if not error.retryable:
+                    raise
+                log.warning("derived topic %s is retried: %s", self.name, error)
+                waits(error, _RETRY_S)
+                self._drop()
+                stop.wait(_RETRY_S)
+
+    def step(self) -> int:
+        """Publish newly accepted changes, and a part of each build; returns the record count.
+
+        Raises Unavailable, Fenced, DataLoss, ViewFailed; none of them loses or doubles a record.
+        """
+        try:
+            return self._step(self._note or self._open())
+        except BaseException:
+            # Records that were read and not published are read again.
+            self._drop()
+            raise
+
+    def _step(self, note: DerivedNote) -> int:
+        for version, reader in self._readers.items():
+            before = reader.waiting
+            reader.poll(_WAIT_S)
+            if reader.waiting > before and isinstance(self._form(version), JoinedStream):
+                self._need(version)
+        records: list[OutRecord] = []
+        after = note.copied()
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            rows = {row.version: row for row in control.versions(self.name)}
+            self._follow(control, rows, after)
+            with control.snapshot():
+                judged = control.core_vector(self.entity)
+                for version, reader in self._readers.items():
+                    spans = reader.ready(judged)
+                    if spans and self._may_join(control, version):
+                        taken = reader.take(control, self._core, spans)
+                        records += self._records(control, version, taken)
+                        after.versions[version] = dict(reader.vector)
+                for version, build in list(self._builds.items()):
+                    part = build.part()
+                    if part is None:
+                        after.versions[version] = build.vector
+                        after.meanings[version] = rows[version].fingerprint
+                    elif part:
+                        records += self._records(control, version, part)
+            if records or after != note:
+                self._publish(records, after)
+                self._mirror(control, rows, after)
+            for version in after.versions.keys() & rows.keys():
+                if rows[version].reason is not None and rows[version].status in (LIVE, BUILDING):
+                    control.set_reason(self.name, version, None)
+            self._switch(control, rows, after)
+        return len(records)
+
+    def _open(self) -> DerivedNote:
+        """Fence an earlier process, and read the topic's progress from the log."""
+        self._drop()
+        progress = self._publisher.open()
+        self._batch = 0 if progress is None else progress.batch
+        note = DerivedNote() if progress is None else DerivedNote.read(progress.note)
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            rows = {row.version: row for row in control.versions(self.name)}
+            self._mirror(control, rows, note)
+            seen = next((row.version for row in rows.values() if row.published), None)
+            if note.published is not None and note.published in rows and seen != note.published:
+                # Killed between the barrier and the registry: readers follow the barrier.
+                with control.connection.transaction():
+                    control.swap_published(self.name, seen, note.published)
+        self._note = note
+        return note
+
+    def _drop(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        for build in self._builds.values():
+            build.close()
+        self._readers, self._builds, self._needed, self._note = {}, {}, {}, None
+
+    def _follow(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
+        """Start reading or building the versions wanted now, and end those that are not wanted."""
+        wanted = {v for v, row in rows.items() if row.status in (LIVE, BUILDING)}
+        for version in set(self._readers) - wanted:
+            self._readers.pop(version).close()
+        for version in set(self._builds) - wanted:
+            self._builds.pop(version).close()
+        for version in list(note.versions):
+            if version not in rows or note.meanings.get(version) != rows[version].fingerprint:
+                note.forget(version)
+                self._topics.delete([self._topics.names.derived(self.name, version)])
+        for version in sorted(wanted):
+            if version in self._readers or not self._knows(control, rows[version]):
+                continue
+            if version in note.versions:
+                self._builds.pop(version, None)
+                self._read(version, note.versions[version])
+            elif version not in self._builds:
+                self._begin(control, rows[version], note)
+
+    def _knows(self, control: Control, row: ViewVersion) -> bool:
+        """Whether this app can make a version's records; another app may have declared it."""
+        if row.version not in self._known:
+            try:
+                found = derivation_of(row.name, row.definition)
+                if found.fingerprint != row.fingerprint:
+                    raise InvalidDerivation(
+                        row.name,
+                        "its definition means something else with this release of everstate.",
+                    )
+                found.check(self._project.entities)
+            except EverstateError as error:
+                control.set_reason(row.name, row.version, error.message)
+                return False
+            self._known[row.version] = found
+        return True
+
+    def _begin(self, control: Control, row: ViewVersion, note: DerivedNote) -> None:
+        """Create the topic of a version, and build it, unless it begins with the log."""
+        topic = self._topics.names.derived(self.name, row.version)
+        # Drops the records of a build that was killed: the build starts again.
+        self._topics.delete([topic])
+        self._topics.ensure_raw(
+            [topic],
+            partitions=self._topics.partitions(self._source),
+            settings={
+                "retention.ms": str(int(self._config.log.changes_retention_hours * _HOUR_MS)),
+                "max.message.bytes": str(changelog_bytes_max(self._config)),
+            },
+        )
+        vector = control.vector(self.name, row.version)
+        if vector and not any(vector.values()):
+            note.versions[row.version] = dict(vector)
+            note.meanings[row.version] = row.fingerprint
+            self._read(row.version, vector)
+            return
+        vector = self._vector(control)
+        with control.connection.transaction():
+            control.close_positions(self.name, row.version)
+            born(control, self._known[row.version], row.version, vector)
+        control.set_reason(
+            self.name, row.version, f"building from {sum(vector.values()):,} changes"
+        )
+        entity_type = self._project.entities[self.entity]
+        refused = control.dead_places(self.entity)
+        given = (self._spark, self._config, entity_type, vector, refused)
+        self._builds[row.version] = TopicBuild(*given)
+
+    def _vector(self, control: Control) -> dict[int, int]:
+        """The vector to build to: by partition the lower offset of archive and core (V6)."""
+        core, archived = control.core_vector(self.entity), self._archived.of(self.entity)
+        if archived.position and any(archived.begins.get(p, 0) > 0 for p in core):
+            raise DataLoss(
+                f"the archive of {self.entity} lacks the first changes of the log.",
+                advice="Restore the archive; until then the published version stays.",
+            )
+        return {p: min(offset, archived.position.get(p, 0)) for p, offset in core.items()}
+
+    def _read(self, version: int, vector: Mapping[int, int]) -> None:
+        name = f"everstate-derive-{self.name}"
+        starts = {(self._source, partition): offset for partition, offset in vector.items()}
+        follower = Follower(self._config, starts, client_id=name)
+        self._readers[version] = AcceptedReader(follower, vector)
+
+    def _form(self, version: int) -> object:
+        return self._known[version].form
+
+    def _need(self, version: int) -> None:
+        """Require the joined entity's history to reach its log's present end for these records."""
+        form = self._form(version)
+        if not isinstance(form, JoinedStream) or version in self._needed:
+            return
+        topic = self._topics.names.changes(form.to)
+        ends = self._offsets.stable_ends([topic])
+        self._needed[version] = {partition: end for (_, partition), end in ends.items()}
+
+    def _may_join(self, control: Control, version: int) -> bool:
+        """Whether the history has reached the end that its log had when the records were read."""
+        form = self._form(version)
+        if not isinstance(form, JoinedStream):
+            return True
+        return covers(history_vector(control, form.to), self._needed.get(version, {}))
+
+    def _records(
+        self, control: Control, version: int, taken: Sequence[AcceptedChange]
+    ) -> list[OutRecord]:
+        """The records of some accepted changes in a version's topic."""
+        derivation = self._known[version]
+        form, entity_type = derivation.form, self._project.entities[self.entity]
+        topic = self._topics.names.derived(self.name, version)
+        firing = [each for each in taken if derivation.takes(entity_type, each.message)]
+        if isinstance(form, JoinedStream):
+            asked = [form.wanted(each.message) for each in firing]
+            beside = entities_as_of(control, form.to, asked)
+            self._needed.pop(version, None)
+        else:
+            beside = [None] * len(firing)
+        records = []
+        for each, joined in zip(firing, beside, strict=True):
+            value = form.value(each.message, joined)
+            if value is None:
+                continue
+            headers = derivation.headers(each.message, each.offset)
+            place = (each.partition, each.timestamp_ms)
+            records.append(OutRecord(topic, each.key, value, headers, *place))
+        return records
+
+    def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
+        """Records and positions in one transaction."""
+        self._publisher.publish(self._batch + 1, records, note.written)
+        self._batch, self._note = self._batch + 1, note
+
+    def _mirror(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
+        """Copy the topic's positions from the log to the registry, which is never ahead."""
+        for version, vector in note.versions.items():
+            if version not in rows:
+                continue
+            table = RowTable(self.name, version, rows[version].fingerprint, ())
+            known = control.vector(self.name, version)
+            for partition, offset in vector.items():
+                if known.get(partition, offset) < offset:
+                    control.take_view(table, 1, partition, known[partition], offset)
+
+    def _switch(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
+        """Publish a built version when it is at the position of the published one."""
+        for version, row in rows.items():
+            if row.status != BUILDING or version not in note.versions:
+                continue
+            seen = note.published
+            # Equal, not past it: a reader continues right after the previous version's records.
+            before = note.versions.get(seen) if seen is not None else note.versions[version]
+            if seen == version or note.versions[version] != before:
+                continue
+            if seen is None and not covers(before, control.core_vector(self.entity)):
+                continue
+            after = note.copied()
+            after.published = version
+            # Both versions are at one position now, where the previous version ends.
+            self._publish(self._barriers(seen, version), after)
+            with control.connection.transaction():
+                control.swap_published(self.name, seen, version)
+            log.info("derived topic %s: readers continue with version %d", self.name, version)
+            return
+
+    def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
+        if seen is None:
+            return []
+        names = self._topics.names
+        following = names.derived(self.name, version)
+        return [
+            OutRecord(
+                names.derived(self.name, seen),
+                None,
+                msgspec.json.encode(Barrier(following, version, end)),
+                [(BARRIER, str(version).encode())],
+                partition,
+            )
+            for (_, partition), end in self._offsets.stable_ends([following]).items()
+        ]
+
+    def _say(self, reason: str) -> None:
+        """Store the reason why the topic is behind in the registry; `views list` shows it."""
+        try:
+            with self._database.connected() as connection:
+                control = Control(connection, self._config.views.schema_name)
+                for row in control.versions(self.name):
+                    if row.status in (LIVE, BUILDING):
+                        control.set_reason(self.name, row.version, reason)
+        except EverstateError as error:
+            log.warning("derived topic %s: its reason cannot be stored: %s", self.name, error)

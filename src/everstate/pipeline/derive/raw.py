@@ -1,0 +1,242 @@
+"""Raw derived topics: queries of Spark's real-time trigger, from the changelog to the topic.
+
+Delivery is at least once: a restarted query sends the changes since its last batch again. A record
+has its change's id, version and offset, and readers skip versions that they have (law 2).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from everstate.changes.derived import BARRIER, Derivation, derivation_of
+from everstate.config import Config
+from everstate.errors import InvalidConfig, PipelineError
+from everstate.log.client import changelog_bytes_max, spark_options, spark_sink_options
+from everstate.log.derived import Barrier, DerivedNote
+from everstate.log.positions import Offsets
+from everstate.log.publisher import OncePublisher
+from everstate.log.record import OutRecord
+from everstate.log.topics import Topics
+from everstate.parts import works
+from everstate.pipeline.derive.declare import declare_topic
+from everstate.pipeline.derive.expressions import raw_records
+from everstate.pipeline.spark.session import spark_errors
+from everstate.private import private_folder
+from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
+from everstate.views.database import ViewsDatabase
+from everstate.views.project import Project
+from everstate.views.tables import RowTable, covers
+
+log = logging.getLogger(__name__)
+
+_TRIGGER: Final = "30 seconds"
+"""Batch length: a restarted query repeats at most this; its position is updated as often."""
+_POLL_S: Final = 1.0
+_HOUR_MS: Final = 3_600_000
+
+
+def slots_needed(partitions: Mapping[str, int]) -> int:
+    """Task slots of all queries: each query holds one per partition as long as it runs (C23)."""
+    return sum(partitions.values()) + 2
+
+
+def check_slots(spark: SparkSession, partitions: Mapping[str, int]) -> None:
+    """Raise InvalidConfig when queries would wait for each other for ever."""
+    wanted, found = slots_needed(partitions), spark.sparkContext.defaultParallelism
+    if found < wanted:
+        raise InvalidConfig(
+            "pipeline.master",
+            spark.sparkContext.master,
+            f"{wanted} task slots, as many as the raw topics need",
+        )
+
+
+class RawDeriver:
+    """Runs the queries of one raw derived topic: one for each version that is kept."""
+
+    def __init__(
+        self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
+    ) -> None:
+        self._config, self._project, self._spark = config, project, spark
+        self.name, self.entity = derivation.name, derivation.entity
+        self._declared = derivation
+        self._database = ViewsDatabase(config.views_dsn)
+        self._topics, self._offsets = Topics(config), Offsets(config)
+        self._publisher = OncePublisher(config, f"derive-{self.name}")
+        self._source = self._topics.names.changes(self.entity)
+        self._queries: dict[int, StreamingQuery] = {}
+        self._note = DerivedNote()
+        self._batch = 0
+
+    def close(self) -> None:
+        """Stop the queries and close the connections."""
+        for query in self._queries.values():
+            query.stop()
+        self._queries = {}
+        self._publisher.close()
+        self._database.close()
+        self._offsets.close()
+        self._topics.close()
+
+    def prepare(self) -> None:
+        """Register the declared topic; the core must have been prepared."""
+        progress = self._publisher.open()
+        if progress is not None:
+            self._batch, self._note = progress.batch, DerivedNote.read(progress.note)
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            declare_topic(self._config, control, self._declared)
+
+    def run(self, stop: threading.Event) -> None:
+        """Run until ``stop`` is set; raises PipelineError when a query ends."""
+        while not stop.is_set():
+            self.step()
+            works()
+            stop.wait(_POLL_S)
+
+    def step(self) -> None:
+        """Start wanted queries that do not run, stop others, and store each query's position."""
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            rows = {row.version: row for row in control.versions(self.name)}
+            wanted = {v for v, row in rows.items() if row.status in (LIVE, BUILDING)}
+            for version in set(self._queries) - wanted:
+                self._queries.pop(version).stop()
+            for version in wanted:
+                if version not in self._queries:
+                    self._queries[version] = self._start(rows[version])
+                self._look(control, rows[version])
+            self._switch(control, rows)
+
+    def _start(self, row: ViewVersion) -> StreamingQuery:
+        derivation = derivation_of(row.name, row.definition)
+        derivation.check(self._project.entities)
+        topic = self._topics.names.derived(self.name, row.version)
+        partitions = self._topics.partitions(self._source)
+        check_slots(self._spark, {topic: partitions})
+        self._topics.ensure_raw(
+            [topic],
+            partitions=partitions,
+            settings={
+                "retention.ms": str(int(self._config.log.changes_retention_hours * _HOUR_MS)),
+                "max.message.bytes": str(changelog_bytes_max(self._config)),
+            },
+        )
+        folder = private_folder(self._config.project.data_dir / "derive")
+        return start_query(
+            self._spark,
+            self._config,
+            self._project,
+            derivation,
+            source=self._source,
+            topic=topic,
+            checkpoint=folder / f"{self._config.log.prefix}-{topic}",
+        )
+
+    def _look(self, control: Control, row: ViewVersion) -> None:
+        """Raise the error that ended a query; else store its position."""
+        query = self._queries[row.version]
+        if not query.isActive:
+            self._queries.pop(row.version)
+            reason = str(query.exception() or "it ended").splitlines()[0]
+            control.set_reason(row.name, row.version, reason)
+            raise PipelineError(f"raw topic {self.name}: {reason}")
+        vector = read_offsets(query, self._source)
+        table = RowTable(self.name, row.version, row.fingerprint, ())
+        known = control.vector(self.name, row.version)
+        for partition, offset in vector.items():
+            if known.get(partition, offset) < offset:
+                control.take_view(table, 1, partition, known[partition], offset)
+        if row.reason is not None:
+            control.set_reason(row.name, row.version, None)
+
+    def _switch(self, control: Control, rows: Mapping[int, ViewVersion]) -> None:
+        """Publish a version that has caught up with the published one; the first one at once."""
+        for version, row in rows.items():
+            if row.status != BUILDING:
+                continue
+            seen = self._note.published
+            before = {} if seen is None else control.vector(self.name, seen)
+            mine = control.vector(self.name, version)
+            if seen == version or (seen is not None and not covers(mine, before)):
+                continue
+            after = DerivedNote(published=version)
+            self._publisher.publish(self._batch + 1, self._barriers(seen, version), after.written)
+            self._batch, self._note = self._batch + 1, after
+            with control.connection.transaction():
+                control.swap_published(self.name, seen, version)
+            log.info("raw topic %s: readers continue with version %d", self.name, version)
+            return
+
+    def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
+        """Barriers that send readers to the next topic's start; they skip versions they have."""
+        if seen is None:
+            return []
+        names = self._topics.names
+        following = names.derived(self.name, version)
+        barrier = [(BARRIER, str(version).encode())]
+        return [
+            OutRecord(
+                names.derived(self.name, seen),
+                None,
+                msgspec.json.encode(Barrier(following, version, start)),
+                barrier,
+                partition,
+            )
+            for (_, partition), start in self._offsets.beginnings([following]).items()
+        ]
+
+
+def start_query(
+    spark: SparkSession,
+    config: Config,
+    project: Project,
+    derivation: Derivation,
+    *,
+    source: str,
+    topic: str,
+    checkpoint: Path,
+) -> StreamingQuery:
+    """Start the query of one version, at the log's first record or at its checkpoint."""
+    trigger: Any = {"realTime": _TRIGGER}
+    with spark_errors(f"raw topic {derivation.name}"):
+        # Of members with the same name the last one counts, as in every other reader of JSON.
+        spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")
+        records = (
+            spark.readStream.format("kafka")
+            .options(**spark_options(config))
+            .option("subscribe", source)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        written = raw_records(records, project.entities[derivation.entity], derivation)
+        query: StreamingQuery = (
+            written.writeStream.format("kafka")
+            .options(**spark_sink_options(config))
+            .option("topic", topic)
+            .option("includeHeaders", "true")
+            .option("checkpointLocation", str(checkpoint))
+            .queryName(topic)
+            .outputMode("update")
+            .trigger(**trigger)
+            .start()
+        )
+        return query
+
+
+def read_offsets(query: StreamingQuery, source: str) -> dict[int, int]:
+    """Next offset of each partition at the end of a query's last batch; empty before one."""
+    progress: Any = query.lastProgress
+    if not progress:
+        return {}
+    found = progress["sources"][0]["endOffset"]
+    offsets = msgspec.json.decode(found) if isinstance(found, str) else found
+    return {int(partition): int(at) for partition, at in (offsets or {}).get(source, {}).items()}

@@ -1,0 +1,151 @@
+"""Accepted changes of an entity type from the live log, up to the core's position."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+
+from everstate.changes.derived import Message, read_message
+from everstate.errors import ViewFailed
+from everstate.log.positions import Range
+from everstate.log.record import Record
+from everstate.views.tables import Core
+from everstate.views.trailing import Exceptions
+
+READ_MAX: Final = 10_000
+"""Most records that are read ahead of the published ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedChange:
+    """One accepted change: the place of its record, and its message."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    key: bytes | None
+    message: Message
+
+
+class Following(Protocol):
+    """Follows the partitions of one changelog, as :class:`everstate.log.consumer.Follower` does."""
+
+    def poll(self, records_max: int, wait_s: float) -> list[Record]:
+        """Records that are available, after waiting ``wait_s`` at most."""
+
+    def spans(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """The ranges read since the last call: first and next offset of each partition."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class RecordedExceptions(Protocol):
+    """The core's exceptions, in one snapshot with its position; the control tables have them."""
+
+    def exceptions(self, core: Core, partition: int, start: int, end: int) -> Exceptions:
+        """The exceptions that the core recorded for a range."""
+
+    def released_changes(
+        self, core: Core, partition: int, start: int, end: int
+    ) -> list[tuple[int, bytes, bytes]]:
+        """Offset, key and message of changes held before a range and released in it."""
+
+
+class AcceptedReader:
+    """Reads one changelog from a vector on; records not judged by the core wait in memory."""
+
+    def __init__(self, follower: Following, vector: Mapping[int, int]) -> None:
+        """``follower`` begins at the vector."""
+        self.vector = dict(vector)
+        """Offset of the next record to take, by partition."""
+        self._read = dict(vector)
+        self._waiting: dict[int, deque[Record]] = {partition: deque() for partition in vector}
+        self._follower = follower
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._follower.close()
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that were read and not taken yet."""
+        return sum(map(len, self._waiting.values()))
+
+    def poll(self, wait_s: float) -> None:
+        """Read on, if there is room; raises DataLoss when the log lost the next records."""
+        room = READ_MAX - self.waiting
+        if room <= 0:
+            return
+        for record in self._follower.poll(room, 0.0 if self.waiting else wait_s):
+            self._waiting[record.partition].append(record)
+        for (_, partition), (_, end) in self._follower.spans().items():
+            self._read[partition] = end
+
+    def ready(self, judged: Mapping[int, int]) -> dict[int, Range]:
+        """The ranges that can be taken, when ``judged`` is the core's position."""
+        found = {}
+        for partition, start in self.vector.items():
+            end = min(judged.get(partition, 0), self._read[partition])
+            if end > start:
+                found[partition] = Range(start, end)
+        return found
+
+    def take(
+        self, control: RecordedExceptions, core: Core, spans: Mapping[int, Range]
+    ) -> list[AcceptedChange]:
+        """The accepted changes of some ranges, versions of a key in order.
+
+        Call it inside the snapshot in which the core's position was read: exceptions are complete
+        up to it (V1). Changes that were taken are not returned again.
+        """
+        found: list[AcceptedChange] = []
+        for partition, span in spans.items():
+            records = []
+            waiting = self._waiting[partition]
+            while waiting and waiting[0].offset < span.end:
+                records.append(waiting.popleft())
+            exceptions = control.exceptions(core, partition, span.start, span.end)
+            changes = [
+                _change(core, record.partition, record.offset, record.timestamp_ms, record)
+                for record in records
+                if _is_accepted(exceptions, record.offset)
+            ]
+            if exceptions.released:
+                released = control.released_changes(core, partition, span.start, span.end)
+                for offset, key, value in released:
+                    message = _message(core, offset, value)
+                    changes.append(AcceptedChange(partition, offset, None, key, message))
+                changes.sort(key=lambda change: change.message.version)
+            found += changes
+            self.vector[partition] = span.end
+        return found
+
+
+def _is_accepted(exceptions: Exceptions, offset: int) -> bool:
+    if offset in exceptions.released:
+        return True
+    excluded = offset in exceptions.dead or offset in exceptions.held
+    return not excluded and not any(
+        first <= offset <= last for first, last in exceptions.duplicates
+    )
+
+
+def _change(
+    core: Core, partition: int, offset: int, timestamp_ms: int | None, record: Record
+) -> AcceptedChange:
+    message = _message(core, offset, record.value or b"")
+    return AcceptedChange(partition, offset, timestamp_ms, record.key, message)
+
+
+def _message(core: Core, offset: int, value: bytes) -> Message:
+    try:
+        return read_message(value)
+    except (msgspec.MsgspecError, RecursionError) as cause:
+        raise ViewFailed(
+            core.entity, f"a change that the core accepted cannot be read ({cause})", offset=offset
+        ) from cause

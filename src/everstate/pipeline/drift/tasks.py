@@ -1,0 +1,242 @@
+"""The tasks of the drift job: read a source, decode the log, judge, repair.
+
+Plain functions of Arrow batches; Spark pickles them together with the source of truth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+import orjson
+import pyarrow as pa
+
+from everstate.changes.codec import decode_wire
+from everstate.changes.drift import Drifted, Stored, Truth, What
+
+Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_ROWS: Final = 2_000
+_REPAIR_ROWS: Final = 20_000
+_TOMBSTONE: Final = -1
+
+_TEXT: pa.DataType = pa.string()
+_LONG: pa.DataType = pa.int64()
+
+_SIDE: Final = pa.schema(
+    {
+        "key": _TEXT,
+        "number": pa.int32(),
+        "version": _LONG,
+        "change_id": _TEXT,
+        "hash": _LONG,
+        "state": _TEXT,
+    }
+)
+_LOGGED: Final = _SIDE.append(pa.field("offset", _LONG))
+SIDE_DDL: Final = "key string, number int, version long, change_id string, hash long, state string"
+SIDES: Final = (
+    "key",
+    "stored_version",
+    "stored_change_id",
+    "stored_hash",
+    "logged_version",
+    "logged_change_id",
+    "logged_hash",
+    "logged_state",
+)
+DRIFTED: Final = Drifted._fields
+"""Columns of the rows to be repaired."""
+_FOUND: Final = pa.schema(
+    {
+        "key": _TEXT,
+        "what": _TEXT,
+        "stored": _LONG,
+        "logged": _LONG,
+        "logged_id": _TEXT,
+        "logged_state": _TEXT,
+        "stored_state": _TEXT,
+        "why": _TEXT,
+    }
+)
+FOUND_DDL: Final = (
+    "key string, what string, stored long, logged long, logged_id string, logged_state string,"
+    " stored_state string, why string"
+)
+_DONE: Final = pa.schema({"done": _LONG})
+
+
+def fingerprint(version: int, change_id: str, state: str | None) -> int:
+    """A 64-bit hash of version, change id and state; the format of the state's JSON is ignored."""
+    text = b"" if state is None else _canonical(state)
+    content = b"%d\n%s\n%s" % (version, change_id.lower().encode(), text)
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
+
+
+def _canonical(state: str) -> bytes:
+    try:
+        return orjson.dumps(orjson.loads(state), option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONDecodeError:
+        # For example a number beyond 64 bits: then the JSON texts have to be equal.
+        return state.encode()
+
+
+def reading(truth: Truth, pieces: Sequence[str], ranges: int, wanted: Sequence[int] | None) -> Task:
+    """In: numbers of pieces. Out: their entities (:data:`SIDE_DDL`), of the wanted key ranges."""
+    chosen = None if wanted is None else frozenset(wanted)
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: list[dict[str, Any]] = []
+        for piece in _values(batches, "id"):
+            for stored in truth.read(pieces[piece]):
+                number = crc32(stored.key.encode()) % ranges
+                if chosen is None or number in chosen:
+                    rows.append(_side(number, stored, keep_state=False))
+                if len(rows) >= _ROWS:
+                    yield pa.RecordBatch.from_pylist(rows, schema=_SIDE)
+                    rows = []
+        yield pa.RecordBatch.from_pylist(rows, schema=_SIDE)
+
+    return run
+
+
+def decoding(ranges: int, wanted: Sequence[int] | None) -> Task:
+    """In: records of `.state`. Out: their entities (:data:`SIDE_DDL`), with their offset.
+
+    A record that cannot be read counts as version 0, so that its entity is sent again; a
+    tombstone counts as version -1.
+    """
+    chosen = None if wanted is None else frozenset(wanted)
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = []
+            for key, value, offset in zip(
+                batch.column("key").to_pylist(),
+                batch.column("value").to_pylist(),
+                batch.column("offset").to_pylist(),
+                strict=True,
+            ):
+                if key is None:
+                    continue
+                number = crc32(key) % ranges
+                if chosen is not None and number not in chosen:
+                    continue
+                logged = _logged(key.decode(errors="replace"), value)
+                keep = chosen is not None
+                rows.append({**_side(number, logged, keep_state=keep), "offset": offset})
+            yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
+
+    return run
+
+
+def _logged(key: str, value: bytes | None) -> Stored:
+    if value is None:
+        return Stored(key, _TOMBSTONE, "", None)
+    try:
+        wire = decode_wire(value)
+        state = bytes(wire.current_entity_state).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Stored(key, 0, "", None)
+    return Stored(key, wire.version, str(wire.id), None if state == "null" else state)
+
+
+def _side(number: int, stored: Stored, *, keep_state: bool) -> dict[str, Any]:
+    key, version, change_id, state = stored
+    return {
+        "key": key,
+        "number": number,
+        "version": version,
+        "change_id": change_id,
+        "hash": fingerprint(version, change_id, state),
+        "state": state if keep_state else None,
+    }
+
+
+def judging(truth: Truth) -> Task:
+    """In: :data:`SIDES` of entities that differ. Out: how they differ, as :data:`FOUND_DDL`.
+
+    The source is read once more: an entity that has changed in the source since is no drift, and
+    a change that the source has yet to publish is lag.
+    """
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = batch.to_pylist()
+            now = truth.look([row["key"] for row in rows]) if rows else {}
+            found = [judged for row in rows if (judged := _judge(row, now.get(row["key"])))]
+            yield pa.RecordBatch.from_pylist(found, schema=_FOUND)
+
+    return run
+
+
+def _judge(row: dict[str, Any], now: tuple[Stored, bool] | None) -> dict[str, Any] | None:
+    """How an entity differs, or ``None`` when the difference was only temporary."""
+    then, logged = row["stored_version"] or 0, row["logged_version"] or 0
+    present, waits = now if now is not None else (None, False)
+    stored = present.version if present is not None else 0
+    if logged == _TOMBSTONE:
+        if present is None or present.state is None:
+            return None
+        logged = 0
+    if logged < then:
+        # The log had time to receive the version that the source had then.
+        what = What.PENDING if waits else What.STALE if logged else What.MISSING
+        why = f"the source had version {then}, and the log " + (
+            f"ends at version {logged}" if logged else "has no version"
+        )
+    elif stored > logged:
+        return None
+    elif stored < logged:
+        what = What.EXTRA
+        why = f"the log ends at version {logged}, and the source " + (
+            f"has version {stored}" if stored else "never had the entity"
+        )
+    else:
+        assert present is not None, "its version is that of the log, which has one"
+        if fingerprint(stored, present.change_id, present.state) == row["logged_hash"]:
+            return None
+        same_id = present.change_id == row["logged_change_id"]
+        what = What.PENDING if waits else What.DIFFERENT
+        why = "another state" if same_id else f"another change ({row['logged_change_id']})"
+        why = f"version {stored} has {why} in the log"
+    return {
+        "key": row["key"],
+        "what": what.value,
+        "stored": stored,
+        "logged": logged,
+        "logged_id": row["logged_change_id"],
+        "logged_state": row["logged_state"],
+        "stored_state": None if present is None else present.state,
+        "why": why,
+    }
+
+
+def repairing(truth: Truth) -> Task:
+    """In: :data:`DRIFTED`. Out: how many were repaired, one row for each call of the source."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[Drifted] = []
+        for batch in batches:
+            for row in batch.to_pylist():
+                waiting.append(Drifted(**{**row, "what": What(row["what"])}))
+                if len(waiting) >= _REPAIR_ROWS:
+                    yield _done(truth.repair(waiting))
+                    waiting = []
+        if waiting:
+            yield _done(truth.repair(waiting))
+
+    return run
+
+
+def _done(count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"done": count}], schema=_DONE)
+
+
+def _values(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[Any]:
+    for batch in batches:
+        yield from batch.column(column).to_pylist()

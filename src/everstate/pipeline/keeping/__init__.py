@@ -1,0 +1,1 @@
+"""Keeping views: the keeper, views that catch up, building and publishing their versions."""

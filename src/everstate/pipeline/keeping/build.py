@@ -1,0 +1,292 @@
+"""Building a version of a view: in batch over the archive, up to a fixed position vector (V6).
+
+Spark fills the table of a version that no reader sees yet; then the version trails until it has
+caught up with the core. A build that was killed starts again: its table is emptied first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from pyspark.sql import DataFrame, SparkSession
+
+from everstate.config import Config
+from everstate.errors import BuildGivenUp, DataLoss, EverstateError, SparkLost
+from everstate.parts import waits, works
+from everstate.pipeline.batch.accepted import accepted_changes, only_changes
+from everstate.pipeline.batch.from_latest import LatestRows, latest_snapshot, live_of
+from everstate.pipeline.batch.rows import Accepted, LiveOnly, batch_rows
+from everstate.pipeline.batch.rules import taken_by
+from everstate.pipeline.keeping.plan import column_types
+from everstate.pipeline.keeping.spans import ArchivedOffsets
+from everstate.pipeline.retries import Retries
+from everstate.pipeline.spark.archived import read_archive
+from everstate.pipeline.spark.functions import ship_functions
+from everstate.pipeline.spark.progress import Progress, watched
+from everstate.pipeline.spark.session import spark_errors
+from everstate.views.changing import forget_version
+from everstate.views.control import BUILDING, KEPT, RETIRED, Control, ViewVersion
+from everstate.views.database import ViewsDatabase
+from everstate.views.kinds import ViewPlan
+from everstate.views.plan import plan_of
+from everstate.views.project import Project
+from everstate.views.stores import close_store, load_task, view_tables
+from everstate.views.tables import Merge
+from everstate.views.versions import inputs_of
+
+log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.5
+_RETRY_S: Final = (5.0, 30.0, 300.0)
+_POOL: Final = "build"
+_CLEAN_S: Final = 60.0
+_STAGES: Final[Mapping[Merge, int]] = {"row": 2, "sum": 3, "append": 2}
+"""Spark stages of a build: reading, a shuffle by key, and one by group for sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What one build did."""
+
+    name: str
+    version: int
+    changes: int
+    """Number of offsets of the archive that it was built from."""
+    seconds: float
+
+
+class Builder:
+    """Builds the waiting versions, one after the other; one builder per project at a time."""
+
+    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
+        self._spark, self._config, self._project = spark, config, project
+        self._archived = ArchivedOffsets(config)
+        ship_functions(project)
+        self._retries = Retries()
+        self._database = ViewsDatabase(config.views_dsn)
+        self._cleaned_at = 0.0
+
+    def close(self) -> None:
+        """Close the connections of this thread; the Spark session is the caller's."""
+        close_store(self._config.views_dsn)
+        self._database.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Build waiting versions until ``stop`` is set."""
+        try:
+            while not stop.is_set():
+                try:
+                    if self.step() is None:
+                        stop.wait(_POLL_S)
+                    works()
+                except EverstateError as error:
+                    if isinstance(error, SparkLost) or not error.retryable:
+                        raise
+                    waits(error, _RETRY_S[0])
+                    stop.wait(_RETRY_S[0])
+        finally:
+            close_store(self._config.views_dsn)
+
+    def step(self) -> Built | None:
+        """Build one version; ``None``: no version waits. Raises Unavailable, SparkLost.
+
+        For a version that cannot be built the reason is stored, and the build is retried with
+        growing pauses.
+        """
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            self._drop_old(control)
+            for row in control.versions():
+                waits_for_it = row.status == BUILDING and row.built is None and not row.inputs
+                if not waits_for_it or row.is_topic or row.entity not in self._project.entities:
+                    continue
+                if self._retries.is_due(f"{row.name}__v{row.version}"):
+                    return self._try(control, row)
+        return None
+
+    def _try(self, control: Control, row: ViewVersion) -> Built | None:
+        name = f"{row.name}__v{row.version}"
+        try:
+            with control.duty("builds") as is_mine:
+                built = self._build(control, row) if is_mine else None
+        except SparkLost:
+            raise
+        except BuildGivenUp as given_up:
+            log.info("%s", given_up)
+            return None
+        except EverstateError as error:
+            if error.retryable:
+                raise
+            mine = (each for each in control.versions(row.name) if each.version == row.version)
+            if not any(each.status == BUILDING for each in mine):
+                return None  # a task has given the version up already
+            pause = self._retries.failed(name, _RETRY_S)
+            log.error(
+                "view %s cannot be built, and is retried in %.0f s: %s", row.name, pause, error
+            )
+            control.set_progress(row.name, row.version, None)
+            control.set_reason(row.name, row.version, str(error))
+            return None
+        if built is not None:
+            self._retries.forget(name)
+            log.info(
+                "view %s: version %d was built in %.1f s",
+                *(built.name, built.version, built.seconds),
+            )
+        return built
+
+    def _build(self, control: Control, row: ViewVersion) -> Built:
+        begun = time.monotonic()
+        entity_type = self._project.entities[row.entity]
+        plan = plan_of(row, self._project.entities, self._project.views)
+        tables = view_tables(control)
+        types = column_types(self._spark, entity_type, plan)
+        with ExitStack() as until_loaded:
+            with control.connection.transaction():
+                # Trimming ends before this lock, or keeps all that comes after this vector (V3).
+                control.lock_installing()
+                attempt = control.begin_build(row.name, row.version)
+                if attempt is None:
+                    raise BuildGivenUp(row.name, row.version)
+                latest = None
+                if not self._archived.of(row.entity).is_whole:
+                    latest = until_loaded.enter_context(self._latest(plan))
+                vector = self._vector(control, row.entity) if latest is None else latest.vector
+                tables.install(plan, row.version, types)
+                tables.empty(row.name, row.version)
+                control.close_positions(row.name, row.version)
+                place = (row.name, row.version, row.entity, row.fingerprint)
+                control.open_positions(*place, vector)
+            changes = sum(vector.values())
+            if changes:
+                self._load(control, row, plan, vector, attempt, latest)
+        seconds = time.monotonic() - begun
+        built = {
+            "vector": {f"1/{partition}": offset for partition, offset in vector.items()},
+            "changes": changes,
+            "seconds": round(seconds, 3),
+        }
+        if not control.end_build(row.name, row.version, attempt, built):
+            raise BuildGivenUp(row.name, row.version)
+        return Built(row.name, row.version, changes, seconds)
+
+    def _vector(self, control: Control, entity: str) -> dict[int, int]:
+        """The vector to build to: by partition the lower offset of archive and core (V6)."""
+        core = control.core_vector(entity)
+        archived = self._archived.of(entity).position
+        return {p: min(offset, archived.get(p, 0)) for p, offset in core.items()}
+
+    def _latest(self, plan: ViewPlan) -> AbstractContextManager[LatestRows]:
+        """A snapshot of `latest`, for a view of live entities with an incomplete archive.
+
+        Raises DataLoss for other views: they need every change since the log's first.
+        """
+        # `latest` does not record which changes fired a trigger or were ignored.
+        is_of_some = plan.rules.trigger is not None or bool(plan.rules.ignored)
+        if plan.source != "live" or is_of_some:
+            raise DataLoss(
+                f"the archive of {plan.entity} lacks the first changes of the log, and {plan.name} "
+                "needs all changes.",
+                advice="Restore the archive; until then the published version stays.",
+            )
+        log.warning(
+            "view %s is built from `latest`, because its archive lacks the first changes", plan.name
+        )
+        return latest_snapshot(self._config, plan.entity)
+
+    def _load(
+        self,
+        control: Control,
+        row: ViewVersion,
+        plan: ViewPlan,
+        vector: Mapping[int, int],
+        attempt: UUID,
+        latest: LatestRows | None,
+    ) -> None:
+        """Fill the table with the batch result at the vector."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        config, entity_type = self._config, self._project.entities[row.entity]
+        positions = {(1, partition): offset for partition, offset in vector.items()}
+        table = plan.table(row.version)
+        task = load_task(config.views_dsn, config.views.schema_name, table, attempt)
+        with (
+            spark_errors(f"building {row.name}"),
+            closing(_StoredProgress(config, row, attempt)) as progress,
+        ):
+            changes, stages = sum(vector.values()), _STAGES[table.merge]
+            source: Accepted | LiveOnly
+            if latest is not None:
+                source = LiveOnly(live_of(self._spark, entity_type, latest))
+            else:
+                archive = read_archive(self._spark, config, entity_type)
+                found = accepted_changes(archive, positions, control.dead_places(row.entity))
+                source = taken_by(plan, entity_type, only_changes(found))
+            with (
+                batch_rows(plan, source, for_table=True) as rows,
+                watched(
+                    self._spark, "reading the archive", progress, changes=changes, stages=stages
+                ),
+            ):
+                _run(rows, task)
+
+    def _drop_old(self, control: Control) -> None:
+        """Drop versions that were replaced longer ago than ``views.keep_old_hours``.
+
+        A view that no app has declared for as long loses its positions, so that it no longer holds
+        back trimming (V3).
+        """
+        if time.monotonic() - self._cleaned_at < _CLEAN_S:
+            return
+        self._cleaned_at = time.monotonic()
+        hours = self._config.views.keep_old_hours
+        for row in control.unchanged_for(KEPT, hours):
+            with control.connection.transaction():
+                forget_version(control, row.name, row.version)
+            log.info("view %s: version %d was dropped", row.name, row.version)
+        for row in control.unchanged_for(RETIRED, hours):
+            control.close_positions(row.name, row.version)
+        self._drop_parts(control)
+
+    def _drop_parts(self, control: Control) -> None:
+        """Drop parts of views (inputs that nobody declared) that no version reads any more."""
+        stored = control.versions()
+        wanted = inputs_of(stored)
+        wanted |= {part.name for plan in self._project.views.values() for part in plan.parts}
+        for name in {row.name for row in stored if row.is_part} - wanted:
+            with control.connection.transaction():
+                view_tables(control).drop_reader(name)
+                for row in control.versions(name):
+                    forget_version(control, name, row.version)
+            log.info("%s was dropped, because no view is read from it any more", name)
+
+
+class _StoredProgress:
+    """Stores the progress of a build in the registry, from a thread of its own."""
+
+    def __init__(self, config: Config, row: ViewVersion, attempt: UUID) -> None:
+        self._database = ViewsDatabase(config.views_dsn)
+        self._schema, self._row, self._attempt = config.views.schema_name, row, attempt
+
+    def __call__(self, seen: Progress) -> None:
+        """Store it; raises BuildGivenUp when this attempt to build is not the current one."""
+        name, version = self._row.name, self._row.version
+        with self._database.connected() as connection:
+            control = Control(connection, self._schema)
+            if not control.is_attempt(name, version, self._attempt):
+                raise BuildGivenUp(name, version)
+            control.set_progress(name, version, seen.note())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+
+def _run(rows: DataFrame, load: Any) -> None:
+    rows.mapInArrow(lambda batches: load(batches), "rows long").collect()

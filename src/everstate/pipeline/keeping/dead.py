@@ -1,0 +1,161 @@
+"""Publishing dead letters: from the table of dead changes to `.dead` topics, exactly once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from everstate.config import Config
+from everstate.errors import DataLoss, EverstateError, RecordRefused
+from everstate.log.consumer import Consumer
+from everstate.log.dead_letters import place_headers
+from everstate.log.publisher import OncePublisher
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames
+from everstate.parts import waits, works
+from everstate.views.control import Control, DeadChange
+from everstate.views.database import connect_views, views_errors
+
+log = logging.getLogger(__name__)
+
+_BATCH_ROWS: Final = 500
+_POLL_S: Final = 1.0
+_RETRY_S: Final = 5.0
+_LOST: Final = ("everstate_headers", b"lost with the log's record")
+
+
+class DeadLetterSender:
+    """Sends each dead change once: original key, value and headers, its reason and its place.
+
+    The keeper records dead changes in the transaction that moves the position; the sender
+    publishes them in numbered batches (C19). One process at a time; a second one is fenced. A dead
+    letter that the log refuses stays in the table with the reason; later ones are sent.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._schema = config, config.views.schema_name
+        self._names = TopicNames(config.log.prefix)
+        self._consumer = Consumer(config, client_id="everstate-dead-letters")
+        self._publisher: OncePublisher | None = None
+        self._published = 0
+        """Number of the newest batch in the log."""
+        self._is_installed = False
+        self._rows_max = _BATCH_ROWS
+
+    def close(self) -> None:
+        """Close the connections to the log."""
+        self._close_publisher()
+        self._consumer.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Send recorded dead changes until ``stop`` is set; retryable errors are retried."""
+        while not stop.is_set():
+            pause = _POLL_S
+            try:
+                while self.step():
+                    pass
+                works()
+            except EverstateError as error:
+                if not error.retryable:
+                    raise
+                log.warning("dead letters are retried in %.0f s: %s", _RETRY_S, error)
+                waits(error, _RETRY_S)
+                self._close_publisher()
+                pause = _RETRY_S
+            stop.wait(pause)
+
+    def step(self) -> int:
+        """Publish one batch; returns how many dead letters it had.
+
+        A batch is numbered in the table before it is published, above every number in the table
+        and the log, so that after a kill the progress in the log shows whether the batch was
+        published. Raises Unavailable, Fenced.
+        """
+        dsn = self._config.views_dsn
+        with views_errors(dsn), connect_views(dsn) as connection:
+            control = Control(connection, self._schema)
+            if not self._is_installed:
+                # In a new project this may run before the keeper, which also creates the tables.
+                control.install()
+                self._is_installed = True
+            rows = control.numbered()
+            if not rows:
+                rows = control.unnumbered(self._rows_max)
+            if not rows:
+                self._rows_max = _BATCH_ROWS
+                return 0
+            publisher = self._opened(control)
+            batch = rows[0].batch or self._number(control, rows)
+            if batch > self._published:
+                note = f"{rows[0].id}-{rows[-1].id}".encode()
+                try:
+                    publisher.publish(batch, [self._record(row) for row in rows], note)
+                except RecordRefused as refusal:
+                    self._refused(control, batch, rows, refusal)
+                    return len(rows)
+                self._published = batch
+            control.mark_published(batch)
+            log.warning(
+                "%d records were published to the dead-letter topic (batch %d)", len(rows), batch
+            )
+            return len(rows)
+
+    def _opened(self, control: Control) -> OncePublisher:
+        if self._publisher is None:
+            # Views whose database was made again count batches from 1 again, under another name.
+            name = f"dead-letters-{control.views_id()}"
+            publisher = OncePublisher(self._config, name)
+            progress = publisher.open()
+            self._publisher = publisher
+            self._published = progress.batch if progress is not None else 0
+        return self._publisher
+
+    def _close_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def _number(self, control: Control, rows: list[DeadChange]) -> int:
+        # A table that was restored from a backup may be behind the log.
+        last = max(self._published, control.last_batch())
+        control.number(last + 1, [row.id for row in rows])
+        return last + 1
+
+    def _refused(
+        self,
+        control: Control,
+        batch: int,
+        rows: list[DeadChange],
+        refusal: RecordRefused,
+    ) -> None:
+        """Send one at a time until the dead letter is found that the log refuses."""
+        control.dissolve(batch)
+        self._rows_max = 1
+        if len(rows) == 1:
+            log.error(
+                "the record %s cannot be published to the dead-letter topic, and stays in the "
+                "table: %s",
+                _place(rows[0]),
+                refusal,
+            )
+            control.mark_refused(rows[0].id, refusal.reason)
+
+    def _record(self, row: DeadChange) -> OutRecord:
+        place = place_headers(row.reason.encode(), row.topic, row.partition, row.offset)
+        key, value, headers = row.raw_key, row.raw_value, list(row.headers)
+        if not headers:
+            # Headers are stored only for unreadable records; a conflict's record is read again.
+            try:
+                for original in self._consumer.read(
+                    row.topic, row.partition, row.offset, row.offset + 1
+                ):
+                    key, value, headers = original.key, original.value, list(original.headers)
+            except DataLoss:
+                log.warning("the log no longer has the dead record %s", _place(row))
+                headers = [_LOST]
+        return OutRecord(self._names.dead(row.entity), key, value, [*headers, *place])
+
+
+def _place(row: DeadChange) -> str:
+    return f"{row.topic}[{row.partition}]@{row.offset}"

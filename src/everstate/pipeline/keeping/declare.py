@@ -1,0 +1,169 @@
+"""Turns a project's declared views into versions of views; existing versions are not changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from everstate.changes import EntityType
+from everstate.changes.evolution import model_note
+from everstate.config import Config
+from everstate.errors import InvalidView, PublishRefused
+from everstate.pipeline.keeping.plan import column_types
+from everstate.views.changing import give_up
+from everstate.views.control import BUILDING, LIVE, RETIRED, WAITING, Control
+from everstate.views.kinds import LatestPlan
+from everstate.views.kinds.join_sums import JoinSumsPlan
+from everstate.views.project import Project
+from everstate.views.stores import core_tables, view_tables
+from everstate.views.versions import Step, declared_views, inputs_of, registered, steps
+
+log = logging.getLogger(__name__)
+
+_NOT_DECLARED: Final = "the app that was started last does not declare it"
+LATER: Final = "{} declares the views; this process updates them as they are declared there"
+ASKED: Final = (
+    "the meaning of its definition changed; `everstate views rebuild {}` builds the new version"
+)
+
+
+def declare(
+    spark: SparkSession,
+    config: Config,
+    control: Control,
+    project: Project,
+    entity_type: EntityType,
+    partitions: Sequence[int],
+    *,
+    deployment: int | None = None,
+) -> str | None:
+    """Bring the registry from its versions to the views that the project declares; one transaction.
+
+    A view that Spark or the store refuses waits with the reason, without stopping the other views.
+    Returns the later deployment that declares the views, if there is one: then nothing is changed,
+    also when a process of the earlier deployment is started again.
+    """
+    name = entity_type.name
+    plan = _steps(config, control, project, name)
+    analysed: dict[str, Mapping[str, pa.DataType] | InvalidView] = {}
+    for step in plan:
+        if step.declared is not None and step.what in ("new", "changed", "asked"):
+            try:
+                analysed[step.name] = column_types(spark, entity_type, step.declared)
+            except InvalidView as refused:
+                analysed[step.name] = refused
+    with control.connection.transaction():
+        control.lock_installing()
+        _open_core(control, entity_type, partitions)
+        vector = control.core_vector(name)
+        begun = any(vector.values())
+        # Another app may have been started since, so the steps are computed again under the lock.
+        later = None if deployment is None else control.later_deployment(deployment)
+        # Once per start, so that no restarted process undoes a later request of an operator.
+        is_due = deployment is None or control.declares(deployment, name)
+        plan = _steps(config, control, project, name) if is_due and later is None else []
+        for step in plan:
+            found = analysed.get(step.name, {})
+            try:
+                with control.connection.transaction():
+                    if isinstance(found, InvalidView):
+                        raise found
+                    _take(control, step, found, None if begun else vector)
+            except InvalidView as refused:
+                _refuse(control, step, refused)
+    return later
+
+
+def _open_core(control: Control, entity_type: EntityType, partitions: Sequence[int]) -> None:
+    """Create `latest`, its readers and the core's positions for an entity type."""
+    name = entity_type.name
+    try:
+        with control.connection.transaction():
+            core_tables(control, entity_type)
+    except PublishRefused as refused:
+        log.error("the view %s keeps its present columns: %s", name, refused)
+    control.set_model(name, model_note(entity_type))
+    control.open_core(name, partitions)
+    control.add_version(registered(LatestPlan.of(name), 1, published=True))
+
+
+def _refuse(control: Control, step: Step, refused: InvalidView) -> None:
+    """Set a version that cannot be kept to waiting; readers and other views are not affected."""
+    assert step.declared is not None
+    reason = f"refused: {refused.message}"
+    log.error("%s", refused)
+    control.add_version(registered(step.declared, step.version, status=WAITING, reason=reason))
+    control.set_status(step.name, step.version, WAITING, reason)
+
+
+def _steps(config: Config, control: Control, project: Project, entity: str) -> list[Step]:
+    placed = {(place.view, place.version) for place in control.positions(entity)}
+    stored = control.versions()
+    return steps(
+        entity,
+        declared_views(project, entity),
+        [row for row in stored if row.entity == entity and not row.is_topic],
+        standing=placed,
+        used=inputs_of(stored),
+        on_change=config.views.on_change,
+        refused=project.refused_views,
+    )
+
+
+def _take(
+    control: Control,
+    step: Step,
+    types: Mapping[str, pa.DataType],
+    beginning: Mapping[int, int] | None,
+) -> None:
+    """Take one step; ``beginning``: the core's vector while no change is judged, else ``None``.
+
+    With ``beginning`` a new view needs no build: it rides with the core from the start.
+    """
+    tables, plan = view_tables(control), step.declared
+    for version in step.superseded:
+        give_up(control, step.name, version)
+    if plan is None:
+        if step.what == "refused":
+            log.error("view %s stays as it was, because its declaration was refused", step.name)
+        elif step.version and _status(control, step) == LIVE:
+            log.warning(
+                "view %s is not declared any more, so it is not updated any more", step.name
+            )
+            control.set_status(step.name, step.version, RETIRED, _NOT_DECLARED)
+        return
+    if step.what == "text":
+        control.set_definition(registered(plan, step.version))
+    elif step.what == "returns":
+        control.set_status(step.name, step.version, LIVE)
+    elif step.what == "goes back":
+        control.set_status(step.name, step.version, BUILDING)
+    elif step.what == "asked":
+        asked = ASKED.format(step.name)
+        control.add_version(registered(plan, step.version, status=WAITING, reason=asked))
+    elif step.what in ("new", "changed"):
+        control.add_version(registered(plan, step.version, status=BUILDING))
+        # An earlier start may have registered it as waiting.
+        control.set_status(step.name, step.version, BUILDING)
+        if plan.inputs:
+            # It is published when its inputs are, and when its own table is filled from them.
+            if not isinstance(plan, JoinSumsPlan):
+                control.set_built(step.name, step.version, {})
+            return
+        tables.install(plan, step.version, types)
+        if beginning is not None and step.published is None:
+            place = (step.name, step.version, step.entity, plan.fingerprint)
+            control.open_positions(*place, beginning)
+            tables.point(plan, step.version)
+            control.swap_published(step.name, None, step.version)
+        else:
+            log.info("view %s: version %d is being built", step.name, step.version)
+
+
+def _status(control: Control, step: Step) -> str:
+    rows = control.versions(step.name)
+    return next(row.status for row in rows if row.version == step.version)

@@ -1,0 +1,465 @@
+"""The keeper: reads and parses each changelog once, and lets each core judge its changes.
+
+One step is one Spark job. For each entity type the bounded range after its core's position is read,
+parsed and planned into row deltas. Each task judges one partition's range and writes `latest` and
+the riders (views at the core's position) in one transaction (C11, C12). Only one line of counts
+per partition is returned to the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import inf, isfinite
+from typing import Any, Final
+
+import orjson
+from prometheus_client import Counter, Gauge, Histogram
+from pyspark.sql import DataFrame, SparkSession
+
+from everstate.config import Config
+from everstate.errors import (
+    ArchiveError,
+    DataLoss,
+    LogTruncated,
+    PipelineError,
+    SparkLost,
+)
+from everstate.log.positions import Offsets, Range, check_ends
+from everstate.log.topics import TopicIdentity, Topics
+from everstate.parts import Part, note
+from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
+from everstate.pipeline.keeping.changes import ChangesReader
+from everstate.pipeline.keeping.declare import LATER, declare
+from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
+from everstate.pipeline.keeping.plan import planned
+from everstate.pipeline.keeping.spans import Sources
+from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.retries import Retries
+from everstate.pipeline.spark.session import spark_errors
+from everstate.pipeline.spark.source import fair_spans
+from everstate.retrying import may_pass, until_stopped
+from everstate.views.control import LIVE, Control
+from everstate.views.database import ViewsDatabase
+from everstate.views.models import check_models, model_changes
+from everstate.views.project import Project
+from everstate.views.stores import close_store
+from everstate.views.tables import Core, latest_of
+from everstate.views.versions import passed_by_all
+
+log = logging.getLogger(__name__)
+
+JUDGED = Counter(
+    "everstate_views_changes",
+    "Changes by the core's decision: applied, duplicate, held or dead",
+    ["entity", "outcome"],
+)
+BEHIND = Gauge(
+    "everstate_view_behind",
+    "1 while a view cannot be updated; `everstate views list` shows why",
+    ["view"],
+)
+STEP_SECONDS = Histogram(
+    "everstate_keeper_step_seconds", "Time of one batch that updates cores and riding views"
+)
+
+_POOL: Final = "keep"
+_RETRY_S_MIN: Final = 0.2
+# After a record that is not plain, the next may not be: so many jobs judge record by record.
+_CAREFUL_JOBS: Final = 100
+_RIDER_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
+# Not longer, because each retry moves the partitions that can proceed.
+_CORE_RETRY_S: Final = (5.0, 15.0)
+_NEVER: Final = (inf,)
+_TRIM_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """What one step did, over all entity types."""
+
+    changes: int
+    applied: int
+    duplicate: int
+    held: int
+    dead: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """The next ranges of one entity type's core, and the views that may ride."""
+
+    views: EntityViews
+    riders: tuple[KeptView, ...]
+    core: Core
+    sources: Sources
+    careful: bool
+    """Whether records are judged one by one; else only ranges of plain records are applied."""
+
+    def cut(self, spans: Mapping[int, Range]) -> _Unit:
+        """The same unit, with only these ranges."""
+        return replace(self, sources=self.sources.cut(spans))
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets its ranges have."""
+        return sum(map(len, self.sources.spans.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The outcome of one or more jobs: a line per partition, and the number of offsets passed."""
+
+    outcomes: tuple[Any, ...] = ()
+    offsets: int = 0
+
+    def __add__(self, other: _Done) -> _Done:
+        return _Done((*self.outcomes, *other.outcomes), self.offsets + other.offsets)
+
+
+class Keeper:
+    """Keeps the cores of a project, and the views that ride; :meth:`prepare` it, then step or run.
+
+    Two keepers of one project do no harm: the one that moves the position first judges the range
+    (C11). They keep the views in the database's registry, so an app that was started earlier keeps
+    the views that a later one declared.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        project: Project,
+        *,
+        deployment: int | None = None,
+    ) -> None:
+        """``deployment``: the number of this start of the project; the last declares the views."""
+        self._spark, self._config, self._project = spark, config, project
+        self._deployment = deployment
+        self._topics, self._offsets = Topics(config), Offsets(config)
+        self._reader = ChangesReader(spark, config, project, self._offsets)
+        self._kept = KeptViews(config, project)
+        self._identities: dict[str, TopicIdentity] = {}
+        self._retries = Retries()
+        self._careful_jobs: dict[str, int] = {}
+        """Entity type → number of next jobs that judge record by record."""
+        self._sizes = BatchSizes(config.pipeline.batch_changes_max)
+        self._database = ViewsDatabase(config.views_dsn)
+        self._trimmed_at = 0.0
+
+    def close(self) -> None:
+        """Close the connections of this thread; the Spark session is the caller's."""
+        close_store(self._config.views_dsn)
+        self._database.close()
+        self._offsets.close()
+        self._topics.close()
+
+    def prepare(self) -> None:
+        """Create missing topics, tables and positions; idempotent.
+
+        A view that is added when the core has judged changes, that changed in meaning, or that is
+        declared again, gets a version that is built beside the one that readers see. Raises
+        InvalidModelChange, LogIdentityChanged, TopicResized, Unavailable.
+        """
+        self._topics.ensure(self._project.entities)
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            control.install()
+            check_models(model_changes(control, self._project))
+            for name, entity_type in self._project.entities.items():
+                topic = self._topics.names.changes(name)
+                identity = self._topics.identity(topic)
+                control.check_topic_identity(name, topic, identity)
+                self._identities[topic] = identity
+                partitions = range(identity.partitions)
+                place = (self._spark, self._config, control, self._project, entity_type)
+                later = declare(*place, partitions, deployment=self._deployment)
+            if later is not None:
+                note("declarations", Part("waiting", time.time(), LATER.format(later)))
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until ``stop`` is set; retryable errors are logged and the step is retried."""
+        settings = self._config.pipeline
+        step = until_stopped(
+            self.step,
+            stop,
+            waiting="updating of the views is retried in",
+            log=log,
+            passes=_may_pass,
+            pause_s=_RETRY_S_MIN,
+            pause_s_max=settings.retry_s_max,
+        )
+        try:
+            while not stop.is_set():
+                if step() is None:
+                    stop.wait(settings.poll_ms / 1000)
+        finally:
+            close_store(self._config.views_dsn)
+
+    def step(self) -> KeptBatch | None:
+        """Judge the records after the cores' positions; ``None`` when there are none.
+
+        One Spark job, and one more for ranges with a record that is not plain; at most
+        ``pipeline.batch_changes_max`` records per entity type. After every error each core is at a
+        position up to which all records are judged. Raises LogIdentityChanged, TopicResized,
+        Unavailable, PipelineError.
+
+        An entity type whose core cannot proceed waits with its reason and is retried, while other
+        entity types continue: records that the log lost at its beginning may be in the archive's
+        next commit. An entity type whose log lost its end is not retried by this keeper, because
+        the log's next records would hide the loss. A view that fails falls behind; no other does.
+        """
+        begun = time.monotonic()
+        self._topics.check_identity(self._identities)
+        units = self._units()
+        if not units:
+            return None
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        done = self._keep_together(units)
+        outcomes = done.outcomes
+        for outcome in outcomes:
+            for what in ("applied", "duplicate", "held", "dead"):
+                JUDGED.labels(outcome["entity"], what).inc(max(0, outcome[what]))
+        STEP_SECONDS.observe(time.monotonic() - begun)
+        return KeptBatch(
+            changes=done.offsets,
+            applied=sum(o["applied"] for o in outcomes),
+            duplicate=sum(o["duplicate"] for o in outcomes),
+            held=sum(o["held"] for o in outcomes),
+            dead=sum(o["dead"] for o in outcomes),
+            seconds=time.monotonic() - begun,
+        )
+
+    def _keep_together(self, units: Sequence[_Unit]) -> _Done:
+        """Judge all entity types' ranges in one job."""
+        try:
+            return self._run(units)
+        except SparkLost:
+            raise
+        except PipelineError:
+            if self._blamed(units):
+                raise  # the next step leaves out the views that failed
+            return self._keep_each(units)
+
+    def _keep_each(self, units: Sequence[_Unit]) -> _Done:
+        """Judge each entity type's ranges in a job of its own; only those that fail wait."""
+        done = _Done()
+        for unit in units:
+            try:
+                done += self._run([unit])
+            except SparkLost:
+                raise
+            except PipelineError as error:
+                self._sizes.failed(unit.core.entity)
+                self._stop(unit.core.view, str(error))
+        return done
+
+    def _run(self, units: Sequence[_Unit]) -> _Done:
+        """Apply the plain ranges of the units in one job, and judge the others in a second one.
+
+        The second job reads at most `CAREFUL` records of each unit; the next steps continue there.
+        """
+        outcomes = self._collect(units)
+        odd = {(o["entity"], o["partition"]) for o in outcomes if o["unjudged"]}
+        plain, careful = [], []
+        for unit in units:
+            entity, spans = unit.core.entity, unit.sources.spans
+            mine = {p: span for p, span in spans.items() if (entity, p) in odd}
+            left = self._careful_jobs.get(entity, 0)
+            self._careful_jobs[entity] = _CAREFUL_JOBS if mine else max(0, left - 1)
+            if len(mine) < len(spans):
+                plain.append(unit.cut({p: span for p, span in spans.items() if p not in mine}))
+            if mine:
+                starts = {p: span.start for p, span in mine.items()}
+                ends = {p: span.end for p, span in mine.items()}
+                few = unit.cut(fair_spans(starts, ends, CAREFUL))
+                careful.append(replace(few, careful=True))
+        done = self._settled(plain, [o for o in outcomes if not o["unjudged"]])
+        return done + self._settled(careful, self._collect(careful)) if careful else done
+
+    def _collect(self, units: Sequence[_Unit]) -> list[Any]:
+        begun = time.monotonic()
+        with spark_errors("keeping views"):
+            outcomes = list(reduce(DataFrame.unionAll, map(self._job, units)).collect())
+        seconds = time.monotonic() - begun
+        for unit in units:
+            entity = unit.core.entity
+            held = sum(o["bytes"] for o in outcomes if o["entity"] == entity)
+            self._sizes.took(entity, unit.offsets, held, seconds)
+        return outcomes
+
+    def _units(self) -> list[_Unit]:
+        """The units to read, from the stored positions and the log's stable ends."""
+        ends = self._offsets.stable_ends(list(self._identities))
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            kept = self._kept.read(control)
+            self._trim(control, kept)
+        units = []
+        for name, views in kept.items():
+            self._say_how_views_are(views)
+            if not self._retries.is_due(latest_of(name)):
+                continue
+            topic = self._topics.names.changes(name)
+            until = {partition: end for (of, partition), end in ends.items() if of == topic}
+            try:
+                unit = self._unit(views, topic, until)
+            except (DataLoss, ArchiveError) as error:
+                lost_its_end = isinstance(error, LogTruncated)
+                self._stop(latest_of(name), str(error), _NEVER if lost_its_end else _CORE_RETRY_S)
+                continue
+            if unit is not None:
+                units.append(unit)
+            elif self._retries.forget(latest_of(name)):
+                self._go_on(latest_of(name))
+        return units
+
+    def _unit(self, views: EntityViews, topic: str, until: Mapping[int, int]) -> _Unit | None:
+        """The next ranges of one entity type's core; ``None``: there is nothing new."""
+        check_ends(f"the views of {views.entity}", topic, views.vector, until)
+        careful = self._careful_jobs.get(views.entity, 0) > 0
+        size = self._sizes.next(views.entity, careful=careful)
+        spans = fair_spans(views.vector, until, size)
+        if not spans:
+            return None
+        riders = tuple(
+            view
+            for view in views.views
+            if view.plan.rides
+            and any(_may_ride(view, p, span.start) for p, span in spans.items())
+            and self._retries.is_due(view.table.name)
+        )
+        sources = self._reader.sources(views.entity, topic, spans)
+        return _Unit(views, riders, self._kept.core(views, riders), sources, careful)
+
+    def _job(self, unit: _Unit) -> DataFrame:
+        """The part of the step's job for one entity type; gives one outcome row per partition."""
+        config, entity = self._config, unit.core.entity
+        schema = config.views.schema_name
+        spans, careful = dict(unit.sources.spans), unit.careful
+        task = ApplyTask(config.views_dsn, schema, unit.core, spans, judged=careful)
+        parsed = self._reader.parsed(entity, unit.sources, judged=careful, headers=careful)
+        views = [(view.plan, view.table) for view in unit.riders]
+        return planned(parsed, views).mapInArrow(task, OUTCOME_DDL)
+
+    def _settled(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> _Done:
+        """Advance partitions without records, and store which core or rider is behind, and why."""
+        answered = {(o["entity"], o["partition"]) for o in outcomes}
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            for unit in units:
+                entity = unit.core.entity
+                silent = {
+                    partition: span
+                    for partition, span in unit.sources.spans.items()
+                    if (entity, partition) not in answered
+                }
+                if silent:
+                    control.advance(unit.core, silent)
+            for outcome in outcomes:
+                for view, version, reason in orjson.loads(outcome["failures"] or b"[]"):
+                    log.error("view %s lags: %s", view, reason)
+                    control.set_reason(view, version, reason)
+        failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
+        for unit in units:
+            name = unit.core.view
+            if unit.core.entity in failed:
+                self._stop(name, failed[unit.core.entity])
+            elif self._retries.forget(name) or self._has_reason(unit.views):
+                self._go_on(name)
+        return _Done(tuple(outcomes), sum(unit.offsets for unit in units))
+
+    def _has_reason(self, views: EntityViews) -> bool:
+        return views.status is not None and views.status.reason is not None
+
+    def _stop(self, view: str, reason: str, pauses_s: tuple[float, ...] = _CORE_RETRY_S) -> None:
+        """Let the core of an entity type wait; other entity types continue."""
+        pause = self._retries.failed(view, pauses_s)
+        again = f"waits and is retried in {pause:.0f} s" if isfinite(pause) else "stopped"
+        log.error("%s %s: %s", view, again, reason)
+        with self._database.connected() as connection:
+            Control(connection, self._config.views.schema_name).set_reason(view, 1, reason)
+
+    def _go_on(self, view: str) -> None:
+        """Clear the reason of a core that waited and moves again."""
+        log.info("%s makes progress again", view)
+        with self._database.connected() as connection:
+            Control(connection, self._config.views.schema_name).set_reason(view, 1, None)
+
+    def _say_how_views_are(self, views: EntityViews) -> None:
+        """Report the state of each view to `everstate status`, `everstate run` and the metrics."""
+        rows = [view.row for view in views.views if view.row.published]
+        if views.status is not None:
+            rows.append(views.status)
+        for row in rows:
+            BEHIND.labels(row.name).set(int(row.reason is not None))
+            if row.reason is None:
+                note(f"view {row.name}", Part("running", time.time()))
+                continue
+            note(f"view {row.name}", Part("waiting", time.time(), row.reason))
+
+    def _blamed(self, units: Sequence[_Unit]) -> bool:
+        """Find the views whose SQL fails on these records, and leave them behind.
+
+        The job failed as a whole, without the name of a view, so each view is evaluated by itself.
+        """
+        found = False
+        for unit in units:
+            parsed = self._reader.parsed(unit.core.entity, unit.sources, judged=False)
+            for view in unit.riders:
+                if not view.table.images:
+                    continue
+                try:
+                    with spark_errors(f"view {view.table.view}"):
+                        job = planned(parsed, [(view.plan, view.table)])
+                        job.write.format("noop").mode("append").save()
+                except PipelineError as blamed:
+                    found = True
+                    self._retries.failed(view.table.name, _RIDER_RETRY_S)
+                    log.error("view %s lags: %s", view.table.view, blamed)
+                    with self._database.connected() as connection:
+                        control = Control(connection, self._config.views.schema_name)
+                        control.set_reason(view.row.name, view.row.version, str(blamed))
+        return found
+
+    def _trim(self, control: Control, kept: Mapping[str, EntityViews]) -> None:
+        """Delete the core's exceptions that every view and the archive have passed (V3, V4)."""
+        if time.monotonic() - self._trimmed_at < _TRIM_S:
+            return
+        self._trimmed_at = time.monotonic()
+        for entity in kept:
+            try:
+                below = self._reader.archived(entity)
+            except ArchiveError as error:
+                log.warning("old exceptions of %s cannot be deleted now: %s", entity, error)
+                continue
+            with control.connection.transaction():
+                # A version whose build begins meanwhile needs the exceptions after its vector.
+                control.lock_installing()
+                places = ({p.partition: p.next_offset} for p in control.positions(entity))
+                if below := passed_by_all(below, places):
+                    control.trim(entity, 1, below)
+
+
+def _may_ride(view: KeptView, partition: int, start: int) -> bool:
+    """Whether a view may have reached a range's start when the range is written.
+
+    A view that is a short step behind may catch up while the job runs. Were it not planned, each
+    job would leave it behind again, for as long as one job follows the other.
+    """
+    position = view.vector.get(partition)
+    if position is None or (view.row.status == LIVE and view.row.reason is not None):
+        return position == start
+    return 0 <= start - position <= MEETING_CHANGES
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a step may succeed later, in the same Spark session."""
+    return (may_pass(error) or isinstance(error, PipelineError)) and not isinstance(
+        error, SparkLost
+    )

@@ -1,0 +1,123 @@
+"""The versions of views in the registry that are kept now, with their plans and positions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from everstate.config import Config
+from everstate.errors import InvalidView
+from everstate.log.topics import TopicNames
+from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
+from everstate.views.kinds import ViewPlan
+from everstate.views.plan import plan_of
+from everstate.views.project import Project
+from everstate.views.tables import Core, HistoryTable, KeptTable, covers, latest_of
+
+
+@dataclass(frozen=True, slots=True)
+class KeptView:
+    """One version of a view that is kept, with its position."""
+
+    row: ViewVersion
+    table: KeptTable
+    plan: ViewPlan
+    vector: Mapping[int, int] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityViews:
+    """The core of an entity type and its views that are kept."""
+
+    entity: str
+    vector: Mapping[int, int]
+    """Positions of the core."""
+    views: tuple[KeptView, ...]
+    status: ViewVersion | None
+    """The row of `latest`."""
+
+    @property
+    def behind(self) -> list[KeptView]:
+        """Views that are behind the core."""
+        return [view for view in self.views if not covers(view.vector, self.vector)]
+
+
+# During a last step of at most so many offsets the core is locked, so that the view meets it (V7).
+MEETING_CHANGES: Final = 20_000
+
+
+class KeptViews:
+    """Reads the kept versions; compiles each definition once.
+
+    Definitions come from the database, not from the project: an app that was started earlier keeps
+    the views that a later one declared. It does not touch a version that its model cannot compute
+    with the same meaning.
+    """
+
+    def __init__(self, config: Config, project: Project) -> None:
+        self._config, self._project = config, project
+        self._names = TopicNames(config.log.prefix)
+        self._compiled: dict[tuple[str, int, str], ViewPlan | str] = {}
+
+    def read(self, control: Control) -> dict[str, EntityViews]:
+        """Cores and kept views by entity type, in one snapshot.
+
+        A version whose definition does not give its fingerprint with this app's model is left out;
+        while it is behind, the reason is stored in the registry.
+        """
+        with control.snapshot():
+            rows = control.versions()
+            places = control.positions()
+        vectors: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+        for place in places:
+            vectors[place.view, place.version][place.partition] = place.next_offset
+        found = {}
+        for entity in self._project.entities:
+            mine = [row for row in rows if row.entity == entity]
+            vector = vectors[latest_of(entity), 1]
+            views = []
+            for row in mine:
+                view = self._view(row, vectors.get((row.name, row.version)))
+                if isinstance(view, KeptView):
+                    views.append(view)
+                elif view is not None and not covers(vectors[row.name, row.version], vector):
+                    # Only when it lags: otherwise another app keeps it up to date.
+                    control.set_reason(row.name, row.version, view)
+            latest = next((row for row in mine if row.name == latest_of(entity)), None)
+            found[entity] = EntityViews(entity, vector, tuple(views), latest)
+        return found
+
+    def core(self, views: EntityViews, riders: Iterable[KeptView] = ()) -> Core:
+        """The core of an entity type with some riders, as an argument of a task."""
+        history = next((v.table for v in views.views if isinstance(v.table, HistoryTable)), None)
+        return Core(
+            entity=views.entity,
+            topic=self._names.changes(views.entity),
+            riders=tuple(view.table for view in riders),
+            ids=history,
+            held_max=self._config.pipeline.held_max,
+        )
+
+    def _view(self, row: ViewVersion, vector: Mapping[int, int] | None) -> KeptView | str | None:
+        """A kept version, the reason why this app cannot keep it, or ``None``: it is not kept."""
+        if row.name == latest_of(row.entity) or row.status not in (LIVE, BUILDING) or not vector:
+            return None
+        if row.is_topic:
+            return None
+        if row.status == BUILDING and row.built is None:
+            return None
+        place = (row.name, row.version, row.fingerprint)
+        if place not in self._compiled:
+            self._compiled[place] = self._compile(row)
+        plan = self._compiled[place]
+        if isinstance(plan, str):
+            return plan
+        return KeptView(row, plan.ruled_table(row.version), plan, vector)
+
+    def _compile(self, row: ViewVersion) -> ViewPlan | str:
+        try:
+            return plan_of(row, self._project.entities, self._project.views)
+        except InvalidView as cause:
+            return f"the entity's model does not fit its definition any more: {cause.message}"

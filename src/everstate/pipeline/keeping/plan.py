@@ -1,0 +1,104 @@
+"""Planning on Spark: adds the row deltas of each view as columns to parsed changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import ArrayType
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidView, PipelineError, SparkLost, Unavailable
+from everstate.pipeline.batch.rules import treatment
+from everstate.pipeline.batch.sameness import changing
+from everstate.pipeline.spark.parse import parsed_schema
+from everstate.pipeline.spark.session import spark_errors
+from everstate.views.kinds import ViewPlan
+from everstate.views.kinds.python import PythonPlan
+from everstate.views.tables import KeptTable, planned_column, rule_column
+
+PlannedView = tuple[ViewPlan, KeptTable]
+"""A view's plan, and the table of the version that it is for."""
+
+_KEPT = (
+    "partition",
+    "offset",
+    "key",
+    "version",
+    "id",
+    "kind",
+    "occurred_at",
+    "recorded_at",
+    "schema_version",
+    "reason",
+    "raw_value",
+    "raw_headers",
+)
+
+
+def planned(parsed: DataFrame, views: Sequence[PlannedView]) -> DataFrame:
+    """Parsed records with a struct per view and image, named by `planned_column`.
+
+    A struct is null where the image gives the view no row. The key's bytes are kept only for
+    unreadable records, which are rare.
+    """
+    application = parsed.sparkSession.sparkContext.applicationId
+    return parsed.select(*_selection(tuple(views), application))
+
+
+@lru_cache(maxsize=64)
+def _selection(views: tuple[PlannedView, ...], _application: str) -> list[Column]:
+    """The columns of `planned`, built once for each Spark application."""
+    columns: list[Column] = [F.col(name) for name in _KEPT]
+    unreadable = F.col("reason").isNotNull()
+    columns.append(F.when(unreadable, F.col("raw_key")).alias("raw_key"))
+    for plan, table in views:
+        for image in table.images:
+            worth = F.expr(plan.columns(image))
+            if plan.rules.trigger is not None and image == "original":
+                # With a trigger each firing change is a fact: it adds, and subtracts nothing.
+                worth = F.when(F.lit(False), worth)
+            columns.append(worth.alias(planned_column(table, image)))
+        if table.has_rules:
+            columns.append(treatment(plan).alias(rule_column(table)))
+    return columns
+
+
+def column_types(
+    spark: SparkSession, entity_type: EntityType, plan: ViewPlan
+) -> Mapping[str, pa.DataType]:
+    """Types that Spark gives the physical columns of a view.
+
+    Raises InvalidView when Spark refuses the SQL, or when the same image would not always give the
+    same row: then a later change could not subtract what an earlier one added (C16).
+    """
+    images = () if plan.inputs or isinstance(plan, PythonPlan) else plan.table(0).images
+    if not images:
+        return {}
+    try:
+        with spark_errors(f"view {plan.name}"):
+            empty = spark.createDataFrame([], parsed_schema(entity_type))
+            worth = empty.select(F.expr(plan.columns(images[-1])).alias("row"))
+            if isinstance(worth.schema["row"].dataType, ArrayType):
+                worth = worth.select(F.explode("row").alias("row"))
+            made = worth.select("row.*")
+            analysed = made._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark cannot be asked
+            reason = changing(analysed)
+            types = {f.name: to_arrow_type(f.dataType, timezone="UTC") for f in made.schema}
+    except (SparkLost, Unavailable):
+        raise
+    except (PipelineError, PySparkException) as cause:
+        reason_text = str(cause).removeprefix(f"view {plan.name}: ")
+        raise InvalidView(
+            plan.name,
+            reason_text,
+            advice="Change the definition so that Spark can compute each of its columns.",
+        ) from cause
+    if reason is not None:
+        raise InvalidView(plan.name, reason, advice="Store the value as a field of the entity.")
+    return types

@@ -1,0 +1,109 @@
+"""Publishing in the views' database: implements the protocol of `everstate.views.publishing`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import psycopg
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidView
+from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
+from everstate.views.kinds import ViewPlan
+from everstate.views.plan import plan_of
+from everstate.views.publishing import InTheWay, publish, stands_with_core
+from everstate.views.stores import view_tables
+from everstate.views.tables import latest_of
+
+log = logging.getLogger(__name__)
+
+
+class ViewPublisher:
+    """Publishes through the connection of a `Control`, in autocommit mode."""
+
+    def __init__(self, control: Control) -> None:
+        self._control, self._tables = control, view_tables(control)
+
+    def vectors(self, row: ViewVersion) -> tuple[dict[int, int], dict[int, int]]:
+        """Positions of the core and of a version, read in one statement.
+
+        A view over other views counts as caught up when all of them are published and kept.
+        """
+        if row.inputs:
+            kept = {r.name for r in self._control.versions() if r.published and r.status == LIVE}
+            places = range(len(row.inputs))
+            return (
+                dict.fromkeys(places, 1),
+                {place: int(row.inputs[place] in kept) for place in places},
+            )
+        core, mine = dict[int, int](), dict[int, int]()
+        for place in self._control.positions(row.entity):
+            if place.view == latest_of(row.entity):
+                core[place.partition] = place.next_offset
+            elif (place.view, place.version) == (row.name, row.version):
+                mine[place.partition] = place.next_offset
+        return core, mine
+
+    def seen(self, name: str) -> ViewVersion | None:
+        """The version that readers see."""
+        return next((row for row in self._control.versions(name) if row.published), None)
+
+    def caught_up(self, row: ViewVersion) -> str | None:
+        """Record that a version caught up; returns a reader with an older snapshot, or none."""
+        older = self._control.older_snapshots(self._control.set_caught_up(row.name, row.version))
+        if not older:
+            return None
+        pid, application = older[0]
+        return f"{application} (process {pid})"
+
+    def fell_behind(self, row: ViewVersion) -> None:
+        """Clear the record that a version caught up with the core."""
+        self._control.clear_caught_up(row.name, row.version)
+
+    def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
+        """How many rows differ between the two versions; stored with the new version."""
+        built = dict(row.built or {})
+        if "different" not in built:
+            built["different"] = self._tables.different_rows(plan, seen.version, row.version)
+            self._control.set_built(row.name, row.version, built)
+            log.info(
+                "view %s: %s rows differ from the published version", row.name, built["different"]
+            )
+        return int(built["different"])
+
+    def set_reason(self, row: ViewVersion, reason: str) -> None:
+        """Store the reason of a version."""
+        self._control.set_reason(row.name, row.version, reason)
+
+    def point(self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan) -> bool:
+        """Point the view's name to a version, in a short transaction that waits for no reader.
+
+        False when the version is not at the core's position any more, or another one was published
+        first; raises InTheWay when a reader holds the lock.
+        """
+        published = None if seen is None else seen.version
+        try:
+            with self._control.connection.transaction() as done:
+                if not stands_with_core(self, row):
+                    raise psycopg.Rollback(done)
+                self._tables.point(plan, row.version)
+                if not self._control.swap_published(row.name, published, row.version):
+                    raise psycopg.Rollback(done)
+                return True
+        except psycopg.errors.LockNotAvailable as cause:
+            raise InTheWay(row.name) from cause
+        return False
+
+
+def publish_composed(control: Control, entity_types: Mapping[str, EntityType]) -> None:
+    """Publish each view over other views, when all of these are published."""
+    for row in control.versions():
+        is_made = row.inputs and row.status == BUILDING and row.built is not None
+        if is_made and row.entity in entity_types:
+            try:
+                plan = plan_of(row, entity_types)
+            except InvalidView as refused:
+                control.set_reason(row.name, row.version, refused.message)
+                continue
+            publish(ViewPublisher(control), row, plan)

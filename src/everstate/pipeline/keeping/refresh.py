@@ -1,0 +1,127 @@
+"""Aggregates over joins: one worker recomputes the keys that have changed (C18).
+
+Each refresh is one transaction with one snapshot: it reads which keys have changed, computes them
+from both sides, and stores the positions of the two sides. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+import psycopg
+
+from everstate.config import Config
+from everstate.errors import EverstateError, InvalidView
+from everstate.parts import waits, works
+from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
+from everstate.views.database import ViewsDatabase
+from everstate.views.kinds.join_sums import JoinSumsPlan
+from everstate.views.plan import plan_of
+from everstate.views.project import Project
+from everstate.views.stores import JoinTables
+from everstate.views.tables import physical
+
+log = logging.getLogger(__name__)
+
+_DUTY: Final = "refreshes"
+_PAUSE_S: Final = 2.0
+
+
+class Refresher:
+    """Refreshes the aggregates over joins of a project; one per project at a time."""
+
+    def __init__(self, config: Config, project: Project) -> None:
+        self._config, self._project = config, project
+        self._database = ViewsDatabase(config.views_dsn)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Refresh until ``stop`` is set; retryable errors are retried."""
+        poll_s = self._config.pipeline.poll_ms / 1000
+        while not stop.is_set():
+            try:
+                if not self.step():
+                    stop.wait(poll_s)
+                works()
+            except EverstateError as error:
+                if not error.retryable:
+                    raise
+                waits(error, _PAUSE_S)
+                stop.wait(_PAUSE_S)
+
+    def step(self) -> int:
+        """Refresh each view once; returns how many keys were recomputed. Raises Unavailable.
+
+        For a view that cannot be refreshed the reason is stored, and its positions do not move.
+        """
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            rows = control.versions()
+            mine = [row for row in rows if row.inputs and row.status in (LIVE, BUILDING)]
+            if not mine:
+                return 0
+            with control.duty(_DUTY) as is_mine:
+                if not is_mine:
+                    return 0
+                seen = {row.name: row for row in rows if row.published}
+                return sum(self._refresh(control, row, seen) for row in mine)
+
+    def _refresh(self, control: Control, row: ViewVersion, seen: Mapping[str, ViewVersion]) -> int:
+        if row.entity not in self._project.entities or not set(row.inputs) <= seen.keys():
+            return 0
+        try:
+            plan = plan_of(row, self._project.entities, self._project.views)
+        except InvalidView as refused:
+            control.set_reason(row.name, row.version, refused.message)
+            return 0
+        if not isinstance(plan, JoinSumsPlan):
+            return 0
+        parts = [seen[name] for name in row.inputs]
+        try:
+            done = self._in_one_snapshot(control, row, plan, parts)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure):
+            return 0  # another transaction committed first; the next step refreshes the view
+        except (psycopg.DataError, psycopg.ProgrammingError) as cause:
+            reason = str(cause).strip().splitlines()[0]
+            log.error("view %s cannot be refreshed: %s", row.name, reason)
+            control.set_reason(row.name, row.version, reason)
+            return 0
+        if row.reason is not None and row.status == LIVE:
+            control.set_reason(row.name, row.version, None)
+        return done
+
+    def _in_one_snapshot(
+        self, control: Control, row: ViewVersion, plan: JoinSumsPlan, parts: list[ViewVersion]
+    ) -> int:
+        """Refresh one view; its new positions are those of the parts in the same snapshot."""
+        names = [physical(part.name, part.version) for part in parts]
+        built: Mapping[str, Any] = row.built or {}
+        connection, schema = control.connection, self._config.views.schema_name
+        tables = JoinTables(connection, schema, plan, row.version, names)
+        is_full = built.get("tables") != names
+        if is_full:
+            with connection.transaction():
+                tables.install()
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        try:
+            done = tables.refresh(is_full=is_full)
+            positions = {
+                part.name: {str(p): at for p, at in control.vector(part.name, part.version).items()}
+                for part in parts
+            }
+            if is_full or positions != built.get("positions"):
+                state = {"tables": names, "positions": positions}
+                control.set_built(row.name, row.version, state)
+            connection.execute("COMMIT")
+        finally:
+            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                connection.execute("ROLLBACK")
+        if done.is_full:
+            log.info("view %s: %d keys of the join were recomputed", row.name, done.keys)
+        return done.keys

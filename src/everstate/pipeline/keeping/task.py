@@ -1,0 +1,139 @@
+"""The Spark task that applies the planned changes of a partition to the views' database."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everstate.errors import HeldOverflow, PositionMoved, ViewFailed, ViewStoreError
+from everstate.log.positions import Range
+from everstate.pipeline.spark.plain_bytes import plain_bytes
+from everstate.views.core import Applied, apply_range
+from everstate.views.plain import apply_plain
+from everstate.views.stores import view_store
+from everstate.views.tables import Core, KeptTable
+from everstate.views.trailing import trail_range
+
+_TEXT: pa.DataType = pa.string()
+_COUNT: pa.DataType = pa.int64()
+_OUTCOME: Final = pa.schema(
+    {
+        "entity": _TEXT,
+        "partition": pa.int32(),
+        "applied": _COUNT,
+        "duplicate": _COUNT,
+        "held": _COUNT,
+        "dead": _COUNT,
+        "failures": _TEXT,
+        "failure": _TEXT,
+        "moved": pa.bool_(),
+        "unjudged": pa.bool_(),
+        "bytes": _COUNT,
+    }
+)
+OUTCOME_DDL: Final = (
+    "entity string, partition int, applied long, duplicate long, held long, dead long, "
+    "failures string, failure string, moved boolean, unjudged boolean, bytes long"
+)
+UNJUDGED: Final = "unjudged"
+"""Reason of a record that :func:`~everstate.pipeline.spark.parse.parse` has not checked by its
+rules."""
+
+
+@dataclass(frozen=True)
+class ApplyTask:
+    """Applies one partition's range to a core, or to one trailing view; pickled to the executors.
+
+    Holds the whole range of its partition in memory; `keeping.batches` bounds it.
+    """
+
+    dsn: str
+    schema_name: str
+    core: Core
+    spans: Mapping[int, Range]
+    view: KeptTable | None = None
+    """The view that trails; ``None``: the core."""
+    meets: frozenset[int] = frozenset()
+    """Partitions in which the core is locked meanwhile, so that the view meets it (V7)."""
+    judged: bool = True
+    """Whether all rules have checked the records; if not, only plain ranges are applied."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One outcome row per partition.
+
+        ``failures``: riders that could not apply the range, as JSON. ``failure``: why the core, or
+        the trailing view, cannot proceed. ``moved``: another attempt moved the position first, and
+        this one did nothing. ``unjudged``: the range is not plain, and nothing was done.
+        ``bytes``: the memory that the changes take.
+        """
+        _freeze_once()
+        filled, odd = [], set[int]()
+        for batch in batches:
+            if batch.num_rows and not self.judged and not plain_bytes(batch):
+                odd.update(pc.unique(batch["partition"]).to_pylist())
+            if batch.num_rows:
+                filled.append(batch)
+        if not filled:
+            return
+        changes = pa.Table.from_batches(filled)
+        partitions = pc.unique(changes["partition"]).to_pylist()
+        outcomes = []
+        for partition in partitions:
+            mine = changes
+            if len(partitions) > 1:
+                mine = changes.filter(pc.equal(changes["partition"], partition))
+            outcomes.append(self._outcome(partition, mine, odd=partition in odd))
+        yield pa.RecordBatch.from_pylist(outcomes, schema=_OUTCOME)
+
+    def _outcome(self, partition: int, changes: pa.Table, *, odd: bool) -> dict[str, Any]:
+        outcome: dict[str, Any] = {
+            "moved": False,
+            "unjudged": False,
+            "entity": self.core.entity,
+            "partition": partition,
+            "bytes": changes.nbytes,
+            **dict.fromkeys(("applied", "duplicate", "held", "dead"), 0),
+        }
+        try:
+            done = None if odd else self._apply(partition, changes)
+        except PositionMoved:
+            return {**outcome, "moved": True}
+        except (HeldOverflow, ViewFailed, ViewStoreError) as error:
+            return {**outcome, "failure": str(error)}
+        if done is None:
+            return {**outcome, "unjudged": True}
+        failures = [(found.view, found.version, found.reason) for found in done.failures]
+        return {
+            **outcome,
+            "applied": done.applied,
+            "duplicate": done.duplicate,
+            "held": done.held,
+            "dead": done.dead,
+            "failures": orjson.dumps(failures).decode() if failures else None,
+        }
+
+    def _apply(self, partition: int, changes: pa.Table) -> Applied | None:
+        store, span = view_store(self.dsn, self.schema_name), self.spans[partition]
+        if not self.judged:
+            return apply_plain(store, self.core, partition, span, changes)
+        if self.view is None:
+            return apply_range(store, self.core, partition, span, changes)
+        meets = partition in self.meets
+        return trail_range(store, self.core, self.view, partition, span, changes, meets=meets)
+
+
+@cache
+def _freeze_once() -> None:
+    """Exclude imported modules from garbage collection.
+
+    Spark's worker collects after every task; traversing all modules again was a sixth of its time.
+    """
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,192 @@
+"""Lets views that are behind their core catch up, and publishes new versions that have.
+
+One step is one Spark job for each view that is behind. It reads records that the core has judged,
+and applies the accepted changes in the view's own transaction (see `everstate.views.trailing`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from everstate.config import Config
+from everstate.errors import DataLoss, PipelineError, SparkLost
+from everstate.log.positions import Offsets, Range
+from everstate.log.topics import TopicNames
+from everstate.pipeline.keeping.batches import CAREFUL
+from everstate.pipeline.keeping.changes import ChangesReader
+from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
+from everstate.pipeline.keeping.plan import planned
+from everstate.pipeline.keeping.publish import ViewPublisher, publish_composed
+from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.retries import Retries
+from everstate.pipeline.spark.functions import ship_functions
+from everstate.pipeline.spark.progress import progress
+from everstate.pipeline.spark.session import spark_errors
+from everstate.pipeline.spark.source import fair_spans
+from everstate.retrying import may_pass, until_stopped
+from everstate.views.control import BUILDING, LIVE, Control
+from everstate.views.database import ViewsDatabase
+from everstate.views.project import Project
+from everstate.views.publishing import publish
+from everstate.views.stores import close_store
+from everstate.views.tables import Core
+
+log = logging.getLogger(__name__)
+
+_POOL: Final = "trail"
+_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
+_RETRY_S_MIN: Final = 0.2
+
+
+class Trailer:
+    """Lets every view that is behind catch up; :meth:`step` it, or run it beside the keeper."""
+
+    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
+        self._spark, self._config = spark, config
+        ship_functions(project)
+        self._offsets = Offsets(config)
+        self._names = TopicNames(config.log.prefix)
+        self._reader = ChangesReader(spark, config, project, self._offsets)
+        self._kept, self._entities = KeptViews(config, project), project.entities
+        self._retries = Retries()
+        self._database = ViewsDatabase(config.views_dsn)
+        self._begun: dict[str, tuple[float, int]] = {}
+        """When a view began to catch up, and the sum of its offsets at that time."""
+
+    def close(self) -> None:
+        """Close the connections of this thread; the Spark session is the caller's."""
+        close_store(self._config.views_dsn)
+        self._database.close()
+        self._offsets.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Step until ``stop`` is set; retryable errors are logged and the step is retried."""
+        settings = self._config.pipeline
+        step = until_stopped(
+            self.step,
+            stop,
+            waiting="updating of the views that lag is retried in",
+            log=log,
+            passes=lambda error: may_pass(error) and not isinstance(error, SparkLost),
+            pause_s=_RETRY_S_MIN,
+            pause_s_max=settings.retry_s_max,
+        )
+        try:
+            while not stop.is_set():
+                if not step():
+                    stop.wait(settings.poll_ms / 1000)
+        finally:
+            close_store(self._config.views_dsn)
+
+    def step(self) -> int:
+        """Move each view that is behind by one batch; returns how many offsets were passed.
+
+        A built version that has caught up with its core is published. A view that cannot proceed
+        keeps its position, its reason is stored, and it is retried with growing pauses. Raises
+        Unavailable, SparkLost.
+        """
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            kept = self._kept.read(control)
+            passed = 0
+            for views in kept.values():
+                for view in views.behind:
+                    if self._retries.is_due(view.table.name):
+                        passed += self._catch_up(control, views, view)
+            for views in kept.values():
+                behind = views.behind
+                for view in views.views:
+                    has_reason = view.row.status == LIVE and view.row.reason is not None
+                    if has_reason and view not in behind:
+                        control.set_reason(view.row.name, view.row.version, None)
+                    if view.row.status == BUILDING:
+                        publish(ViewPublisher(control), view.row, view.plan)
+            publish_composed(control, self._entities)
+        return passed
+
+    def _catch_up(self, control: Control, views: EntityViews, view: KeptView) -> int:
+        """Apply one batch to one view; its failure does not affect other views."""
+        try:
+            most = min(self._config.pipeline.batch_changes_max, CAREFUL)
+            spans = fair_spans(view.vector, views.vector, most)
+            failure = self._apply(control, views, view, spans)
+        except SparkLost:
+            raise
+        except (PipelineError, DataLoss) as error:
+            failure = str(error)
+        if failure is not None:
+            pause = self._retries.failed(view.table.name, _RETRY_S)
+            log.error("view %s lags and is retried in %.0f s: %s", view.row.name, pause, failure)
+            control.set_reason(view.row.name, view.row.version, failure)
+            return 0
+        self._retries.forget(view.table.name)
+        self._note_progress(control, views, view, sum(map(len, spans.values())))
+        if view.row.reason is not None and view.row.status == LIVE:
+            log.info("view %s makes progress again", view.row.name)
+        if view.row.reason is not None:
+            control.set_reason(view.row.name, view.row.version, None)
+        return sum(map(len, spans.values()))
+
+    def _note_progress(
+        self, control: Control, views: EntityViews, view: KeptView, passed: int
+    ) -> None:
+        """Store the progress of a view that needs more steps; clear it when it has caught up."""
+        name, mine = view.table.name, sum(view.vector.values()) + passed
+        left = sum(views.vector.values()) - mine
+        if left <= 0:
+            self._begun.pop(name, None)
+            control.set_progress(view.row.name, view.row.version, None)
+            return
+        begun, first = self._begun.setdefault(name, (time.monotonic(), mine - passed))
+        seconds, done = time.monotonic() - begun, mine - first
+        seen = progress("catching up", done / (done + left), seconds, done + left)
+        control.set_progress(view.row.name, view.row.version, seen.note())
+
+    def _apply(
+        self, control: Control, views: EntityViews, view: KeptView, spans: Mapping[int, Range]
+    ) -> str | None:
+        """Run one job; returns why the view cannot proceed, or ``None``."""
+        core = self._kept.core(views)
+        topic = self._names.changes(views.entity)
+        sources = self._reader.sources(views.entity, topic, spans)
+        spans = sources.spans
+        released = [
+            (partition, *change)
+            for partition, span in spans.items()
+            for change in control.released_changes(core, partition, span.start, span.end)
+        ]
+        meets = frozenset(
+            partition
+            for partition, span in spans.items()
+            if (view.plan.rides or view.row.status == BUILDING)
+            and len(span) <= MEETING_CHANGES
+            and span.end == views.vector[partition]
+        )
+        config = self._config
+        task = ApplyTask(config.views_dsn, config.views.schema_name, core, spans, view.table, meets)
+        parsed = self._reader.parsed(views.entity, sources, judged=True, released=released)
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        with spark_errors(f"view {view.row.name}"):
+            job = planned(parsed, [(view.plan, view.table)]).mapInArrow(task, OUTCOME_DDL)
+            outcomes = job.collect()
+        self._advance(control, core, view, spans, {o["partition"] for o in outcomes})
+        return next((str(o["failure"]) for o in outcomes if o["failure"] is not None), None)
+
+    def _advance(
+        self,
+        control: Control,
+        core: Core,
+        view: KeptView,
+        spans: Mapping[int, Range],
+        answered: set[Any],
+    ) -> None:
+        """Move the position past ranges in which the log served no record (C12)."""
+        for partition, span in spans.items():
+            if partition not in answered:
+                control.take_view(view.table, core.generation, partition, span.start, span.end)

@@ -1,0 +1,266 @@
+"""Row-by-row and hash comparison of two tables of one shape, done by the executors.
+
+The expected rows are a DataFrame. The kept rows of a bucket are read from PostgreSQL, inside one
+exported snapshot, by the task that holds the expected rows of that bucket. The driver gets only
+counts, hashes and the first differences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+from psycopg import sql
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from everstate.pipeline.proof.row_texts import copied_as, fragments, joined, kept_fragments
+from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference
+from everstate.views.database import connect_views, views_errors
+
+_HASH_BYTES = 8
+_MODULUS = 1 << (8 * _HASH_BYTES)
+_COPIED_BYTES = 8 << 20
+"""Kept rows are read in pieces of about this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Outcome of one comparison; hashes do not depend on the order of rows."""
+
+    expected_rows: int
+    kept_rows: int
+    expected_hash: str
+    kept_hash: str
+    different_rows: int
+    differences: tuple[RowDifference, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Both sides have the same rows, by rows and by hash."""
+        return (
+            self.different_rows == 0
+            and self.expected_rows == self.kept_rows
+            and self.expected_hash == self.kept_hash
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Where a task reads the kept rows: a query with key columns first, in one snapshot.
+
+    ``query`` selects the columns of the expected DataFrame in the same order; with ``is_divided``
+    the md5 of its first column decides the bucket of a row, else all rows are in one bucket.
+    """
+
+    dsn: str
+    snapshot: str
+    query: str
+    is_divided: bool
+
+
+_COUNT: pa.DataType = pa.int64()
+_TEXT: pa.DataType = pa.string()
+OUTCOME = pa.schema(
+    {
+        "expected_rows": _COUNT,
+        "kept_rows": _COUNT,
+        "expected_hash": _TEXT,
+        "kept_hash": _TEXT,
+        "different_rows": _COUNT,
+        "differences": _TEXT,
+    }
+)
+_OUTCOME_DDL = (
+    "expected_rows long, kept_rows long, expected_hash string, kept_hash string, "
+    "different_rows long, differences string"
+)
+
+
+def compare(expected: DataFrame, kept: KeptRows, *, key_columns: int, buckets: int) -> Comparison:
+    """Compare a batch result with a kept table; one Spark job.
+
+    ``expected`` has its key columns first. Cost: one pass over both sides and one scan of the
+    kept table per bucket; a task holds the expected rows of its bucket in memory.
+    """
+    spark = expected.sparkSession
+    columns = expected.columns
+    if not kept.is_divided:
+        buckets = 1
+        bucket = F.lit(0)
+    else:
+        head = F.conv(F.substring(F.md5(F.col(columns[0])), 1, 4), 16, 10).cast("int")
+        bucket = head % buckets
+    rows = expected.withColumn("__bucket", bucket)
+    # Every bucket needs a task, also one without expected rows: the kept table may have extra ones.
+    markers = spark.range(buckets).select(
+        *[F.lit(None).cast(field.dataType).alias(field.name) for field in expected.schema],
+        F.col("id").cast("int").alias("__bucket"),
+    )
+    tasks = rows.unionByName(markers).repartition(buckets, "__bucket")
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _compare_task(batches, kept, key_columns, buckets)
+
+    outcomes = tasks.mapInArrow(run, _OUTCOME_DDL).collect()
+    return _merge(outcomes)
+
+
+def _compare_task(
+    batches: Iterable[pa.RecordBatch], kept: KeptRows, key_columns: int, buckets: int
+) -> Iterator[pa.RecordBatch]:
+    """Compare the buckets of one task; an expected row is dropped once it was compared."""
+    waiting: dict[int, dict[str, str]] = {}
+    schema: pa.Schema | None = None
+    for batch in batches:
+        schema = batch.schema.remove(len(batch.schema) - 1)
+        *columns, numbers = batch.columns
+        for number in pc.unique(numbers).to_pylist():
+            mine = [column.filter(pc.equal(numbers, number)) for column in columns]
+            waiting.setdefault(number, {}).update(_texts(schema, mine, key_columns))
+    if schema is None:
+        return
+    outcomes = []
+    for number, rows in waiting.items():
+        found = _compare_bucket(rows, _read_kept(kept, schema, number, buckets), key_columns)
+        outcomes.append(found)
+    yield pa.RecordBatch.from_pylist(outcomes, schema=OUTCOME)
+
+
+def _texts(
+    schema: pa.Schema, columns: Sequence[pa.Array], key_columns: int
+) -> Iterator[tuple[str, str]]:
+    """Key and text of each expected row; the markers of buckets, all null, are left out."""
+    parts = [fragments(f.name, column) for f, column in zip(schema, columns, strict=True)]
+    marker = f"[{','.join(['null'] * len(parts))}]"
+    pairs = zip(_keys(parts, key_columns), joined(parts), strict=True)
+    return ((key, text) for key, text in pairs if text != marker)
+
+
+def _keys(parts: Sequence[pa.Array], key_columns: int) -> list[str]:
+    """Texts of the keys; without key columns, one text for all (there is one row)."""
+    rows = len(parts[0])
+    return joined(parts[:key_columns]) if key_columns else ["[]"] * rows
+
+
+def _compare_bucket(
+    expected: dict[str, str], kept: Iterable[list[pa.Array]], key_columns: int
+) -> dict[str, Any]:
+    expected_rows = len(expected)
+    expected_hash = sum(_hash(text) for text in expected.values()) % _MODULUS
+    kept_rows = kept_hash = different = 0
+    found: list[tuple[str, str | None, str | None]] = []
+    for parts in kept:
+        for key, text in zip(_keys(parts, key_columns), joined(parts), strict=True):
+            kept_rows += 1
+            kept_hash += _hash(text)
+            wanted = expected.pop(key, None)
+            if wanted != text:
+                different += 1
+                if len(found) < DIFFERENCES_MAX:
+                    found.append((key, wanted, text))
+    different += len(expected)
+    for key, wanted in expected.items():
+        if len(found) >= DIFFERENCES_MAX:
+            break
+        found.append((key, wanted, None))
+    return {
+        "expected_rows": expected_rows,
+        "kept_rows": kept_rows,
+        "expected_hash": f"{expected_hash:016x}",
+        "kept_hash": f"{kept_hash % _MODULUS:016x}",
+        "different_rows": different,
+        "differences": orjson.dumps(found).decode(),
+    }
+
+
+def _read_kept(
+    kept: KeptRows, schema: pa.Schema, bucket: int, buckets: int
+) -> Iterator[list[pa.Array]]:
+    """Texts of the columns of the kept rows of a bucket, some thousand rows at a time."""
+    names = [sql.Identifier(f"c{place}") for place in range(len(schema))]
+    columns = [copied_as(c, f.name, f.type) for c, f in zip(names, schema, strict=True)]
+    query = sql.SQL("SELECT {} FROM ({}) AS kept({})").format(
+        sql.SQL(", ").join(columns), sql.SQL(kept.query), sql.SQL(", ").join(names)
+    )
+    if kept.is_divided:
+        condition = "('x' || substr(md5({}), 1, 4))::bit(16)::int % {} = {}"
+        query += sql.SQL(" WHERE ") + sql.SQL(condition).format(
+            names[0], sql.Literal(buckets), sql.Literal(bucket)
+        )
+    texts = pa.schema([(f"c{place}", pa.string()) for place in range(len(schema))])
+    with (
+        views_errors(kept.dsn),
+        connect_views(kept.dsn) as connection,
+        connection.transaction(),
+        connection.cursor() as cursor,
+    ):
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SET LOCAL DateStyle = ISO")
+        connection.execute(
+            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(kept.snapshot))
+        )
+        copy = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv)").format(query)
+        with cursor.copy(copy) as rows:
+            for table in _tables(rows, texts):
+                yield [
+                    kept_fragments(field.name, field.type, column.combine_chunks())
+                    for field, column in zip(schema, table.columns, strict=True)
+                ]
+
+
+def _tables(copied: Iterable[Any], texts: pa.Schema) -> Iterator[pa.Table]:
+    """Rows of a CSV COPY, one row a chunk, as tables of a bounded size."""
+    waiting, size = list[Any](), 0
+    for chunk in copied:
+        waiting.append(chunk)
+        size += len(chunk)
+        if size >= _COPIED_BYTES:
+            yield _read_csv(waiting, texts)
+            waiting, size = [], 0
+    if waiting:
+        yield _read_csv(waiting, texts)
+
+
+def _read_csv(chunks: Sequence[Any], texts: pa.Schema) -> pa.Table:
+    return pyarrow.csv.read_csv(
+        pa.BufferReader(b"".join(chunks)),
+        read_options=pyarrow.csv.ReadOptions(column_names=texts.names, use_threads=False),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=texts,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest())
+
+
+def _merge(outcomes: Sequence[Any]) -> Comparison:
+    differences = [
+        RowDifference(key, wanted, kept)
+        for outcome in outcomes
+        for key, wanted, kept in orjson.loads(outcome["differences"])
+    ]
+
+    def total(name: str) -> str:
+        return f"{sum(int(outcome[name], 16) for outcome in outcomes) % _MODULUS:016x}"
+
+    return Comparison(
+        expected_rows=sum(outcome["expected_rows"] for outcome in outcomes),
+        kept_rows=sum(outcome["kept_rows"] for outcome in outcomes),
+        expected_hash=total("expected_hash"),
+        kept_hash=total("kept_hash"),
+        different_rows=sum(outcome["different_rows"] for outcome in outcomes),
+        differences=tuple(sorted(differences, key=lambda found: found.key)[:DIFFERENCES_MAX]),
+    )

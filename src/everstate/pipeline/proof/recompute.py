@@ -1,0 +1,117 @@
+"""The batch layer: compares views with their batch result, and rebuilds those that differ."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from prometheus_client import Gauge
+from pyspark.sql import SparkSession
+
+from everstate.config import Config
+from everstate.errors import EverstateError, VerificationFailed
+from everstate.parts import PartRun, waits, works
+from everstate.pipeline.proof.verify import verify_views
+from everstate.pipeline.reports import ViewReport, failing
+from everstate.pipeline.spark.progress import OnProgress
+from everstate.views.changing import ask_rebuild
+from everstate.views.control import Control
+from everstate.views.database import connect_views, views_errors
+from everstate.views.project import Project
+from everstate.views.tables import latest_of
+
+log = logging.getLogger(__name__)
+
+PROVED = Gauge(
+    "everstate_view_proved",
+    "1 if the view equalled its definition run in batch at the last proof, else 0",
+    ["view"],
+)
+_POLL_S = 1.0
+
+
+def recompute(
+    spark: SparkSession,
+    config: Config,
+    project: Project,
+    names: Iterable[str] | None = None,
+    *,
+    promote: bool = False,
+    on_report: Callable[[ViewReport], object] = lambda _report: None,
+    on_progress: OnProgress = lambda _progress: None,
+) -> tuple[list[ViewReport], list[str]]:
+    """Compare views with their batch result; returns the reports and the names of rebuilt views.
+
+    With ``promote`` a new version is requested for each view whose proof does not hold: it is
+    built in batch, and published when it has caught up. `latest` is never replaced, only reported.
+    Raises the errors of :func:`verify_views`.
+    """
+    reports = verify_views(
+        spark, config, project, names, on_report=on_report, on_progress=on_progress
+    )
+    for report in reports:
+        if report.outcome != "not compared":
+            PROVED.labels(report.name).set(int(report.holds))
+    wrong = [report for report in failing(reports) if report.name != latest_of(report.entity)]
+    if not promote or not wrong:
+        return reports, []
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        control = Control(connection, config.views.schema_name)
+        for report in wrong:
+            asked = ask_rebuild(control, report.name)
+            log.warning(
+                "view %s differs from its definition run in batch: version %d is built",
+                report.name,
+                asked.version,
+            )
+    return reports, [report.name for report in wrong]
+
+
+def recompute_on_schedule(spark: SparkSession, config: Config, project: Project) -> PartRun:
+    """A part of the pipeline that recomputes all views every `views.recompute_every_s`.
+
+    While a proof does not hold, the part is shown as waiting with the names of the views.
+    """
+    return partial(_recompute_until, spark, config, project)
+
+
+def _recompute_until(
+    spark: SparkSession, config: Config, project: Project, stop: threading.Event
+) -> None:
+    every_s = config.views.recompute_every_s
+    due = time.monotonic() + every_s
+    while not stop.wait(_POLL_S):
+        if time.monotonic() < due:
+            continue
+        try:
+            promote = config.views.recompute == "promote"
+            reports, promoted = recompute(spark, config, project, promote=promote)
+        except EverstateError as error:
+            if not error.retryable:
+                raise
+            log.warning("the views cannot be recomputed now: %s", error)
+            waits(error, every_s)
+        else:
+            wrong = [report.name for report in failing(reports)]
+            if wrong:
+                log.error(
+                    "recomputed: %s differ from their definitions run in batch", ", ".join(wrong)
+                )
+                waits(_differs(wrong, promoted), every_s)
+            else:
+                log.info("recomputed: all views equal their definitions run in batch")
+                works()
+        due = time.monotonic() + every_s
+
+
+def _differs(wrong: list[str], promoted: list[str]) -> VerificationFailed:
+    shown = ", ".join(wrong)
+    built = f" They are built again: {', '.join(promoted)}." if promoted else ""
+    return VerificationFailed(
+        f"these views differ from their definitions run in batch: {shown}.{built}",
+        advice="`everstate views verify` shows the rows; `everstate views rebuild` builds a view "
+        "again.",
+    )

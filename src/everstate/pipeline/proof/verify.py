@@ -1,0 +1,484 @@
+"""Law 6: a kept view equals its definition, run in batch over the archive at one position.
+
+Views at the same position are proved together: the archive is read once for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import sql
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from everstate.config import Config
+from everstate.errors import (
+    EverstateError,
+    InvalidView,
+    NotFound,
+    PipelineError,
+    UnknownView,
+)
+from everstate.log.extent import log_extent
+from everstate.pipeline.batch.accepted import REVIVED, PartitionOffsets, accepted_changes
+from everstate.pipeline.batch.awaiting import await_archive
+from everstate.pipeline.batch.rows import (
+    Accepted,
+    as_written,
+    batch_rows,
+    composed_rows,
+    composed_tables,
+)
+from everstate.pipeline.batch.rules import taken_by
+from everstate.pipeline.derive.verify import verify_topic
+from everstate.pipeline.keeping.spans import ArchivedOffsets
+from everstate.pipeline.proof.as_read import ROWS_MAX, is_plain, read_differently
+from everstate.pipeline.proof.compare import Comparison, KeptRows, compare
+from everstate.pipeline.reports import (
+    DIFFERENCES_MAX,
+    ProofOutcome,
+    RowDifference,
+    ViewReport,
+)
+from everstate.pipeline.spark.archived import read_archive
+from everstate.pipeline.spark.functions import ship_functions
+from everstate.pipeline.spark.progress import OnProgress, Progress, watched
+from everstate.pipeline.spark.session import spark_errors
+from everstate.views.control import Control, ViewVersion
+from everstate.views.database import connect_views, views_errors
+from everstate.views.kinds import ViewPlan
+from everstate.views.kinds.composed import ComposedPlan
+from everstate.views.kinds.python import PythonPlan
+from everstate.views.plan import plan_of
+from everstate.views.project import Project, kept_always
+from everstate.views.stores import view_tables
+
+_POOL: Final = "verify"
+_ROWS_PER_BUCKET: Final = 200_000
+_NAMED_MAX: Final = 20
+"""Most records that a report names."""
+
+
+def verify_views(
+    spark: SparkSession,
+    config: Config,
+    project: Project,
+    names: Iterable[str] | None = None,
+    *,
+    on_report: Callable[[ViewReport], object] = lambda _report: None,
+    on_progress: OnProgress = lambda _progress: None,
+) -> list[ViewReport]:
+    """Prove views by rows and by hash; ``None``: all, `latest`, `history` and topics included.
+
+    Each view is compared at its own position, in one database snapshot, with the batch result over
+    the archive at that position; the pipeline may run meanwhile. Waits while the archive is behind
+    the views. Raises UnknownView, and Unavailable when the archive stays behind. Cost: one pass
+    over the archive for all views at one position, and one scan or more of each table; the shared
+    changes are stored on Spark's local disk.
+    """
+    wanted = _wanted(project, names)
+    ship_functions(project)
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        Control(connection, config.views.schema_name).update()
+    reports: list[ViewReport] = []
+    with _connected(config) as connection, connection.transaction():
+        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None
+        verifier = _Verifier(spark, config, project, connection, str(row[0]), on_progress)
+        of_views = {name: e for name, e in wanted.items() if name not in project.derivations}
+        for report in verifier.reports(of_views):
+            reports.append(report)
+            on_report(report)
+    for name in [name for name in wanted if name in project.derivations]:
+        reports.append(verify_topic(spark, config, project, project.derivations[name]))
+        on_report(reports[-1])
+    with _connected(config) as connection, connection.transaction():
+        control = Control(connection, config.views.schema_name)
+        for report in reports:
+            if report.outcome != "not compared":
+                note = report.note()
+                del note["differences"]
+                control.set_verified(report.name, report.version, note)
+    return sorted(reports, key=lambda report: list(wanted).index(report.name))
+
+
+def _wanted(project: Project, names: Iterable[str] | None) -> dict[str, str]:
+    """View name → entity, in the order of declaration."""
+    known = {
+        f"{entity}_{kept}": entity
+        for entity in project.entities
+        for kept in kept_always(project, entity)
+    }
+    known |= {name: plan.entity for name, plan in project.views.items()}
+    # A raw topic is made from the log without the core's verdicts, so it cannot be proved.
+    topics = {n: each for n, each in project.derivations.items() if not each.is_raw}
+    known |= {name: each.entity for name, each in topics.items()}
+    if names is None:
+        return known
+    listed = list(names)
+    for name in listed:
+        if name not in known:
+            raise UnknownView(name, tuple(known))
+    return {name: known[name] for name in listed}
+
+
+@contextmanager
+def _connected(config: Config) -> Iterator[psycopg.Connection[Any]]:
+    dsn = config.views_dsn
+    named = "everstate views verify"
+    with views_errors(dsn), connect_views(dsn, application_name=named) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        yield connection
+
+
+_Planned: TypeAlias = tuple[ViewVersion, ViewPlan]
+
+
+class _Verifier:
+    """Compares views in one snapshot; views of one entity type at one position share a batch."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        project: Project,
+        connection: psycopg.Connection[Any],
+        snapshot: str,
+        on_progress: OnProgress,
+    ) -> None:
+        self._spark, self._config, self._project = spark, config, project
+        self._connection, self._snapshot, self._on_progress = connection, snapshot, on_progress
+        self._control = Control(connection, config.views.schema_name)
+        self._published = {row.name: row for row in self._control.versions() if row.published}
+        self._places = self._control.positions()
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+
+    def reports(self, wanted: Mapping[str, str]) -> Iterator[ViewReport]:
+        """Compare the versions that readers see, each at its own position."""
+        together: dict[tuple[str, Any], list[_Planned]] = defaultdict(list)
+        composed: list[tuple[ViewVersion, ComposedPlan]] = []
+        for name, entity in wanted.items():
+            row = self._published.get(name)
+            if row is None:
+                raise NotFound(
+                    f"view {name} does not exist yet.",
+                    advice="`everstate views list` shows whether it is being built; `everstate "
+                    "run` builds it.",
+                )
+            try:
+                plan = plan_of(row, self._project.entities, self._project.views)
+            except InvalidView as refused:
+                reasons = (f"{name}, version {row.version}, that readers see: {refused.message}",)
+                yield ViewReport(name, row.version, entity, "not compared", not_compared=reasons)
+                continue
+            if isinstance(plan, ComposedPlan):
+                composed.append((row, plan))
+                continue
+            place = tuple(sorted(self._positions(row).items()))
+            together[entity, place].append((row, plan))
+        for (entity, place), views in together.items():
+            yield from self._prove(entity, dict(place), views)
+        for row, plan in composed:
+            yield self._prove_composed(row, plan)
+
+    def _positions(self, row: ViewVersion) -> PartitionOffsets:
+        return {
+            (place.generation, place.partition): place.next_offset
+            for place in self._places
+            if (place.view, place.version) == (row.name, row.version)
+        }
+
+    def _prove(
+        self, entity: str, positions: PartitionOffsets, views: Sequence[_Planned]
+    ) -> Iterator[ViewReport]:
+        """Prove views of one entity type at one position; the archive is read once."""
+        begun = time.monotonic()
+        if reasons := self._not_archived(entity):
+            for row, _ in views:
+                yield ViewReport(
+                    row.name, row.version, entity, "not compared", not_compared=reasons
+                )
+            return
+        await_archive(self._config, entity, positions, self._on_progress)
+        unread, unasked = self._not_read(entity, positions)
+        with self._shared(entity, positions, views) as (found, not_compared):
+            accepted = Accepted(
+                self._project.entities[entity], found.where(F.col("reason").isNull())
+            )
+            share_s = (time.monotonic() - begun) / len(views)
+            shared = ViewReport(
+                name="",
+                version=0,
+                entity=entity,
+                outcome="holds",
+                position={f"{g}/{p}": offset for (g, p), offset in positions.items()},
+                not_read=(*unread, *unasked),
+                not_compared=not_compared,
+            )
+            for number, (row, plan) in enumerate(views):
+                doing = f"comparing {row.name} ({number + 1} of {len(views)} of {entity})"
+                self._on_progress(Progress(doing, number / len(views)))
+                began = time.monotonic()
+                report = self._report(shared, row, plan, accepted, bool(unread))
+                yield replace(report, seconds=time.monotonic() - began + share_s)
+
+    def _not_archived(self, entity: str) -> tuple[str, ...]:
+        """Why views of an entity type cannot be compared at all; empty when they can."""
+        if ArchivedOffsets(self._config).of(entity).is_whole:
+            return ()
+        return (f"{entity}: its archive lacks the first changes of the log",)
+
+    def _prove_composed(self, row: ViewVersion, plan: ComposedPlan) -> ViewReport:
+        """Prove a view over other views, each of which has its own position."""
+        begun = time.monotonic()
+        self._on_progress(Progress(f"comparing {row.name}", 0.0))
+        accepted: dict[str, Accepted] = {}
+        shared = ViewReport(row.name, row.version, row.entity, "holds")
+        entities = {self._published[name].entity for name in plan.inputs}
+        if reasons := tuple(why for each in sorted(entities) for why in self._not_archived(each)):
+            return replace(shared, outcome="not compared", not_compared=reasons)
+        with ExitStack() as stack:
+            for name in plan.inputs:
+                source = self._published[name]
+                positions = self._seen(row, source)
+                await_archive(self._config, source.entity, positions, self._on_progress)
+                unread, unasked = self._not_read(source.entity, positions)
+                reading = self._shared(source.entity, positions, [(source, plan)])
+                found, not_compared = stack.enter_context(reading)
+                readable = found.where(F.col("reason").isNull())
+                accepted[name] = Accepted(self._project.entities[source.entity], readable)
+                places = {f"{name} {g}/{p}": offset for (g, p), offset in positions.items()}
+                shared = replace(
+                    shared,
+                    position={**shared.position, **places},
+                    not_read=(*shared.not_read, *unread, *unasked),
+                    not_compared=(*shared.not_compared, *not_compared),
+                )
+                outcome: ProofOutcome = "not all of the log was read" if unread else shared.outcome
+                shared = replace(shared, outcome=outcome)
+            return self._compare_composed(shared, row, plan, accepted, begun)
+
+    def _seen(self, row: ViewVersion, source: ViewVersion) -> PartitionOffsets:
+        """An input's position in a view: stored at the last refresh, else the input's own."""
+        stored = (row.built or {}).get("positions")
+        if stored is None:
+            return self._positions(source)
+        return {(1, int(partition)): offset for partition, offset in stored[source.name].items()}
+
+    def _compare_composed(
+        self,
+        shared: ViewReport,
+        row: ViewVersion,
+        plan: ComposedPlan,
+        accepted: Mapping[str, Accepted],
+        begun: float,
+    ) -> ViewReport:
+        tables = view_tables(self._control)
+        query, as_read, read = tables.kept(plan, row.version), "not compared", list[RowDifference]()
+        with spark_errors(f"verifying {row.name}"), composed_tables(plan, accepted) as batch:
+            result = compare(
+                composed_rows(self._spark, plan, batch),
+                self._kept(query, plan.is_divided),
+                key_columns=plan.key_columns,
+                buckets=self._buckets(query) if plan.is_divided else 1,
+            )
+            if (text := plan.as_read(batch)) is not None:
+                shown = tables.unlimited(plan, row.version)
+                as_read, read = self._read_alike(plan, shown, lambda: self._spark.sql(text))
+        return replace(
+            shared,
+            outcome=shared.outcome if result.holds and not read else "differs",
+            expected_rows=result.expected_rows,
+            kept_rows=result.kept_rows,
+            expected_hash=result.expected_hash,
+            kept_hash=result.kept_hash,
+            different_rows=result.different_rows + len(read),
+            differences=(*result.differences, *read[:DIFFERENCES_MAX]),
+            as_read=as_read,
+            seconds=time.monotonic() - begun,
+        )
+
+    @contextmanager
+    def _shared(
+        self, entity: str, positions: PartitionOffsets, views: Sequence[_Planned]
+    ) -> Iterator[tuple[DataFrame, tuple[str, ...]]]:
+        """The accepted changes, read once and stored on Spark's disk; and what is not compared."""
+        entity_type = self._project.entities[entity]
+        doing, changes = f"reading the archive of {entity}", sum(positions.values())
+        with spark_errors(f"verifying {entity}"):
+            archive = read_archive(self._spark, self._config, entity_type)
+            found = accepted_changes(archive, positions, self._control.dead_places(entity))
+            found = found.select(*_columns_needed(views)).persist(StorageLevel.DISK_ONLY)
+            try:
+                with watched(self._spark, doing, self._on_progress, changes=changes, stages=2):
+                    not_compared = _named(found)
+                yield found, not_compared
+            finally:
+                found.unpersist()
+
+    def _report(
+        self,
+        shared: ViewReport,
+        row: ViewVersion,
+        plan: ViewPlan,
+        accepted: Accepted,
+        is_unread: bool,
+    ) -> ViewReport:
+        if plan.rules:
+            # Deferred changes of a throttled view are not in its table yet.
+            deferred = self._control.deferred_offsets(row.name, row.version)
+            entity_type = self._project.entities[row.entity]
+            accepted = taken_by(plan, entity_type, accepted.changes, deferred)
+        with spark_errors(f"verifying {row.name}"):
+            result = self._compare(plan, row.version, accepted)
+        as_read, read = self._compare_as_read(plan, row.version, accepted)
+        outcome: ProofOutcome = "holds"
+        if not result.holds or read:
+            outcome = "differs"
+        elif is_unread:
+            outcome = "not all of the log was read"
+        return replace(
+            shared,
+            name=row.name,
+            version=row.version,
+            outcome=outcome,
+            expected_rows=result.expected_rows,
+            kept_rows=result.kept_rows,
+            expected_hash=result.expected_hash,
+            kept_hash=result.kept_hash,
+            different_rows=result.different_rows + len(read),
+            differences=(*result.differences, *read[:DIFFERENCES_MAX]),
+            as_read=as_read,
+        )
+
+    def _not_read(
+        self, entity: str, positions: PartitionOffsets
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Records of the log that no position covers, and reasons why the log was not read."""
+        unread: list[str] = []
+        unasked: list[str] = []
+        for generation in sorted({generation for generation, _ in positions}):
+            here = {p: at for (g, p), at in positions.items() if g == generation}
+            stored = self._control.stored_topics(entity, generation)
+            for topic, identity in stored.items():
+                try:
+                    found = log_extent(self._config, topic, identity, here)
+                except EverstateError as error:
+                    unasked.append(error.message)
+                else:
+                    unread += found.unread
+                    unasked += [found.gone] if found.gone else []
+        return tuple(unread), tuple(unasked)
+
+    def _compare(self, plan: ViewPlan, version: int, accepted: Accepted) -> Comparison:
+        """Compare the rows of a version's table with the batch result of its definition.
+
+        The expressions are those of the plan, evaluated in batch instead of change by change.
+        """
+        kept = view_tables(self._control).kept(plan, version)
+        with batch_rows(plan, accepted) as rows:
+            return compare(
+                rows,
+                self._kept(kept, plan.is_divided),
+                key_columns=plan.key_columns,
+                buckets=self._buckets(kept) if plan.is_divided else 1,
+            )
+
+    def _compare_as_read(
+        self, plan: ViewPlan, version: int, accepted: Accepted
+    ) -> tuple[str, list[RowDifference]]:
+        """Run the definition as it was written, and compare it with the rows that readers see."""
+        if not plan.batch_as_read:
+            why = (
+                "it has no SQL definition"
+                if plan.is_plain_sql
+                else "its SQL is not all of its definition"
+            )
+            return f"not compared: {why}", []
+        shown = view_tables(self._control).unlimited(plan, version)
+
+        def run() -> DataFrame:
+            with as_written(plan, accepted):
+                return self._spark.sql(plan.batch_as_read)
+
+        return self._read_alike(plan, shown, run)
+
+    def _read_alike(
+        self, plan: ViewPlan, shown: sql.Composed, run: Callable[[], DataFrame]
+    ) -> tuple[str, list[RowDifference]]:
+        """Compare the rows that readers see with the author's SQL in Spark; at most `ROWS_MAX`."""
+        query = sql.SQL("SELECT {} FROM ({}) AS shown LIMIT {}").format(
+            sql.SQL(", ").join(map(sql.Identifier, plan.defined)), shown, ROWS_MAX + 1
+        )
+        kept = self._connection.execute(query).fetchall()
+        if len(kept) > ROWS_MAX:
+            return f"not compared: more than {ROWS_MAX:,} rows", []
+        try:
+            with spark_errors(f"running the SQL of {plan.name}"):
+                rows = run().limit(ROWS_MAX + 1).toArrow()
+        except PipelineError as error:
+            # Spark fails where the store returns null, such as for a division by 0.
+            return f"not compared: {error}", []
+        if not is_plain(rows.schema):
+            return "not compared: it has nested columns", []
+        found = read_differently([tuple(row.values()) for row in rows.to_pylist()], kept)
+        return ("different" if found else "equal"), found
+
+    def _kept(self, query: sql.Composed, is_divided: bool) -> KeptRows:
+        text = query.as_string(self._connection)
+        return KeptRows(self._config.views_dsn, self._snapshot, text, is_divided)
+
+    def _buckets(self, kept: sql.Composed) -> int:
+        query = sql.SQL("SELECT count(*) FROM ({}) AS kept").format(kept)
+        row = self._connection.execute(query).fetchone()
+        assert row is not None
+        return 2 + int(row[0]) // _ROWS_PER_BUCKET
+
+
+def _columns_needed(views: Sequence[_Planned]) -> list[str]:
+    """Columns of changes that the proofs of these views read."""
+    sources = {plan.source for _, plan in views}
+    of_changes = any(plan.source == "changes" and plan.declared is not None for _, plan in views)
+    of_changes |= any(isinstance(plan, (ComposedPlan, PythonPlan)) for _, plan in views)
+    is_ruled = any(plan.rules for _, plan in views)
+    own = ["id", "occurred_at", "recorded_at", "schema_version", "as_of", "raw_value"]
+    needed = ["key", "version", "kind", "reason", "generation", "partition", "offset", "is_newest"]
+    return [
+        *needed,
+        *(own if of_changes or sources & {"changes", "newest"} else []),
+        *(["current"] if "live" in sources or of_changes else []),
+        *(["original", "provenance"] if of_changes or is_ruled else []),
+        *(["event"] if of_changes else []),
+    ]
+
+
+def _named(found: DataFrame) -> tuple[str, ...]:
+    """Records that the core and the present model read differently; reads everything once."""
+    place = F.struct("reason", "generation", "partition", "offset")
+    counted = found.groupBy(F.col("reason").isNotNull().alias("apart")).agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.slice(F.collect_list(F.when(F.col("reason").isNotNull(), place)), 1, _NAMED_MAX).alias(
+            "places"
+        ),
+    )
+    places = []
+    for row in counted.collect():
+        if not row.apart:
+            continue
+        for reason, generation, partition, offset in row.places:
+            what = (
+                reason
+                if reason == REVIVED
+                else f"the core accepted it, and the present model cannot read it: {reason}"
+            )
+            places.append(f"offset {offset:,} of {generation}/{partition}: {what}")
+        if row.rows > len(places):
+            places.append(f"and {row.rows - len(places):,} more records like these")
+    return tuple(places)

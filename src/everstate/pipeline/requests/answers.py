@@ -1,0 +1,114 @@
+"""Requests of commands to a running pipeline, answered in its Spark session, one at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from everstate.config import Config
+from everstate.errors import EverstateError, RequestCancelled, SparkLost
+from everstate.parts import works
+from everstate.pipeline.proof.recompute import recompute
+from everstate.pipeline.reports import ViewReport
+from everstate.pipeline.requests.moment import Moment
+from everstate.pipeline.requests.query import Queries
+from everstate.pipeline.spark.progress import OnProgress, Progress
+from everstate.views.control import QUERY, RECOMPUTE, Control, Request
+from everstate.views.database import ViewsDatabase
+from everstate.views.project import Project
+
+log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.5
+_KEPT_HOURS: Final = 24.0
+
+
+class Answers:
+    """Takes requests from the control table; one process per schema does so at a time."""
+
+    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
+        self._spark, self._config, self._project = spark, config, project
+        self._duty, self._database = (ViewsDatabase(config.views_dsn) for _ in range(2))
+
+    def close(self) -> None:
+        """Close the connections; the Spark session is the caller's."""
+        self._duty.close()
+        self._database.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Answer until ``stop`` is set. Raises SparkLost, Unavailable."""
+        while not stop.is_set():
+            with self._duty.connected() as connection:
+                control = Control(connection, self._config.views.schema_name)
+                with control.duty("answers") as is_mine:
+                    works()
+                    if is_mine:
+                        self._serve(control, stop)
+            stop.wait(_POLL_S)
+
+    def _serve(self, control: Control, stop: threading.Event) -> None:
+        control.ask_again()  # requests that a former pipeline had taken and not answered
+        control.forget_requests(_KEPT_HOURS)
+        while not stop.is_set():
+            request = control.take_request()
+            if request is None:
+                stop.wait(_POLL_S)
+            else:
+                self._answer(control, request, stop)
+
+    def _answer(self, control: Control, request: Request, stop: threading.Event) -> None:
+        log.info("request: %s %s", request.verb, dict(request.arguments))
+        reports: list[Mapping[str, Any]] = []
+
+        def report_progress(seen: Progress) -> None:
+            if stop.is_set():
+                raise RequestCancelled(request.verb, "the pipeline is stopping")
+            with self._database.connected() as connection:
+                own = Control(connection, self._config.views.schema_name)
+                so_far = {"progress": seen.note(), "reports": reports}
+                if not own.answer(request.id, "taken", so_far):
+                    raise RequestCancelled(request.verb, "no client waits for the answer")
+
+        def proved(report: ViewReport) -> None:
+            reports.append(report.note())
+            report_progress(Progress(f"verified {report.name}, in {report.seconds:.1f} s", 1.0))
+
+        try:
+            if request.verb == QUERY:
+                control.answer(request.id, "done", self._query(request.arguments, report_progress))
+                return
+            if request.verb != RECOMPUTE:
+                raise RequestCancelled(
+                    request.verb, "this release of the pipeline does not know this request"
+                )
+            _, promoted = recompute(
+                self._spark,
+                self._config,
+                self._project,
+                request.arguments.get("names"),
+                promote=bool(request.arguments.get("promote")),
+                on_report=proved,
+                on_progress=report_progress,
+            )
+            control.answer(request.id, "done", {"reports": reports, "promoted": promoted})
+        except SparkLost:
+            raise  # another pipeline takes the request again
+        except EverstateError as error:
+            problem = {
+                "error": type(error).__name__,
+                "message": error.message,
+                "advice": error.advice,
+            }
+            control.answer(request.id, "failed", problem)
+
+    def _query(self, asked: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
+        """Compute a view as it was; the requester finds the result in the project's data folder."""
+        moment = Moment.of(asked["moment"])
+        Queries(self._config, self._project).compute(
+            self._spark, asked["view"], moment, on_progress
+        )
+        return {}

@@ -1,0 +1,45 @@
+"""The moment for which past states are requested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from everstate.errors import InvalidQuery
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment given by at most one field; without one, all that is judged and archived counts."""
+
+    at: datetime | None = None
+    """World time: changes that occurred by then count, whenever they were recorded."""
+    recorded_at: datetime | None = None
+    """Changes that were recorded by then count."""
+    position: str | None = None
+    """A token: the changes that readers of a view saw at that position count."""
+
+    def __post_init__(self) -> None:
+        given = [each for each in (self.at, self.recorded_at, self.position) if each is not None]
+        if len(given) > 1:
+            raise InvalidQuery("give exactly one of at, recorded_at and position.")
+        for moment in (self.at, self.recorded_at):
+            if moment is not None and moment.tzinfo is None:
+                raise InvalidQuery(f"the time {moment.isoformat()} has no UTC offset.")
+
+    def note(self) -> dict[str, str | None]:
+        """The moment as plain values, for a database table."""
+        at, recorded = (
+            None if moment is None else moment.isoformat() for moment in (self.at, self.recorded_at)
+        )
+        return {"at": at, "recorded_at": recorded, "position": self.position}
+
+    @classmethod
+    def of(cls, note: Mapping[str, str | None]) -> Moment:
+        """The moment from the values of :meth:`note`."""
+        at, recorded = (
+            None if (text := note[name]) is None else datetime.fromisoformat(text)
+            for name in ("at", "recorded_at")
+        )
+        return cls(at, recorded, note["position"])

@@ -1,0 +1,1 @@
+"""Spark and the log: the session, reading known ranges, parsing records, progress of jobs."""

@@ -1,0 +1,23 @@
+"""Sends the functions of Python views to Spark's tasks."""
+
+from __future__ import annotations
+
+import inspect
+
+from pyspark import cloudpickle
+
+from everstate.views.kinds.python import PythonPlan
+from everstate.views.project import Project
+
+
+def ship_functions(project: Project) -> None:
+    """Make Spark send the functions of a project's views together with their code.
+
+    Spark's workers can import the installed packages, but not the project's folder, so what a
+    function uses of its own module is pickled with it.
+    """
+    for plan in project.views.values():
+        if isinstance(plan, PythonPlan) and plan.python is not None:
+            module = inspect.getmodule(plan.python.function)
+            if module is not None and module.__name__ != "__main__":
+                cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -1,0 +1,564 @@
+"""The one definition of how a record of a changelog is read, or why it cannot be read.
+
+The archive, the keeper and the proofs all use :func:`parse`, so they cannot disagree on which
+records are changes. It is a pure function of the record and the entity type.
+
+Lenient in one place: a number, boolean or object where the model wants text is read as its JSON
+text. Unknown fields are ignored here and kept in the raw value.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from hashlib import sha256
+from operator import and_
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from everstate.changes import EntityType, Kind
+from everstate.changes.moments import FIRST, LAST
+
+_CORRUPT: Final = "_everstate_unreadable"
+_END: Final = "_everstate_end"
+"""A field that is appended to a message before it is read, to find text after its end."""
+_CURRENT, _ORIGINAL = "currentEntityState", "originalEntityState"
+_UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\\z"
+_LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\z"
+# An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
+_NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
+
+# A time without a date, which Spark reads as one of the day on which it reads it.
+_TIME_ONLY: Final = r"\s*[+-]?(?:T\d|\d{1,2}:)"
+
+# JSON as the codec reads it: Spark's defaults are more lenient with quotes and numbers.
+_STRICT: Final = {
+    "mode": "PERMISSIVE",
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "allowUnquotedFieldNames": "false",
+    "allowNumericLeadingZeros": "false",
+}
+_JSON_OPTIONS: Final = {**_STRICT, "columnNameOfCorruptRecord": _CORRUPT}
+
+_TRANSACTION: Final = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("index", IntegerType()),
+        StructField("count", IntegerType()),
+    ]
+)
+_PROVENANCE: Final = StructType(
+    [
+        StructField(name, StringType())
+        for name in (
+            "apiVersion",
+            "serviceName",
+            "identifier",
+            "actor",
+            "reason",
+            "correlationId",
+            "causationId",
+        )
+    ]
+)
+_HEADERS: Final = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+_REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
+
+
+def state_schema(entity_type: EntityType) -> StructType:
+    """Spark's type of an entity's state, from its Arrow schema; every field nullable."""
+    schema = _nullable(from_arrow_schema(entity_type.arrow_schema, prefer_timestamp_ntz=True))
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def _nullable(kind: DataType) -> DataType:
+    """The type with every part nullable: JSON may lack any field, and all tables must agree."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _nullable(kind.valueType))
+    return kind
+
+
+def envelope_schema(entity_type: EntityType) -> StructType:
+    """Spark's type of a message's value; times are still text, the event is JSON text."""
+    state = state_schema(entity_type)
+    return StructType(
+        [
+            StructField("id", StringType()),
+            StructField("entity", StringType()),
+            StructField("schemaVersion", IntegerType()),
+            StructField("key", StringType()),
+            StructField("version", LongType()),
+            StructField("kind", StringType()),
+            StructField("event", StringType()),
+            StructField("occurredAt", StringType()),
+            StructField("recordedAt", StringType()),
+            StructField(
+                "provenance",
+                StructType([*_PROVENANCE, StructField("transaction", _TRANSACTION)]),
+            ),
+            StructField(_CURRENT, state),
+            StructField(_ORIGINAL, state),
+            StructField(_CORRUPT, StringType()),
+            StructField(_END, IntegerType()),
+        ]
+    )
+
+
+def parsed_schema(entity_type: EntityType) -> StructType:
+    """The schema of :func:`parse` and of the archive's table: one column order for both."""
+    state = state_schema(entity_type)
+    return StructType(
+        [
+            StructField("partition", IntegerType()),
+            StructField("offset", LongType()),
+            StructField("key", StringType()),
+            StructField("recorded_at", TimestampType()),
+            StructField("generation", IntegerType()),
+            StructField("version", LongType()),
+            StructField("id", StringType()),
+            StructField("kind", StringType()),
+            StructField("occurred_at", TimestampType()),
+            StructField("current", state),
+            StructField("original", state),
+            StructField("provenance", _PROVENANCE),
+            StructField("transaction", _TRANSACTION),
+            StructField("event", StringType()),
+            StructField("schema_version", IntegerType()),
+            StructField("reason", StringType()),
+            StructField("raw_key", BinaryType()),
+            StructField("raw_value", BinaryType()),
+            StructField("raw_headers", _HEADERS),
+            StructField("timestamp", TimestampType()),
+            StructField("timestamp_type", IntegerType()),
+            StructField("model", StringType()),
+        ]
+    )
+
+
+def model_of(entity_type: EntityType) -> str:
+    """A hash of the model's typed columns: equal for models with the same fields and types."""
+    return sha256(state_schema(entity_type).simpleString().encode()).hexdigest()[:16]
+
+
+def parse(records: DataFrame, entity_type: EntityType, *, unjudged: str | None = None) -> DataFrame:
+    """Typed columns of each record of a changelog, or the reason why it has none.
+
+    In: columns of :data:`~everstate.pipeline.spark.source.SOURCE_SCHEMA`, headers or none.
+    Out: one row a record, columns of :func:`parsed_schema`. ``reason`` is null for a readable
+    change; otherwise it is one of ``no_key``, ``tombstone``, ``malformed``, ``nul_character``,
+    ``unknown_entity``, ``key_mismatch``, ``wrong_type:<field>``, ``missing:<field>``,
+    ``unexpected:<field>``, ``invalid:<field>``, and all typed columns are null. Never fails on a
+    record. Cost: the JSON is parsed once, whatever is filtered or selected later.
+
+    With ``unjudged`` a record that is not plainly readable gets that text as its reason, readable
+    or not, and the caller parses it again without ``unjudged``. The rules are most of the plan, and
+    Spark spends a fifth of a small batch on them, though nearly every batch has no record that
+    needs them. The caller must then check the bytes itself
+    (:func:`everstate.pipeline.spark.plain_bytes.plain_bytes`).
+    """
+    application = records.sparkSession.sparkContext.applicationId
+    has_headers = "headers" in records.columns
+    for columns in _selections(entity_type, application, unjudged, has_headers):
+        records = records.select(*columns)
+    return records
+
+
+@lru_cache(maxsize=64)
+def _selections(
+    entity_type: EntityType, _application: str, unjudged: str | None, has_headers: bool
+) -> tuple[list[Column], ...]:
+    """The selections that make up `parse`, one after the other.
+
+    Built once for each Spark application: they need some hundred calls into the JVM, which would
+    be most of the time of a small batch.
+    """
+    # A filter on a parsed column would be pushed below the parsing, which would then be done
+    # twice; Spark never moves or repeats an expression that it considers nondeterministic.
+    text = F.when(F.spark_partition_id() >= 0, _with_end())
+    read = F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
+    times = [_moment("occurredAt").alias("occurred"), _moment("recordedAt").alias("recorded")]
+    every = F.col("*")
+    # Nearly every record is readable, and one plain condition proves it. All others go through
+    # the rules: the condition may be too strict, never too lenient.
+    conditions = _plainly_readable(entity_type)
+    if unjudged is None:
+        conditions += _plain_bytes()
+    plain = F.coalesce(reduce(and_, conditions), F.lit(False))
+    if unjudged is None:
+        judged = [[every, plain.alias("plain")], [every, _reason(entity_type).alias("reason")]]
+        # The first lower() of a JVM builds ICU's case tables, which takes a core ten seconds.
+        change_id = F.when(F.col("plain"), F.col("v.id")).otherwise(F.lower(F.col("v.id")))
+    else:
+        judged = [[every, F.when(~plain, unjudged).alias("reason")]]
+        change_id = F.col("v.id")
+    typed: dict[str, Column] = {
+        "key": F.col("v.key"),
+        "recorded_at": F.col("recorded"),
+        "version": F.col("v.version"),
+        "id": change_id,
+        "kind": F.col("v.kind"),
+        "occurred_at": F.col("occurred"),
+        "current": F.col(f"v.{_CURRENT}"),
+        "original": F.col(f"v.{_ORIGINAL}"),
+        "provenance": F.struct(*(F.col(f"v.provenance.{f.name}") for f in _PROVENANCE)),
+        "transaction": F.col("v.provenance.transaction"),
+        "event": F.col("v.event"),
+        "schema_version": F.col("v.schemaVersion"),
+    }
+    given = {
+        "generation": F.substring_index("topic", ".g", -1).cast("int"),
+        "raw_key": F.col("key"),
+        "raw_value": F.col("value"),
+        "raw_headers": F.col("headers") if has_headers else F.lit(None).cast(_HEADERS),
+        "timestamp_type": F.col("timestampType"),
+        "model": F.lit(model_of(entity_type)),
+    }
+    readable = F.col("reason").isNull()
+    columns = []
+    for column in parsed_schema(entity_type):
+        name = column.name
+        if name in typed:
+            columns.append(F.when(readable, typed[name]).alias(name))
+        else:
+            columns.append(given.get(name, F.col(name)).alias(name))
+    return ([every, read], [every, *times], *judged, columns)
+
+
+def _with_end() -> Column:
+    """The message with one more field before its last brace.
+
+    Spark's parser stops after the first value and does not report whether anything follows. When
+    the last brace is not the one that closes the message, the added field is not found in it.
+    """
+    whole = F.col("value").cast("string").endswith("}")
+    trimmed = F.regexp_replace(F.col("value").cast("string"), "[ \\t\\r\\n]+$", "")
+    value = F.when(whole, F.col("value")).otherwise(trimmed.cast("binary"))
+    head = F.substring(value, F.lit(1), F.octet_length(value) - 1)
+    return F.concat(head, F.lit(f',"{_END}":1}}'.encode())).cast("string")
+
+
+def state_fault(text: Column, entity_type: EntityType) -> Column:
+    """Why readers would reject a message with this state, given as JSON text; null: they would not.
+
+    The reasons are those of :func:`parse`, for a message of the newest schema version.
+    """
+    state = StructType([StructField("state", state_schema(entity_type))])
+    message = F.concat(F.lit('{"state":'), text, F.lit("}"))
+    read_as = StructType([*state, StructField(_CORRUPT, StringType())])
+    read = F.from_json(message, read_as, _JSON_OPTIONS)
+    blamed = _blame(message, read, state, ())
+    missing = _field_faults(read["state"], tuple(entity_type.arrow_schema), "state")
+    fault = F.when(message.rlike(_NUL), "nul_character").when(
+        read[_CORRUPT].isNotNull(), F.coalesce(*blamed, F.lit("wrong_type:state"))
+    )
+    fault = fault.when(read["state"].isNull(), "missing:state")
+    return F.when(text.isNotNull(), F.coalesce(fault, *missing))
+
+
+def _moment(field: str) -> Column:
+    """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339)."""
+    text = F.col(f"v.{field}")
+    zone = text.endswith("Z") | text.endswith("z") | F.substring(text, -6, 1).isin("+", "-")
+    shaped = (F.octet_length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
+    moment = F.expr(f"try_cast(v.{field} AS timestamp)")
+    held = _holds(moment, pa.timestamp("us", "UTC"))
+    assert held is not None
+    return F.when(shaped & held, moment)
+
+
+def _reason(entity_type: EntityType) -> Column:
+    """Why a record cannot be read; null when it can.
+
+    The rules are in a lambda, which Spark interprets: otherwise Spark would generate code for them
+    for every task, which was a third of the time of a small batch.
+    """
+    record = F.array(F.struct("key", "value", "v", "occurred", "recorded"))
+    judged = F.transform(record, lambda judged: _broken_rule(entity_type, judged))
+    return F.when(F.col("plain"), F.lit(None).cast("string")).otherwise(F.get(judged, 0))
+
+
+def _broken_rule(entity_type: EntityType, record: Column) -> Column:
+    """The reason of the first rule that a record breaks, from the outside in."""
+    name, v = entity_type.name, record["v"]
+    key, value = record["key"].cast("string"), record["value"].cast("string")
+    # Spark's parser reads the first element of an array. The tests of the first and last byte are
+    # cheap; the regular expressions are for messages with white space around them.
+    one_object = (value.startswith("{") | value.rlike(r"^\s*\{")) & (
+        value.endswith("}") | value.rlike(r"\}\s*$")
+    )
+    rules: list[tuple[Column, Column | str]] = [
+        (key.isNull(), "no_key"),
+        (value.isNull(), "tombstone"),
+        (~F.is_valid_utf8(key) | ~F.is_valid_utf8(value), "malformed"),
+        (
+            F.contains(value, F.lit("\\u0000")) & value.rlike(_NUL) | F.contains(key, F.lit("\0")),
+            "nul_character",
+        ),
+        (v.isNull() | ~one_object, "malformed"),
+        (v[_CORRUPT].isNotNull(), _wrong_type(entity_type, value, v)),
+        (v[_END].isNull(), "malformed"),
+        (v["entity"].isNull(), "missing:entity"),
+        (v["entity"] != name, "unknown_entity"),
+    ]
+    for field in ("id", "schemaVersion", "key", "version", "kind", "occurredAt", "recordedAt"):
+        rules.append((v[field].isNull(), f"missing:{field}"))
+    rules += [
+        (v["key"] == "", "missing:key"),
+        (v["key"] != key, "key_mismatch"),
+        (~v["id"].rlike(_UUID), "wrong_type:id"),
+        (record["occurred"].isNull(), "wrong_type:occurredAt"),
+        (record["recorded"].isNull(), "wrong_type:recordedAt"),
+        (v["version"] < 1, "invalid:version"),
+        (v["schemaVersion"] < 1, "invalid:schemaVersion"),
+        (~v["kind"].isin(*(kind.value for kind in Kind)), "invalid:kind"),
+        (v["provenance"].isNull(), "missing:provenance"),
+    ]
+    for field in _REQUIRED_PROVENANCE:
+        path = v["provenance"][field]
+        rules.append((path.isNull() | (path == ""), f"missing:provenance.{field}"))
+    rules += _transaction_rules(v) + _state_rules(entity_type, v, value)
+    (broken, why), *others = rules
+    reason = F.when(broken, why)
+    for broken, why in others:
+        reason = reason.when(broken, why)
+    return reason
+
+
+def _plain_bytes() -> list[Column]:
+    """Conditions under which the bytes of a record break none of the rules; see `plain_bytes`."""
+    value, key = F.col("value").cast("string"), F.col("key").cast("string")
+    return [
+        F.is_valid_utf8(value) & F.is_valid_utf8(key),
+        ~F.contains(value, F.lit("\\u0000")) & ~F.contains(key, F.lit("\0")),
+        F.col("v.id").rlike(_LOWER_UUID),
+    ]
+
+
+def _plainly_readable(entity_type: EntityType) -> list[Column]:
+    """Conditions under which a record breaks none of the rules, whatever its bytes are.
+
+    A condition is null where there is no simple test.
+    """
+    value, key = F.col("value").cast("string"), F.col("key").cast("string")
+    kind, current, original = F.col("v.kind"), F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+    block = F.col("v.provenance.transaction")
+    has = F.when(current.isNotNull(), 2).otherwise(0) + F.when(original.isNotNull(), 1).otherwise(0)
+    created, event = Kind.CREATED.value, Kind.EVENT.value
+    conditions = [
+        value.startswith("{"),
+        value.endswith("}"),
+        F.col(f"v.{_CORRUPT}").isNull(),
+        F.col(f"v.{_END}").isNotNull(),
+        F.col("v.entity") == entity_type.name,
+        (F.col("v.key") == key) & (key != ""),
+        F.col("occurred").isNotNull() & F.col("recorded").isNotNull(),
+        (F.col("v.version") >= 1) & (F.col("v.schemaVersion") >= 1),
+        (kind.isin(created, event) & (has == 2))
+        | ((kind == Kind.UPDATED.value) & (has == 3))
+        | ((kind == Kind.DELETED.value) & (has == 1)),
+        block.isNull()
+        | (block["id"].isNotNull() & block["index"].isNotNull() & block["count"].isNotNull()),
+    ]
+    conditions += [F.col(f"v.provenance.{field}") != "" for field in _REQUIRED_PROVENANCE]
+    fields = tuple(entity_type.arrow_schema)
+    if any(_has_times(field.type) for field in fields):
+        conditions.append(~value.rlike(f'"{_TIME_ONLY}'))
+    for state in (current, original):
+        held = _fields_hold(state, fields)
+        if held is not None:
+            conditions.append(state.isNull() | held)
+    return conditions
+
+
+def _fields_hold(state: Column, fields: tuple[pa.Field[Any], ...]) -> Column | None:
+    """Whether each field's value fits its type; ``None`` when no field needs a test."""
+    conditions = []
+    for field in fields:
+        column = state[field.name]
+        if not field.nullable:
+            conditions.append(column.isNotNull())
+        held = _holds(column, field.type)
+        if pa.types.is_struct(field.type):
+            held = _fields_hold(column, tuple(field.type))
+        if held is not None:
+            conditions.append(column.isNull() | held)
+    return reduce(and_, conditions) if conditions else None
+
+
+def _holds(value: Column, kind: pa.DataType) -> Column | None:
+    """Whether every engine can hold a value; ``None``: every value of its type fits.
+
+    Spark reads years that PostgreSQL and Python do not have, and numbers too large for a float.
+    """
+    if pa.types.is_floating(kind):
+        return F.abs(value) < float("inf")
+    if pa.types.is_date(kind):
+        return value.between(F.expr(f"date'{FIRST[:10]}'"), F.expr(f"date'{LAST[:10]}'"))
+    if pa.types.is_timestamp(kind):
+        zoned = "timestamp" if kind.tz else "timestamp_ntz"
+        return value.between(F.expr(f"{zoned}'{FIRST}'"), F.expr(f"{zoned}'{LAST}'"))
+    if pa.types.is_list(kind):
+        return _all_hold(value, kind.value_type)
+    if pa.types.is_map(kind):
+        return _all_hold(F.map_values(value), kind.item_type)
+    if pa.types.is_struct(kind):
+        fields = [(value[field.name], field.type) for field in kind]
+        held = [c.isNull() | h for c, t in fields if (h := _holds(c, t)) is not None]
+        return reduce(and_, held) if held else None
+    return None
+
+
+def _all_hold(values: Column, kind: pa.DataType) -> Column | None:
+    # A lambda must return a condition, so whether the type needs one is tested beforehand.
+    if _holds(F.lit(None), kind) is None:
+        return None
+
+    def one(value: Column) -> Column:
+        held = _holds(value, kind)
+        assert held is not None
+        return value.isNull() | held
+
+    return F.forall(values, one)
+
+
+def _transaction_rules(v: Column) -> list[tuple[Column, Column | str]]:
+    block = v["provenance"]["transaction"]
+    return [
+        (block.isNotNull() & block[field].isNull(), f"missing:provenance.transaction.{field}")
+        for field in ("id", "index", "count")
+    ]
+
+
+def _state_rules(
+    entity_type: EntityType, v: Column, value: Column
+) -> list[tuple[Column, Column | str]]:
+    kind, current, original = v["kind"], v[_CURRENT], v[_ORIGINAL]
+    deleted = kind == Kind.DELETED.value
+    has_original = kind.isin(Kind.UPDATED.value, Kind.DELETED.value)
+    rules: list[tuple[Column, Column | str]] = [
+        (~deleted & current.isNull(), f"missing:{_CURRENT}"),
+        (deleted & current.isNotNull(), f"unexpected:{_CURRENT}"),
+        (has_original & original.isNull(), f"missing:{_ORIGINAL}"),
+        (~has_original & original.isNotNull(), f"unexpected:{_ORIGINAL}"),
+    ]
+    # A message of an older schema version may lack fields that were added later. An original may
+    # be of an older schema version than its message; law 3's chain checks originals instead.
+    first = entity_type.schema_version == 1
+    as_new = F.lit(True) if first else v["schemaVersion"] >= entity_type.schema_version
+    sides = [(_CURRENT, current, as_new)]
+    if first:
+        sides.append((_ORIGINAL, original, F.lit(True)))
+    for side in (_CURRENT, _ORIGINAL):
+        rules += [
+            (F.get_json_object(value, f"$.{side}{path}").rlike(form), f"wrong_type:{side}{shown}")
+            for path, shown, form in _time_places(tuple(entity_type.arrow_schema))
+        ]
+    for side, state, when in sides:
+        faults = _field_faults(state, tuple(entity_type.arrow_schema), side)
+        if faults:
+            fault = F.coalesce(*faults) if len(faults) > 1 else faults[0]
+            found = F.when(state.isNotNull() & when, fault)
+            rules.append((found.isNotNull(), found))
+    return rules
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_times(field.type) for field in kind)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _has_times(kind.value_type if pa.types.is_list(kind) else kind.item_type)
+    return bool(pa.types.is_timestamp(kind))
+
+
+def _time_places(
+    fields: tuple[pa.Field[Any], ...], path: str = "", shown: str = ""
+) -> list[tuple[str, str, str]]:
+    """Places of times in a state: path in JSON, path in a reason, and a forbidden text's pattern.
+
+    In a list or map every text is tested for a time without a date, also those of other fields.
+    """
+    found = []
+    for field in fields:
+        place, name = f"{path}['{field.name}']", f"{shown}.{field.name}"
+        if pa.types.is_struct(field.type):
+            found += _time_places(tuple(field.type), place, name)
+        elif _has_times(field.type):
+            plain = pa.types.is_timestamp(field.type)
+            found.append((place, name, f"^{_TIME_ONLY}" if plain else f'"{_TIME_ONLY}'))
+    return found
+
+
+def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -> list[Column]:
+    """For each test of a field: the reason when its value does not fit its type, else null."""
+    faults = []
+    for field in fields:
+        column, where = state[field.name], f"{path}.{field.name}"
+        if not field.nullable:
+            faults.append(F.when(column.isNull(), f"missing:{where}"))
+        held = None if pa.types.is_struct(field.type) else _holds(column, field.type)
+        if held is not None:
+            faults.append(F.when(column.isNotNull() & ~held, f"wrong_type:{where}"))
+        if pa.types.is_struct(field.type):
+            for fault in _field_faults(column, tuple(field.type), where):
+                faults.append(F.when(column.isNotNull(), fault))
+    return faults
+
+
+def _wrong_type(entity_type: EntityType, text: Column, v: Column) -> Column:
+    """The reason that names the field which the parser could not read; ``malformed``: no JSON."""
+    envelope = [f for f in envelope_schema(entity_type) if f.name not in (_CORRUPT, _END)]
+    present = _fields_present(text, [field.name for field in envelope])
+    blamed = _blame(text, v, StructType(envelope), ())
+    return F.when(F.get(present, 0).isNull(), "malformed").otherwise(
+        F.coalesce(*blamed, F.lit("wrong_type:state"))
+    )
+
+
+def _blame(text: Column, read: Column, schema: StructType, path: tuple[str, ...]) -> list[Column]:
+    """Reasons that name a field with a value in the JSON and none in the parsed record."""
+    place = "$" + "".join(f"['{name}']" for name in path)
+    json = F.get_json_object(text, place) if path else text
+    present = _fields_present(json, [field.name for field in schema])
+    kept = F.coalesce(F.json_object_keys(F.to_json(read)), F.array().cast("array<string>"))
+    lost = F.get(F.array_except(present, kept), 0)
+    reasons = [F.concat(F.lit("wrong_type:" + "".join(f"{name}." for name in path)), lost)]
+    for field in schema:
+        if isinstance(field.dataType, StructType):
+            reasons += _blame(text, read[field.name], field.dataType, (*path, field.name))
+    return reasons
+
+
+def _fields_present(json: Column, names: list[str]) -> Column:
+    """Names of the known fields that have a value in a JSON object; none when it is no JSON."""
+    as_text = StructType([StructField(name, StringType()) for name in names])
+    return F.json_object_keys(F.to_json(F.from_json(json, as_text, _STRICT)))
+
+
+def state_read(text: Column, entity_type: EntityType) -> tuple[Column, Column]:
+    """A state read from its JSON text, as in a message; and whether it cannot be read."""
+    schema = StructType([*state_schema(entity_type), StructField(_CORRUPT, StringType())])
+    read = F.from_json(text, schema, _JSON_OPTIONS)
+    return read, read[_CORRUPT].isNotNull()

@@ -1,0 +1,293 @@
+"""Follows the accepted changes of an entity type, from the archive and the log, without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+from everstate.changes import Change, ChangeCodec
+from everstate.changes.codec import decode_wire
+from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
+from everstate.config import Config
+from everstate.errors import CorruptRecord, InvalidChange, InvalidToken, UnknownEntity
+from everstate.log.positions import Range
+from everstate.log.record import Record
+from everstate.serving.in_effect import in_effect
+from everstate.serving.judged import CoreNotes
+from everstate.serving.places import check_log
+from everstate.serving.source import GENERATION, RecordSource, Run
+from everstate.views.project import Project
+from everstate.views.trailing import Exceptions
+
+Since: TypeAlias = str
+"""A token, ``"beginning"`` or ``"now"``."""
+BEGINNING: Final = "beginning"
+NOW: Final = "now"
+
+_PAUSE_S_MIN: Final = 0.005
+_PAUSE_S_MAX: Final = 0.2
+_IDLE_S: Final = 1.0
+_WAITING_MAX: Final = 5_000
+"""Most records of a partition that wait for the core; with fewer, more are read."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One change, and the position of the stream after it."""
+
+    record: Record
+    """The record of the log, byte-exact."""
+    partition: Partition = field(repr=False)
+    spot: Spot = field(repr=False)
+    """How far the stream has read that partition after this change."""
+    _stream: _Stream = field(repr=False)
+    _others: Mapping[Partition, Spot] = field(repr=False)
+
+    @cached_property
+    def change(self) -> Change[dict[str, Any]]:
+        """The change; raises CorruptRecord when the record is no change (only with ``raw``)."""
+        record = self.record
+        if record.value is None:
+            raise CorruptRecord(record.topic, record.partition, record.offset, "it is a tombstone")
+        try:
+            return self._stream.codec.decode(record.value)
+        except InvalidChange as cause:
+            place = (record.topic, record.partition, record.offset)
+            raise CorruptRecord(*place, cause.reason) from cause
+
+    @property
+    def token(self) -> str:
+        """The token from which the stream continues after this change."""
+        return self._stream.token({**self._others, self.partition: self.spot})
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Values that all deliveries of a stream share."""
+
+    entity: str
+    mark: bytes
+    codec: ChangeCodec
+
+    def token(self, spots: Mapping[Partition, Spot]) -> str:
+        return str(Token({self.entity: LogPosition(self.mark, spots)}))
+
+
+class Changes:
+    """Iterates over accepted changes of one entity type, past and new ones, from a position on.
+
+    In each partition changes are in the order in which they take effect, so that the versions of a
+    key are dense; after a token none is missing and none comes twice. A change is delivered when
+    the core has accepted it. Changes that the log no longer has are read from the archive. The
+    iterator waits, without a busy loop, until there is a change; with ``until`` it ends there.
+    ``raw``: deliver all records of the log instead, unjudged, up to its stable end.
+
+    Iterate once, in one thread; :meth:`close` may be called from another thread and ends the
+    iteration. Memory is bounded. Raises InvalidToken, DataLoss when neither log nor archive has the
+    position, LogIdentityChanged, and Unavailable when a server does not answer: then begin again
+    from the last token.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        project: Project,
+        entity: str,
+        *,
+        since: Since,
+        until: Since | None = None,
+        raw: bool = False,
+    ) -> None:
+        if entity not in project.entities:
+            raise UnknownEntity(entity, tuple(project.entities))
+        self._raw = raw
+        self._notes = CoreNotes(config, entity)
+        self._source = RecordSource(config, entity)
+        self._stopped = threading.Event()
+        self._has_begun = False
+        with ExitStack() as unfinished:
+            unfinished.callback(self._source.close)
+            codec = ChangeCodec(project.entities[entity])
+            self._stream = _Stream(entity, self._source.mark, codec)
+            self._spots = self._resolved(since)
+            self._until = None if until is None else self._resolved(until)
+            self._runs: dict[int, deque[Run]] = {p: deque() for p in self._source.partitions}
+            unfinished.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration; a waiting one ends within a second."""
+        self._stopped.set()
+        if not self._has_begun:
+            self._source.close()
+
+    @property
+    def token(self) -> str:
+        """The position of the stream: after the change that it delivered last."""
+        return self._stream.token(self._spots)
+
+    @property
+    def spots(self) -> dict[Partition, Spot]:
+        """How far the stream has read each partition."""
+        return dict(self._spots)
+
+    def token_of(self, spots: Mapping[Partition, Spot]) -> str:
+        """The token from which a stream of the same log continues at these spots."""
+        return self._stream.token(spots)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        self._has_begun = True
+        with closing(self._source):
+            self._begin()
+            pause = _PAUSE_S_MIN
+            while (unfinished := self._unfinished()) and not self._stopped.is_set():
+                is_waiting = any(self._runs.values())
+                room = [p for p in unfinished if _count(self._runs[p]) < _WAITING_MAX]
+                for run in self._source.poll(0.0 if is_waiting else _IDLE_S, room):
+                    self._runs[run.partition].append(run)
+                has_come = False
+                for delivery in self._given() if self._raw else self._accepted():
+                    has_come = True
+                    yield delivery
+                    if self._stopped.is_set():
+                        return
+                if has_come or not is_waiting:
+                    pause = _PAUSE_S_MIN
+                else:
+                    # There are records that the core has not judged yet.
+                    self._stopped.wait(pause)
+                    pause = min(2 * pause, _PAUSE_S_MAX)
+
+    def _begin(self) -> None:
+        starts = {p: self._spots[_of(p)].next_offset for p in self._unfinished()}
+        ends = {} if self._until is None else {p: self._until[_of(p)].covered_by for p in starts}
+        self._source.begin(starts, ends)
+
+    def _given(self) -> Iterator[Delivery]:
+        """Deliver all records that were read, unjudged."""
+        for partition, runs in self._runs.items():
+            while runs:
+                run = runs.popleft()
+                found = [(Spot(record.offset + 1), record) for record in run.records]
+                yield from self._deliver(partition, found, run.end)
+
+    def _accepted(self) -> Iterator[Delivery]:
+        """Deliver the changes that the core has accepted among the records that were read."""
+        wanted = {}
+        for partition, runs in self._runs.items():
+            if runs:
+                span = Range(self._spots[_of(partition)].next_offset, runs[-1].end)
+                wanted[partition] = self._ended(partition, span)
+        if not wanted:
+            return
+        for partition, judged in self._notes.judged(wanted).items():
+            span = wanted[partition]
+            span = Range(span.start, min(span.end, judged.position))
+            if len(span):
+                found = self._in_effect(partition, span, judged.exceptions)
+                yield from self._deliver(partition, found, span.end)
+
+    def _in_effect(
+        self, partition: int, span: Range, exceptions: Exceptions
+    ) -> Sequence[tuple[Spot, Record]]:
+        """The changes that take effect in a range and were not delivered yet."""
+        records = _taken(self._runs[partition], span.end)
+        before = [offset for offset in exceptions.released if offset < span.start]
+        records += self._source.fetch(partition, before)
+        offsets = [record.offset for record in records]
+        since = self._spots[_of(partition)]
+        return in_effect(records, offsets, since, span.end, exceptions, version_of)
+
+    def _deliver(
+        self, partition: int, found: Sequence[tuple[Spot, Record]], end: int
+    ) -> Iterator[Delivery]:
+        at = _of(partition)
+        until = None if self._until is None else self._until[at]
+        others = dict(self._spots)
+        for spot, record in found:
+            if until is not None and spot > until:
+                break
+            self._spots[at] = spot
+            yield Delivery(record, at, spot, self._stream, others)
+        self._spots[at] = Spot(end) if until is None else min(Spot(end), until)
+
+    def _unfinished(self) -> list[int]:
+        """Partitions that have not reached ``until``."""
+        if self._until is None:
+            return list(self._source.partitions)
+        return [p for p in self._source.partitions if self._spots[_of(p)] < self._until[_of(p)]]
+
+    def _ended(self, partition: int, span: Range) -> Range:
+        """A range, cut at ``until``."""
+        if self._until is None:
+            return span
+        return Range(span.start, min(span.end, self._until[_of(partition)].covered_by))
+
+    def _resolved(self, since: Since) -> dict[Partition, Spot]:
+        """The spots of a token, of the beginning, or of now."""
+        partitions = self._source.partitions
+        if since == BEGINNING:
+            return {_of(p): Spot(0) for p in partitions}
+        if since == NOW and self._raw:
+            return {_of(p): Spot(end) for p, end in self._source.ends().items()}
+        # Also when only its check is needed: the views must be kept from this log.
+        core = None if self._raw else self._notes.position(self._source.mark)
+        if core is not None and since == NOW:
+            return dict(core.spots)
+        entity, token = self._stream.entity, parse_token(since)
+        position = token.positions.get(entity)
+        if position is None:
+            raise InvalidToken(
+                f"it has no position of {entity}",
+                advice="A token of a write says what to wait for: snapshot(view, wait_for=token) "
+                "gives one to go on from.",
+            )
+        check_log(entity, position, self._source.mark)
+        if set(position.spots) != {_of(p) for p in partitions}:
+            raise InvalidToken(f"it has not the partitions of {self._source.topic}")
+        return dict(position.spots)
+
+
+def _of(partition: int) -> Partition:
+    return (GENERATION, partition)
+
+
+def _count(runs: Iterable[Run]) -> int:
+    return sum(len(run.records) for run in runs)
+
+
+def _taken(runs: deque[Run], end: int) -> list[Record]:
+    """Remove and return the waiting records before an offset."""
+    taken: list[Record] = []
+    while runs and runs[0].start < end:
+        run = runs.popleft()
+        if run.end <= end:
+            taken += run.records
+            continue
+        mine = [record for record in run.records if record.offset < end]
+        taken += mine
+        runs.appendleft(Run(run.partition, end, run.end, run.records[len(mine) :]))
+        break
+    return taken
+
+
+def version_of(record: Record) -> int:
+    """The version of an accepted change."""
+    assert record.value is not None, "a tombstone is no change"
+    return decode_wire(record.value).version

@@ -1,0 +1,88 @@
+"""Positions of views and cores in the form of tokens; checks that a token is of this log."""
+
+from __future__ import annotations
+
+from everstate.changes.tokens import LogPosition, Partition, Spot, log_mark
+from everstate.errors import InvalidToken, NotFound
+from everstate.views.control import Standings, ViewVersion
+from everstate.views.project import Project
+from everstate.views.tables import latest_of
+
+
+def published(control: Standings, project: Project, name: str) -> ViewVersion:
+    """The version that readers of a view see; for an entity type's name, `latest`.
+
+    Raises NotFound while there is none.
+    """
+    view = latest_of(name) if name in project.entities else name
+    row = next((row for row in control.versions(view) if row.published), None)
+    if row is None:
+        raise NotFound(
+            f"view {name} does not exist yet.",
+            advice="`everstate views list` shows its build; `everstate run` builds it.",
+        )
+    return row
+
+
+def position_of(control: Standings, row: ViewVersion) -> dict[str, LogPosition]:
+    """The position of a version of a view, by entity type."""
+    return {
+        entity: LogPosition(mark_of(control, entity), spots)
+        for entity, spots in spots_of(control, row).items()
+    }
+
+
+def spots_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition, Spot]]:
+    """The positions of a version of a view, by entity type.
+
+    For a view over other views: their positions, or those stored at its last refresh.
+    """
+    if not row.inputs:
+        return {row.entity: _spots(control, row.entity, row.name, row.version)}
+    noted = (row.built or {}).get("positions")
+    found: dict[str, dict[Partition, Spot]] = {}
+    for each in control.versions():
+        if not each.published or each.name not in row.inputs:
+            continue
+        if noted is None:
+            found[each.entity] = _spots(control, each.entity, each.name, each.version)
+        else:
+            here = noted[each.name].items()
+            found[each.entity] = {(1, int(partition)): Spot(at) for partition, at in here}
+    return found
+
+
+def core_position(control: Standings, entity: str) -> LogPosition:
+    """The position of an entity type's core; raises NotFound while it has none."""
+    spots = _spots(control, entity, latest_of(entity), 1)
+    return LogPosition(mark_of(control, entity), spots)
+
+
+def _spots(control: Standings, entity: str, view: str, version: int) -> dict[Partition, Spot]:
+    return {
+        (place.generation, place.partition): Spot(place.next_offset)
+        for place in control.positions(entity)
+        if (place.view, place.version) == (view, version)
+    }
+
+
+def mark_of(control: Standings, entity: str) -> bytes:
+    """The mark of the log that the views of an entity type are kept from; raises NotFound."""
+    stored = control.stored_topics(entity)
+    if not stored:
+        raise NotFound(
+            f"no changes of {entity} are kept yet.",
+            advice="`everstate run` creates the views when it starts.",
+        )
+    (topic, identity), *_ = stored.items()
+    return log_mark(topic, identity.cluster_id, identity.topic_id)
+
+
+def check_log(entity: str, position: LogPosition, mark: bytes) -> None:
+    """Raise InvalidToken when a token's positions belong to a log with another mark."""
+    if position.log != mark:
+        raise InvalidToken(
+            f"its positions of {entity} are of another log: another project, or one that was "
+            "begun anew",
+            advice="Begin again with a snapshot: its token is of the present log.",
+        )

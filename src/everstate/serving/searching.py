@@ -1,0 +1,105 @@
+"""Searches a view by words: matching rows, best first, with the words in their context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from psycopg import sql
+from psycopg.sql import Composable, Composed
+
+from everstate.errors import ContradictoryQuery, InvalidQuery
+from everstate.serving.answers import FoundRow
+from everstate.serving.connection import ReadConnection
+from everstate.views.kinds import ViewPlan
+from everstate.views.kinds.search import WORDS, SearchPlan
+from everstate.views.tables import Row
+
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_OPERATORS: Final = {"!=": "IS DISTINCT FROM"}
+_HEADLINE: Final = "StartSel=**, StopSel=**, MaxFragments=2, MinWords=5, MaxWords=15"
+_TOGETHER: Final = " … "
+
+
+def search(
+    connection: ReadConnection,
+    schema: str,
+    plan: ViewPlan,
+    words: str,
+    *,
+    where: Sequence[str],
+    limit: int,
+) -> list[FoundRow]:
+    """Rows of a view whose texts have the words; see :meth:`everstate.serving.Reader.search`."""
+    searched = searchable(plan)
+    conditions, values = _conditions(plan, where)
+    query = search_query(schema, searched, conditions)
+    return found_rows(searched, connection.rows(query, [words, *values, limit]))
+
+
+def searchable(plan: ViewPlan) -> SearchPlan:
+    """The plan, if the view can be searched; raises ContradictoryQuery."""
+    if not isinstance(plan, SearchPlan):
+        raise ContradictoryQuery(
+            f"{plan.name} cannot be searched.",
+            advice='Declare it with search=("column", …), and restart `everstate run`.',
+        )
+    return plan
+
+
+def search_query(schema: str, plan: SearchPlan, conditions: Composable) -> Composed:
+    """The statement of a search; its parameters: words, those of the conditions, and the limit.
+
+    ``conditions``: each begins with AND.
+    """
+    language = sql.SQL("{}::regconfig").format(sql.Literal(plan.language))
+    names = sql.SQL(", ").join(map(sql.Identifier, plan.defined))
+    texts = [c.output for c in plan.row if c.name in plan.searched and c.output is not None]
+    return sql.SQL(
+        "WITH asked AS (SELECT websearch_to_tsquery({language}, %s) AS _asked), "
+        "best AS (SELECT {names}, _key, _version, ts_rank_cd({has}, asked._asked) AS _rank "
+        "FROM {view}, asked WHERE {has} @@ asked._asked{conditions} "
+        "ORDER BY _rank DESC, _key LIMIT %s) "
+        "SELECT best.*, ts_headline({language}, concat_ws({between}, {texts}), asked._asked, "
+        "{options}) FROM best, asked ORDER BY _rank DESC, _key"
+    ).format(
+        language=language,
+        names=names,
+        has=sql.Identifier(WORDS),
+        view=sql.Identifier(schema, plan.name),
+        conditions=conditions,
+        between=sql.Literal(_TOGETHER),
+        texts=sql.SQL(", ").join(map(sql.Identifier, texts)),
+        options=sql.Literal(_HEADLINE),
+    )
+
+
+def found_rows(plan: SearchPlan, rows: Sequence[Row]) -> list[FoundRow]:
+    """The rows of a search."""
+    return [
+        FoundRow(
+            key=row[-4],
+            version=row[-3],
+            rank=row[-2],
+            headline=row[-1],
+            row=dict(zip(plan.defined, row, strict=False)),
+        )
+        for row in rows
+    ]
+
+
+def _conditions(plan: ViewPlan, where: Sequence[str]) -> tuple[Composed, list[Any]]:
+    """Conditions on columns of the view; PostgreSQL casts a value to its column's type."""
+    parts, values = [], []
+    for text in where:
+        match = _CONDITION.fullmatch(text)
+        if match is None or match[1] not in plan.defined:
+            raise InvalidQuery(
+                f"condition {text!r} cannot be read.",
+                advice=f"Write column=value with one of {', '.join(plan.defined)}.",
+            )
+        operator = sql.SQL(_OPERATORS.get(match[2], match[2]))
+        parts.append(sql.SQL(" AND {} {} %s").format(sql.Identifier(match[1]), operator))
+        values.append(match[3])
+    return sql.SQL("").join(parts), values

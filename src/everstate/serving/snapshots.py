@@ -1,0 +1,135 @@
+"""Reads the rows of a view together with their position in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from psycopg import Connection, sql
+from psycopg import errors as pg
+
+from everstate.changes.tokens import LogPosition, Token
+from everstate.config import Config
+from everstate.errors import NotFound, Unavailable, UnknownView
+from everstate.serving.places import position_of, published
+from everstate.serving.pool import pooled
+from everstate.serving.reader import WAIT_S
+from everstate.serving.waiting import wait_until
+from everstate.views.control import Standings, ViewVersion
+from everstate.views.project import Project, known_views
+
+T = TypeVar("T")
+
+_TRIES_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Rows of a view, and the token from which the changes of its entity type continue.
+
+    No change is missing between the two, and none is in both.
+    """
+
+    view: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Any, ...]]
+    token: str
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as mappings of column to value."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def read_snapshot(
+    config: Config,
+    project: Project,
+    view: str,
+    *,
+    wait_for: str | None = None,
+    wait_s: float = WAIT_S,
+) -> Snapshot:
+    """All rows of a view and its position, in one snapshot of the database.
+
+    It blocks no writer and leaves nothing on the server; any number of readers may read at once.
+    ``wait_for``: the rows are at least as new as this token; raises NotCaughtUp after ``wait_s``.
+    Raises UnknownView, NotFound while the view does not exist, Unavailable. Cost: the rows in
+    memory.
+    """
+    known = known_views(project)
+    if view not in known:
+        raise UnknownView(view, known)
+    schema = config.views.schema_name
+    standpoint, (columns, rows) = at_one_position(
+        config,
+        project,
+        view,
+        lambda connection, _: _rows(connection, schema, view),
+        wait_for=wait_for,
+        wait_s=wait_s,
+    )
+    return Snapshot(view, columns, rows, standpoint.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Standpoint:
+    """The version of a view that was read, and its position."""
+
+    version: ViewVersion
+    position: Mapping[str, LogPosition]
+    """By entity type."""
+
+    @property
+    def token(self) -> str:
+        """The position as a token."""
+        return str(Token(self.position))
+
+
+def at_one_position(
+    config: Config,
+    project: Project,
+    view: str,
+    read: Callable[[Connection[Any], ViewVersion], T],
+    *,
+    wait_for: str | None = None,
+    wait_s: float = WAIT_S,
+) -> tuple[Standpoint, T]:
+    """What ``read`` makes of a view, in one snapshot of the database with the view's position.
+
+    ``read`` gets the connection and the published version, and may be called again: when another
+    version was published meanwhile. Raises as :func:`read_snapshot`; the caller checks that the
+    view is declared.
+    """
+    if wait_for is not None:
+        wait_until(config, project, view, wait_for, wait_s)
+    for _ in range(_TRIES_MAX):
+        with pooled(config.views_dsn) as connection:
+            control = Standings(connection, config.views.schema_name)
+            try:
+                with connection.transaction():
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                    before = published(control, project, view)
+                    position = position_of(control, before)
+                    found = read(connection, before)
+            except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
+                raise NotFound(
+                    f"view {view} does not exist yet.", advice="`everstate run` creates it."
+                ) from cause
+            except pg.UndefinedColumn:
+                # The name was pointed to another version after its columns were read.
+                continue
+            # The name may have been pointed to another version after the snapshot was taken:
+            # PostgreSQL resolves names outside the snapshot. Then rows and position do not match.
+            after = published(control, project, view)
+        if (before.version, before.published_at) == (after.version, after.published_at):
+            return Standpoint(before, position), found
+    raise Unavailable(f"view {view} is published too often now; try again later.")
+
+
+def _rows(
+    connection: Connection[Any], schema: str, view: str
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, view))
+    # A prepared statement would fail once the name is pointed to a version with other columns.
+    cursor = connection.execute(query, prepare=False, binary=True)
+    return tuple(column.name for column in cursor.description or ()), cursor.fetchall()

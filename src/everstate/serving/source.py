@@ -1,0 +1,245 @@
+"""Reads a changelog from given offsets on, from the archive and then from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everstate.changes.tokens import log_mark
+from everstate.config import Config
+from everstate.errors import DataLoss
+from everstate.log.consumer import Consumer, Follower
+from everstate.log.positions import Offsets, check_ends
+from everstate.log.record import Record
+from everstate.log.topics import TopicNames, Topics
+
+if TYPE_CHECKING:
+    from everstate.archive import ArchiveReader
+
+GENERATION: Final = 1
+_RECORDS_MAX: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All records of a partition that the log served with offsets ``[start, end)``."""
+
+    partition: int
+    start: int
+    end: int
+    records: list[Record]
+
+
+class RecordSource:
+    """Reads one entity type's changelog; :meth:`begin` it, then :meth:`poll`, and close it."""
+
+    def __init__(self, config: Config, entity: str) -> None:
+        self._config, self._entity = config, entity
+        self.topic = TopicNames(config.log.prefix).changes(entity, GENERATION)
+        with Topics(config) as topics:
+            self._identity = topics.identity(self.topic)
+        self.mark = log_mark(self.topic, self._identity.cluster_id, self._identity.topic_id)
+        self.partitions = range(self._identity.partitions)
+        self._at: dict[int, int] = {}
+        """Next offset to read, by partition."""
+        self._ends: Mapping[int, int] = {}
+        self._archived: Iterator[Run] | None = None
+        self._next: Run | None = None
+        """The next run from the archive, which no call has wanted yet."""
+        self._follower: Follower | None = None
+        self._single: Consumer | None = None
+        self._ranged: Consumer | None = None
+        self._followed: frozenset[int] = frozenset()
+
+    def close(self) -> None:
+        """Close the connections, and drop the iterator over the archive with its local files."""
+        self._leave()
+        for consumer in (self._single, self._ranged):
+            if consumer is not None:
+                consumer.close()
+        self._single = self._ranged = None
+
+    def ends(self) -> dict[int, int]:
+        """The stable end of each partition."""
+        with Offsets(self._config) as offsets:
+            return {
+                partition: end for (_, partition), end in offsets.stable_ends([self.topic]).items()
+            }
+
+    def begin(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Begin to read some partitions at these offsets; up to ``ends``, where given.
+
+        Raises LogTruncated when the log ends before one of them, DataLoss when neither log nor
+        archive has it.
+        """
+        check_ends(f"the changes of {self._entity}", self.topic, starts, self.ends())
+        self._at, self._ends = dict(starts), ends
+        self._plan()
+
+    def poll(self, wait_s: float, only: Iterable[int]) -> list[Run]:
+        """The next runs of some partitions; waits at most ``wait_s`` for the first record."""
+        wanted = frozenset(only)
+        if self._archived is not None:
+            return self._read_archive(self._archived, wanted)
+        try:
+            return self._follow(wait_s, wanted)
+        except DataLoss:
+            # The next records expired meanwhile: the archive has them, or `_plan` raises DataLoss.
+            self._leave()
+            self._plan()
+            return []
+
+    def fetch(self, partition: int, offsets: Iterable[int]) -> list[Record]:
+        """Single earlier records, of held changes. Cost: some milliseconds each."""
+        return [self._one(partition, offset) for offset in sorted(offsets)]
+
+    def between(self, partition: int, start: int, end: int) -> list[Record]:
+        """All records with offsets ``[start, end)``; ``end`` must not exceed the stable end.
+
+        What the log no longer has comes from the archive. Raises DataLoss when neither has all of
+        it. Cost: some milliseconds; from the archive, the files that may hold the range.
+        """
+        if self._ranged is None:
+            self._ranged = Consumer(self._config, client_id="everstate-changes-range", at_once=1)
+        try:
+            return list(self._ranged.read(self.topic, partition, start, end))
+        except DataLoss:
+            archived = self._archive_position({partition: start}).get(partition, 0)
+            if archived <= start:
+                raise
+        meets = min(archived, end)
+        found = [
+            record
+            for table in self._archive.records(GENERATION, {partition: (start, meets)})
+            for record in records_of(self.topic, table)
+        ]
+        return found + list(self._ranged.read(self.topic, partition, meets, end))
+
+    def _plan(self) -> None:
+        """Read records that the log no longer has from the archive, else follow the log."""
+        with Offsets(self._config) as offsets:
+            found = offsets.beginnings([self.topic])
+        begins = {partition: offset for (_, partition), offset in found.items()}
+        expired = {
+            p: at for p, at in self._at.items() if at < min(begins[p], self._ends.get(p, begins[p]))
+        }
+        if not expired:
+            return
+        archived = self._archive_position(self._at)
+        spans = {}
+        for partition, at in expired.items():
+            end = self._ends.get(partition)
+            needed = begins[partition] if end is None else min(end, begins[partition])
+            spans[partition] = (at, archived.get(partition, 0) if end is None else needed)
+            if archived.get(partition, 0) < needed:
+                raise DataLoss(
+                    f"{self.topic}[{partition}]: offsets {at:,} to {begins[partition] - 1:,} are "
+                    "neither in the log nor in the archive; nothing was skipped.",
+                    advice="Begin again with a snapshot of a view, and go on from its token.",
+                )
+        self._archived = self._from_archive(spans)
+
+    def _read_archive(self, archived: Iterator[Run], wanted: frozenset[int]) -> list[Run]:
+        """The next run from the archive, once its partition is wanted."""
+        run = self._next or next(archived, None)
+        if run is None:
+            self._archived = None
+            self._plan()
+            return []
+        self._next = None if run.partition in wanted else run
+        if self._next is not None:
+            return []
+        self._at[run.partition] = run.end
+        return [run]
+
+    @cached_property
+    def _archive(self) -> ArchiveReader:
+        # Imported here: most readers need only the log, and the lake's reader is an extra.
+        from everstate.archive import ArchiveReader
+
+        return ArchiveReader(self._config, self._entity)
+
+    def _archive_position(self, starts: Mapping[int, int]) -> Mapping[int, int]:
+        """Where the archive ends, for the partitions of which it has everything from a start on."""
+        position = self._archive.position().get(GENERATION, {})
+        if not position:
+            return {}
+        begins = self._archive.begins(GENERATION)
+        return {
+            partition: end
+            for partition, end in position.items()
+            if begins.get(partition, 0) <= starts.get(partition, 0)
+        }
+
+    def _from_archive(self, spans: Mapping[int, tuple[int, int]]) -> Iterator[Run]:
+        at = {partition: start for partition, (start, _) in spans.items()}
+        for table in self._archive.records(GENERATION, spans):
+            records = list(records_of(self.topic, table))
+            partition, end = records[0].partition, records[-1].offset + 1
+            yield Run(partition, at[partition], end, records)
+            at[partition] = end
+        for partition, (_, end) in spans.items():
+            yield Run(partition, at[partition], end, [])
+
+    def _follow(self, wait_s: float, only: frozenset[int]) -> list[Run]:
+        follower = self._follower
+        if follower is None:
+            starts = {(self.topic, partition): at for partition, at in self._at.items()}
+            follower = Follower(
+                self._config, starts, client_id="everstate-changes", is_one_of_many=True
+            )
+            self._follower, self._followed = follower, frozenset(self._at)
+        if only != self._followed:
+            follower.only((self.topic, partition) for partition in only)
+            self._followed = only
+        found: dict[int, list[Record]] = {}
+        for record in follower.poll(_RECORDS_MAX, wait_s):
+            found.setdefault(record.partition, []).append(record)
+        runs = []
+        for (_, partition), (start, end) in follower.spans().items():
+            runs.append(Run(partition, start, end, found.get(partition, [])))
+            self._at[partition] = end
+        return runs
+
+    def _leave(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        self._archived = self._next = None
+
+    def _one(self, partition: int, offset: int) -> Record:
+        if self._single is None:
+            self._single = Consumer(
+                self._config, client_id="everstate-changes-single", read_ahead=False
+            )
+        try:
+            for record in self._single.read(self.topic, partition, offset, offset + 1):
+                return record
+        except DataLoss:
+            for table in self._archive.records(GENERATION, {partition: (offset, offset + 1)}):
+                for record in records_of(self.topic, table):
+                    return record
+        raise DataLoss(
+            f"{self.topic}[{partition}]: the change at offset {offset:,}, which waited, is neither "
+            "in the log nor in the archive; nothing was skipped.",
+            advice="Begin again with a snapshot of a view, and go on from its token.",
+        )
+
+
+def records_of(topic: str, archived: pa.Table) -> Iterator[Record]:
+    """The log's records from their rows in the archive."""
+    millis = pc.divide(pc.cast(archived["timestamp"], pa.int64()), 1_000)
+    columns: list[list[Any]] = [
+        *(archived[name].to_pylist() for name in ("partition", "offset")),
+        millis.to_pylist(),
+        *(archived[name].to_pylist() for name in ("raw_key", "raw_value", "raw_headers")),
+        archived["timestamp_type"].to_pylist(),
+    ]
+    for partition, offset, moment, key, value, headers, kind in zip(*columns, strict=True):
+        named = tuple((header["key"], header["value"]) for header in headers or ())
+        yield Record(topic, partition, offset, moment, key, value, named, kind)

@@ -1,0 +1,200 @@
+"""Columns of a view: their types, and conditions and orders over them.
+
+Conditions and orders are written as for entities (:mod:`everstate.serving.predicates`), with the
+names of columns in place of fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+from psycopg.sql import Composable
+
+from everstate.errors import InvalidQuery, UnknownView
+from everstate.serving.predicates import compared, parse_condition, read_value
+from everstate.serving.waiting import Executes
+from everstate.views.control import ViewVersion
+from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
+from everstate.views.project import Project, known_views
+
+_CASTS: Final[Mapping[str, str]] = {
+    "smallint": "bigint",
+    "integer": "bigint",
+    "bigint": "bigint",
+    "real": "float8",
+    "double precision": "float8",
+    "numeric": "numeric",
+    "boolean": "boolean",
+    "date": "date",
+    "timestamp without time zone": "timestamp",
+    "timestamp with time zone": "timestamptz",
+    "uuid": "uuid",
+    "text": "text",
+    "character varying": "text",
+}
+"""PostgreSQL type of a column → the type that it is compared as."""
+_UNSEEN: Final = frozenset({"tsvector"})
+"""Types of columns that only searches use."""
+_NEVER_NULL: Final = frozenset({"_key", "_version", "key", "version"})
+_QUERY: Final = (
+    "SELECT view.relname, one.attname, format_type(one.atttypid, NULL) FROM pg_attribute AS one "
+    "JOIN pg_class AS view ON view.oid = one.attrelid "
+    "JOIN pg_namespace AS home ON home.oid = view.relnamespace "
+    "WHERE home.nspname = %s AND view.relkind = 'v' AND one.attnum > 0 AND NOT one.attisdropped "
+    "AND (%s::text IS NULL OR view.relname = %s) ORDER BY one.attrelid, one.attnum"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    """A column that readers see."""
+
+    name: str
+    type: str
+    """PostgreSQL's name of its type."""
+
+    @property
+    def cast(self) -> str | None:
+        """The type that it is compared as; ``None``: it holds an object or a list."""
+        return _CASTS.get(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCondition:
+    """A condition on a column: the value is in the type that the column is compared as."""
+
+    column: ViewColumn
+    operator: str
+    value: Any
+
+    def compose(self) -> tuple[Composable, list[Any]]:
+        """SQL, and its parameters."""
+        cast = sql.SQL(self.column.cast or "")
+        text = sql.SQL("{}::{} {} %s::{}").format(
+            sql.Identifier(self.column.name), cast, compared(self.operator, self.value), cast
+        )
+        return text, [self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A term of a total order: SQL of a value, the type that it is compared as; nulls are last."""
+
+    text: Composable
+    cast: str
+    is_descending: bool = False
+    is_nullable: bool = True
+
+    @property
+    def order(self) -> Composable:
+        """The term in an ORDER BY; an index in the same order can serve it."""
+        if not self.is_nullable:
+            return sql.SQL("{} {}").format(
+                self.text, sql.SQL("DESC" if self.is_descending else "ASC")
+            )
+        way = sql.SQL("DESC NULLS LAST" if self.is_descending else "ASC NULLS LAST")
+        return sql.SQL("{} {}").format(self.text, way)
+
+    def after(self, value: Any) -> tuple[Composable, list[Any]]:
+        """Condition of rows whose value comes after one."""
+        if value is None:
+            return sql.SQL("false"), []
+        way = sql.SQL("<" if self.is_descending else ">")
+        text = sql.SQL("{} {} %s::{}").format(self.text, way, sql.SQL(self.cast))
+        if self.is_nullable:
+            text = sql.SQL("({} OR {} IS NULL)").format(text, self.text)
+        return text, [value]
+
+    def same(self, value: Any) -> tuple[Composable, list[Any]]:
+        """Condition of rows with the same value."""
+        if value is None:
+            return sql.SQL("{} IS NULL").format(self.text), []
+        return sql.SQL("{} = %s::{}").format(self.text, sql.SQL(self.cast)), [value]
+
+
+def columns_of(connection: Executes, schema: str, view: str | None) -> dict[str, list[ViewColumn]]:
+    """Columns that readers see, by view: of one view, or of all. Cost: one statement."""
+    found: dict[str, list[ViewColumn]] = {}
+    for name, column, kind in connection.execute(_QUERY, (schema, view, view)):
+        columns = found.setdefault(name, [])
+        if kind not in _UNSEEN:
+            columns.append(ViewColumn(column, kind))
+    return found
+
+
+def plan_of(project: Project, view: str, version: ViewVersion | None) -> ViewPlan | None:
+    """The plan of a view's version; ``None``: it is of another declaration than the present one."""
+    for entity in project.entities:
+        if view == f"{entity}_latest":
+            return LatestPlan.of(entity)
+        if view == f"{entity}_history":
+            return HistoryPlan.of(entity)
+    plan = project.views.get(view)
+    if plan is None or version is None or plan.fingerprint != version.fingerprint:
+        return None
+    return plan
+
+
+def key_of(
+    project: Project, view: str, version: ViewVersion | None, columns: Sequence[ViewColumn]
+) -> tuple[ViewColumn, ...] | None:
+    """Columns that no two rows of a version have alike; ``None``: there are none to compare by."""
+    plan = plan_of(project, view, version)
+    names = plan.shown_key if plan is not None else None
+    if view in project.entities:
+        names = ("_key",)
+    if names is None:
+        return None
+    by_name = {column.name: column for column in columns}
+    found = tuple(by_name[name] for name in names if name in by_name)
+    is_whole = len(found) == len(names) and all(column.cast for column in found)
+    return found if is_whole else None
+
+
+def check_known(project: Project, view: str) -> None:
+    """Raise UnknownView when an app declares no such view; a refused one may have rows."""
+    known = known_views(project)
+    if view not in known and view not in project.refused_views:
+        raise UnknownView(view, known)
+
+
+def condition(text: str, view: str, columns: Sequence[ViewColumn]) -> ColumnCondition:
+    """Parse a condition; raises InvalidQuery with the unknown column and the nearest known ones."""
+    name, operator, written = parse_condition(text)
+    column, cast = _compared(name, view, columns)
+    return ColumnCondition(column, operator, read_value(text, name, cast, written))
+
+
+def term(column: ViewColumn, *, is_descending: bool = False) -> Term:
+    """The term of a column in an order."""
+    assert column.cast is not None
+    text = sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(column.cast))
+    if column.type == column.cast:
+        text = sql.SQL("{}").format(sql.Identifier(column.name))
+    return Term(text, column.cast, is_descending, column.name not in _NEVER_NULL)
+
+
+def order_terms(order: Sequence[str], view: str, columns: Sequence[ViewColumn]) -> list[Term]:
+    """The terms of an order: names of columns, with `-` before one for the largest first."""
+    found = []
+    for text in order:
+        column, _ = _compared(text.removeprefix("-"), view, columns)
+        found.append(term(column, is_descending=text.startswith("-")))
+    return found
+
+
+def _compared(name: str, view: str, columns: Sequence[ViewColumn]) -> tuple[ViewColumn, str]:
+    """A column by its name and the type that it is compared as; raises InvalidQuery."""
+    known = [column.name for column in columns]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+        raise InvalidQuery(f"{view} has no column {name!r}.", advice=hint)
+    column = columns[known.index(name)]
+    if column.cast is None:
+        raise InvalidQuery(f"{view}: {name} is {column.type}, which is not compared.")
+    return column, column.cast

@@ -1,0 +1,350 @@
+"""Pages of the rows of a view, and single rows, each with the version and position they are of.
+
+A page is read in one snapshot of the database with the view's position. A page after another one is
+of a later position: it goes on after the last row by the values of that row, so rows that came or
+went before it move nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.sql import Composable, Composed
+
+from everstate.config import Config
+from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound
+from everstate.serving.predicates import PARSERS
+from everstate.serving.searching import search_query, searchable
+from everstate.serving.snapshots import Standpoint, at_one_position
+from everstate.serving.statements import aware
+from everstate.serving.view_columns import (
+    Term,
+    ViewColumn,
+    check_known,
+    columns_of,
+    condition,
+    key_of,
+    order_terms,
+    plan_of,
+    term,
+)
+from everstate.views.control import ViewVersion
+from everstate.views.kinds.timeline import TimelinePlan
+from everstate.views.project import Project
+from everstate.views.tables import Row
+
+RANK: Final = "_rank"
+HEADLINE: Final = "_headline"
+"""Columns that a search adds: how well a row matches, and the words in their context."""
+_PLACE: Final = "_everstate_place"
+_TEXT: Final = "_everstate_text"
+_ROW: Final = "_everstate_row"
+_ALL: Final[Composable] = sql.SQL("true")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsQuery:
+    """Which rows of a view are wanted."""
+
+    where: Sequence[str] = ()
+    order: Sequence[str] = ()
+    """Columns; none: the order of the definition, or else of the key."""
+    after: str | None = None
+    """The cursor of an earlier page with the same order."""
+    limit: int = 100
+    words: str | None = None
+    """Words to search: the best rows come first, without order and cursor."""
+    at: datetime | None = None
+    """Of a timeline: the rows that were valid at this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPage:
+    """Rows of one version of a view at one position."""
+
+    standpoint: Standpoint
+    columns: Sequence[ViewColumn]
+    rows: Sequence[Row]
+    after: str | None
+    """Continue after the last row with it; ``None``: there are no more rows."""
+    more: tuple[str, ...] = ()
+    """Names of values after those of the columns."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as mappings of column to value."""
+        names = [*(column.name for column in self.columns), *self.more]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+
+def read_page(
+    config: Config,
+    project: Project,
+    view: str,
+    asked: RowsQuery,
+    *,
+    wait_for: str | None = None,
+) -> ViewPage:
+    """A page of the rows of a view.
+
+    ``wait_for``: a token that the rows must cover. Raises UnknownView, NotFound while no version is
+    published, InvalidQuery for an unknown column, a value not of its type and an unknown cursor,
+    ContradictoryQuery, NotCaughtUp, Unavailable. Cost: by an index where the view has one in this
+    order; else a pass over the view and a sort.
+    """
+    check_known(project, view)
+
+    def read(connection: Connection[Any], version: ViewVersion) -> _Rows:
+        shown = _Shown(config.views.schema_name, project, view, version, connection)
+        return shown.page(asked) if asked.words is None else shown.found(asked, asked.words)
+
+    return _read(config, project, view, read, wait_for)
+
+
+def read_row(
+    config: Config,
+    project: Project,
+    view: str,
+    key: Sequence[str],
+    *,
+    wait_for: str | None = None,
+) -> ViewPage:
+    """The row of a view that has a key, as a page of one row.
+
+    ``key``: a text for each column of the view's key. Raises NotFound when there is none, or the
+    rows have no key; otherwise as :func:`read_page`. Cost: one row by index for most kinds of
+    views.
+    """
+    check_known(project, view)
+
+    def read(connection: Connection[Any], version: ViewVersion) -> _Rows:
+        return _Shown(config.views.schema_name, project, view, version, connection).one(key)
+
+    try:
+        return _read(config, project, view, read, wait_for)
+    except InvalidQuery as cause:
+        raise _no_row(view, key) from cause
+
+
+class _Rows(NamedTuple):
+    columns: Sequence[ViewColumn]
+    rows: Sequence[Row]
+    after: str | None = None
+    more: tuple[str, ...] = ()
+
+
+def _read(
+    config: Config,
+    project: Project,
+    view: str,
+    read: Callable[[Connection[Any], ViewVersion], _Rows],
+    wait_for: str | None,
+) -> ViewPage:
+    try:
+        standpoint, found = at_one_position(config, project, view, read, wait_for=wait_for)
+    except psycopg.DataError as cause:
+        reason = str(cause).splitlines()[0]
+        raise InvalidQuery(f"a value cannot be compared with its column: {reason}.") from cause
+    return ViewPage(standpoint, *found)
+
+
+class _Shown:
+    """One version of a view, in a transaction."""
+
+    def __init__(
+        self,
+        schema: str,
+        project: Project,
+        view: str,
+        version: ViewVersion,
+        connection: Connection[Any],
+    ) -> None:
+        self._project, self._schema, self._view = project, schema, view
+        self._version, self._connection = version, connection
+        self._columns = columns_of(connection, schema, view).get(view, [])
+        self._plan = plan_of(project, view, version)
+        self._key = key_of(project, view, version, self._columns)
+
+    def page(self, asked: RowsQuery) -> _Rows:
+        """A page in an order."""
+        names, terms, relation = self._ordered(asked.order)
+        conditions, values = self._conditions(asked)
+        if asked.after is not None:
+            last = _parsed(asked.after, self._version.version, names, terms)
+            text, more = _behind(terms, last)
+            conditions, values = [*conditions, text], [*values, *more]
+        query = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT %s").format(
+            sql.SQL(", ").join([*self._names, *(each.text for each in terms)]),
+            relation,
+            sql.SQL(" AND ").join([_ALL, *conditions]),
+            sql.SQL(", ").join([each.order for each in terms] or [sql.SQL("1")]),
+        )
+        rows = self._rows(query, [*values, asked.limit + 1])
+        after = None
+        if len(rows) > asked.limit:
+            last_row = rows[asked.limit - 1]
+            after = _cursor(self._version.version, names, last_row[len(self._columns) :])
+        shown = [row[: len(self._columns)] for row in rows[: asked.limit]]
+        return _Rows(self._columns, shown, after)
+
+    def found(self, asked: RowsQuery, words: str) -> _Rows:
+        """The rows that have some words, best first."""
+        if asked.order or asked.after is not None or asked.at is not None:
+            raise ContradictoryQuery("a search has its own order: give q, or order, after and at.")
+        declared = self._project.views.get(self._view)
+        if declared is None:
+            raise ContradictoryQuery(f"{self._view} cannot be searched.")
+        plan = searchable(declared)
+        if self._plan is None:
+            raise ContradictoryQuery(
+                f"the version of {self._view} that readers see is not of the present declaration.",
+                advice="Search it when the new version is published.",
+            )
+        conditions, values = self._conditions(asked)
+        both = sql.SQL("").join(sql.SQL(" AND {}").format(each) for each in conditions)
+        query = search_query(self._schema, plan, both)
+        rows = self._rows(query, [words, *values, asked.limit])
+        return _Rows(self._columns, rows, more=(RANK, HEADLINE))
+
+    def one(self, key: Sequence[str]) -> _Rows:
+        """The row with a key."""
+        if self._key is None:
+            raise NotFound(
+                f"the rows of {self._view} have no key.", advice="Read them by `where` conditions."
+            )
+        if len(key) != len(self._key):
+            names = "/".join(column.name for column in self._key)
+            told = f"the key of a row of {self._view} is {names}."
+            raise NotFound(told if names else f"{self._view} has one row, which has no key.")
+        conditions, values = [_ALL], []
+        for column, written in zip(self._key, key, strict=True):
+            try:
+                value = PARSERS[column.cast or ""](written)
+            except (ValueError, ArithmeticError) as cause:
+                raise _no_row(self._view, key) from cause
+            text, more = term(column).same(value)
+            conditions.append(text)
+            values += more
+        query = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1").format(
+            sql.SQL(", ").join(self._names), self._relation, sql.SQL(" AND ").join(conditions)
+        )
+        rows = self._rows(query, values)
+        if not rows:
+            raise _no_row(self._view, key)
+        return _Rows(self._columns, rows)
+
+    @property
+    def _names(self) -> list[Composable]:
+        return [sql.Identifier(column.name) for column in self._columns]
+
+    @property
+    def _relation(self) -> Composable:
+        return sql.Identifier(self._schema, self._view)
+
+    def _rows(self, query: Composed, values: Sequence[Any]) -> list[Row]:
+        return self._connection.execute(query, values, prepare=False, binary=True).fetchall()
+
+    def _ordered(self, order: Sequence[str]) -> tuple[list[str], list[Term], Composable]:
+        """Names and terms of an order in which no two rows are alike, and what they are over."""
+        terms, names = order_terms(order, self._view, self._columns), list(order)
+        if not order and self._plan is not None and self._plan.is_ordered:
+            # PostgreSQL numbers the rows in the order of the view's own ORDER BY.
+            numbered = sql.SQL(
+                "(SELECT shown.*, row_number() OVER () AS {} FROM {} AS shown) AS numbered"
+            ).format(sql.Identifier(_PLACE), self._relation)
+            place = Term(sql.Identifier(_PLACE), "bigint", is_nullable=False)
+            return [_PLACE], [place], numbered
+        if self._key is not None:
+            given = {name.removeprefix("-") for name in names}
+            for column in self._key:
+                if column.name not in given:
+                    names.append(column.name)
+                    terms.append(term(column))
+            return names, terms, self._relation
+        # Rows without a key: their whole text, and a number among those that are alike in all.
+        text = sql.SQL(
+            "(SELECT {0}.*, {0}::text AS {1}, row_number() OVER (PARTITION BY {0}::text) AS {2} "
+            "FROM {3} AS {0}) AS numbered"
+        ).format(*map(sql.Identifier, (_ROW, _TEXT, _PLACE)), self._relation)
+        terms.append(Term(sql.Identifier(_TEXT), "text", is_nullable=False))
+        terms.append(Term(sql.Identifier(_PLACE), "bigint", is_nullable=False))
+        return [*names, _TEXT, _PLACE], terms, text
+
+    def _conditions(self, asked: RowsQuery) -> tuple[list[Composable], list[Any]]:
+        """Conditions on rows, and their parameters."""
+        parts: list[Composable] = []
+        values: list[Any] = []
+        for text in asked.where:
+            part, more = condition(text, self._view, self._columns).compose()
+            parts.append(part)
+            values += more
+        if asked.at is not None:
+            if not isinstance(self._plan, TimelinePlan):
+                raise ContradictoryQuery(
+                    f"{self._view} has only its present rows: give no at.",
+                    advice=f"`everstate views query {self._view} --at …` computes them from the "
+                    "archive; GET /query/v1/<entity>?at=… has the entities of a time.",
+                )
+            parts.append(sql.SQL("valid_from <= %s AND (valid_to IS NULL OR valid_to > %s)"))
+            values += [aware(asked.at)] * 2
+        return parts, values
+
+
+def _no_row(view: str, key: Sequence[str]) -> NotFound:
+    return NotFound(f"{view} has no row {'/'.join(key)!r}.")
+
+
+def _behind(terms: Sequence[Term], last: Sequence[Any]) -> tuple[Composable, list[Any]]:
+    """Condition of the rows that come after one in an order."""
+    ways: list[Composable] = []
+    values: list[Any] = []
+    for place, (last_term, last_value) in enumerate(zip(terms, last, strict=True)):
+        parts: list[Composable] = []
+        for text, more in (
+            *(each.same(value) for each, value in zip(terms[:place], last[:place], strict=True)),
+            last_term.after(last_value),
+        ):
+            parts.append(text)
+            values += more
+        ways.append(sql.SQL("({})").format(sql.SQL(" AND ").join(parts)))
+    return sql.SQL("({})").format(sql.SQL(" OR ").join(ways or [sql.SQL("false")])), values
+
+
+def _cursor(version: int, names: Sequence[str], values: Sequence[Any]) -> str:
+    """The values of a row by which an order continues, as an opaque text."""
+    content = json.dumps([version, list(names), [_written(value) for value in values]])
+    return base64.urlsafe_b64encode(content.encode()).rstrip(b"=").decode()
+
+
+def _parsed(after: str, version: int, names: Sequence[str], terms: Sequence[Term]) -> list[Any]:
+    """The values of a cursor; raises InvalidQuery for one of another version or order."""
+    try:
+        content = base64.b64decode(after + "=" * (-len(after) % 4), b"-_", validate=True)
+        of_version, of_names, written = json.loads(content)
+        if of_version != version:
+            raise ContradictoryQuery(
+                f"after is of version {of_version} of the view, and readers see version {version}.",
+                advice="Begin again without after.",
+            )
+        if of_names != list(names):
+            raise ContradictoryQuery("after is of a page in another order.")
+        return [
+            None if text is None else PARSERS[each.cast](text)
+            for each, text in zip(terms, written, strict=True)
+        ]
+    except (ValueError, TypeError, ArithmeticError) as cause:
+        raise ContradictoryQuery("after is not of an earlier page.") from cause
+
+
+def _written(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, date) else str(value)

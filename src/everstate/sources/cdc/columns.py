@@ -1,0 +1,305 @@
+"""Raw records in, Arrow columns out: what a Spark task makes of a slice of a capture's raw log.
+
+A plain row is a handful of columns, with its state as encoded bytes. Rarer records (a partial row,
+a refused one, a logical message) are encoded in one column, ``rest``. Pure: the same function runs
+in tests without Spark.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from everstate.log.record import RawRecord
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.quick import QuickReader
+from everstate.sources.cdc.reading import (
+    EndedTransaction,
+    RawReader,
+    RefusedRow,
+    SourceIdentity,
+    TransactionProvenance,
+)
+
+WHOLE: Final = 0
+"""A row whose state after is whole, or that was deleted; all of it is in plain columns."""
+OTHER: Final = 1
+"""A row that does not fit into plain columns: ``rest`` has the CleanRow."""
+REFUSED: Final = 2
+"""No row can be made of it: ``rest`` has the reason and the record's bytes."""
+ENDED: Final = 3
+"""The end of a source transaction."""
+NOTE: Final = 4
+"""Provenance of a transaction, from a logical message."""
+SOURCE: Final = 5
+"""The database that the capture reads from here on."""
+STOPPED: Final = 6
+"""The slice has too many bytes: it was read up to this offset, exclusive."""
+NOWHERE: Final = b"{}"
+"""Position of a first snapshot without rows: no record of the raw log has it."""
+EMPTY: Final = 7
+"""A first snapshot that found no row in any table ended before this offset."""
+
+SCHEMA: Final = pa.schema(
+    {
+        "part": pa.int32(),
+        "offset": pa.int64(),
+        "what": pa.int8(),
+        "table": pa.int16(),
+        "op": pa.string(),
+        "key": pa.string(),
+        "state": pa.binary(),
+        "before": pa.binary(),
+        "rest": pa.binary(),
+        "tx": pa.string(),
+        "place": pa.binary(),
+        "position": pa.binary(),
+        "time_us": pa.int64(),
+        "who": pa.binary(),
+        "parents": pa.binary(),
+    }
+)
+"""One row for each source row and each of the other facts, in the order of the raw log.
+
+``part``: number of the raw partition in the read; ``place``: the row's place in the stream that its
+connector writes, as sortable bytes; ``position``: its position as JSON, without the epoch;
+``who``: provenance from the row, as JSON; ``parents``: entity types and keys, as JSON.
+"""
+_NAMES: Final = SCHEMA.names
+_SLICE_BYTES_MAX: Final = 32 * 1_048_576
+"""Bytes of states in one slice; a larger slice is cut, and the next step reads the rest."""
+
+USER: Final = "user"
+"""In :attr:`Rows.who`: the database's user that wrote the row."""
+_encode = msgspec.json.Encoder().encode
+_encode_row = msgspec.msgpack.Encoder().encode
+decode_row = msgspec.msgpack.Decoder(CleanRow).decode
+_Refusal = tuple[RefusedRow, bytes | None, bytes | None]
+decode_refusal = msgspec.msgpack.Decoder(_Refusal).decode
+decode_note = msgspec.msgpack.Decoder(TransactionProvenance).decode
+decode_source = msgspec.msgpack.Decoder(SourceIdentity).decode
+
+
+class Block:
+    """The facts of a source transaction that its rows need; all its rows share one object."""
+
+    __slots__ = ("count", "id", "notes")
+
+    def __init__(self, name: str, notes: Mapping[str, str], count: int | None) -> None:
+        self.id, self.notes = name, notes
+        """Its id, and provenance of all its rows."""
+        self.count = count
+        """How many rows it has; ``None``: unknown, so that its changes carry no block."""
+
+
+@dataclass
+class Rows:
+    """Columns of :data:`SCHEMA` as lists, with what the driver adds to each row."""
+
+    part: list[int]
+    offset: list[int]
+    what: list[int]
+    table: list[int]
+    op: list[str | None]
+    key: list[str | None]
+    state: list[bytes | None]
+    before: list[bytes | None]
+    rest: list[bytes | None]
+    tx: list[str | None]
+    place: list[bytes | None]
+    position: list[bytes | None]
+    time_us: list[int | None]
+    who: list[bytes | None]
+    parents: list[bytes | None]
+    index: list[int | None] = field(default_factory=list)
+    """A row's place in its transaction, from 1; ``None``: it has none."""
+    block: list[Block | None] = field(default_factory=list)
+    """Its transaction; ``None``: it has none, or the capture has no one raw log."""
+
+    @classmethod
+    def of(cls, table: pa.Table | pa.RecordBatch) -> Rows:
+        """The rows that tasks returned."""
+        return cls(*(table.column(name).to_pylist() for name in _NAMES))
+
+    @classmethod
+    def none(cls) -> Rows:
+        """No rows."""
+        return cls(*([] for _ in _NAMES))
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def extend(self, other: Rows) -> None:
+        """Append rows."""
+        for mine, more in zip(self._lists(), other._lists(), strict=True):
+            mine += more
+
+    def split(self, count: int) -> Rows:
+        """Remove the first rows and return them."""
+        lists = self._lists()
+        if count >= len(self):
+            first = Rows(*lists)
+            for name, values in zip(_FIELDS, lists, strict=True):
+                setattr(self, name, values[:0])
+            return first
+        first = Rows(*(values[:count] for values in lists))
+        for values in lists:
+            del values[:count]
+        return first
+
+    def insert_snapshot_end(self, offset: int, *, is_empty: bool) -> None:
+        """Insert the end of a first snapshot before the record at ``offset``.
+
+        ``is_empty``: it had no rows, so that the end is the only sign of it.
+        """
+        at = bisect_left(self.offset, offset)
+        plain: dict[str, object] = {"part": 0, "offset": offset, "table": -1}
+        read = plain | {"what": EMPTY, "op": "r", "position": NOWHERE}
+        inserted = [*([read] if is_empty else []), plain | {"what": ENDED}]
+        for name in _NAMES:
+            getattr(self, name)[at:at] = [row.get(name) for row in inserted]
+
+    def where(self, mask: Sequence[bool]) -> Rows:
+        """The rows for which ``mask`` is true."""
+        lists = [list(compress(values, mask)) if values else [] for values in self._lists()]
+        return Rows(*lists)
+
+    def _lists(self) -> list[list[Any]]:
+        return [getattr(self, name) for name in _FIELDS]
+
+
+_FIELDS: Final = (*_NAMES, "index", "block")
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Reads slices of a raw log into columns; can be sent to Spark's tasks."""
+
+    reader: RawReader
+    names: Sequence[str]
+    """For each part, the last part of its topic's name; "": the one raw log of a capture."""
+    tables: Mapping[str, int]
+    """Table → its number."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the columns."""
+        return SCHEMA
+
+    @property
+    def header_names(self) -> Sequence[str]:
+        """Headers of a record that are wanted."""
+        return self.reader.header_names
+
+    def begin(self) -> SliceReading:
+        """Begin a slice."""
+        return SliceReading(self)
+
+
+class SliceReading:
+    """Reads one slice, batch by batch; records beyond its size limit are left to the next read."""
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self._quick = QuickReader.of(slices.reader)
+        self._size = 0
+        self._is_stopped = False
+
+    def columns(self, records: Iterable[RawRecord]) -> pa.RecordBatch:
+        """The contents of records, as columns."""
+        return as_batch([] if self._is_stopped else list(self._rows(records)))
+
+    def _rows(self, records: Iterable[RawRecord]) -> Iterator[tuple[Any, ...]]:
+        slices = self._slices
+        read, names, tables = slices.reader.read, slices.names, slices.tables
+        is_bare, size, quick = slices.reader.is_bare, self._size, self._quick
+        for part, offset, key, value, headers, at_ms in records:
+            if size > _SLICE_BYTES_MAX:
+                self._is_stopped = True
+                yield (part, offset, STOPPED, -1, *_NOTHING)
+                return
+            if quick is not None and headers == _PLAIN:
+                row = quick.read(key, value)
+                if row is not None:
+                    table, op, name, state, before, *rest = row
+                    if state is not None:
+                        size += len(state)
+                    size += 100
+                    yield (
+                        part, offset, WHOLE, tables[table], op, name, state, before, None, *rest
+                    )  # fmt: skip
+                    continue
+            for one in read(names[part], key, value, headers, at_ms):
+                size += 100
+                if isinstance(one, CleanRow):
+                    state, number = one.state, tables[one.table]
+                    if state is not None:
+                        size += len(state)
+                    if one.is_plain or is_bare:
+                        yield (
+                            part, offset, WHOLE, number, one.op, one.key, state, one.before, None,
+                            one.transaction, one.place, _position(one), one.time_us, _who(one),
+                            _encode(one.parents) if one.parents else None,
+                        )  # fmt: skip
+                        continue
+                    encoded = _encode_row(one)
+                    size += len(encoded)
+                    yield (
+                        part, offset, OTHER, number, one.op, one.key, None, None, encoded,
+                        one.transaction, one.place, _position(one), one.time_us, None, None,
+                    )  # fmt: skip
+                elif isinstance(one, RefusedRow):
+                    encoded = _encode_row((one, key, value))
+                    size += len(encoded)
+                    yield (
+                        part, offset, REFUSED, tables.get(one.table, -1), one.op, one.key, None,
+                        None, encoded, one.transaction, one.place, _position(one), one.time_us,
+                        None, None,
+                    )  # fmt: skip
+                else:
+                    yield _fact(part, offset, one)
+        self._size = size
+
+
+_PLAIN: Final = (None, None)
+"""Header values of an ordinary row."""
+_NOTHING: Final = (None,) * (len(_NAMES) - 4)
+
+
+def _fact(
+    part: int, offset: int, one: EndedTransaction | TransactionProvenance | SourceIdentity
+) -> tuple[Any, ...]:
+    """The columns of a record that is about rows and is not a row."""
+    if isinstance(one, EndedTransaction):
+        return (part, offset, ENDED, -1, None, None, None, None, None, one.id, *_NOTHING[6:])
+    rest = _encode_row(one)
+    if isinstance(one, SourceIdentity):
+        return (part, offset, SOURCE, -1, None, None, None, None, rest, *_NOTHING[5:])
+    return (
+        part, offset, NOTE, -1, "m", one.prefix, None, None, rest,
+        one.transaction, one.place, None, one.time_us, None, None,
+    )  # fmt: skip
+
+
+def _position(row: CleanRow | RefusedRow) -> bytes | None:
+    return _encode(row.position) if row.position else None
+
+
+def _who(row: CleanRow) -> bytes | None:
+    """Provenance from a row, and the database user that wrote it, as JSON."""
+    if row.user is None:
+        return _encode(row.provenance) if row.provenance else None
+    return _encode({**row.provenance, USER: row.user})
+
+
+def as_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows of :data:`SCHEMA` as an Arrow batch."""
+    columns = zip(*rows, strict=True) if rows else ([] for _ in _NAMES)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

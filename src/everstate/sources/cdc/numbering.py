@@ -1,0 +1,587 @@
+"""One pass over a batch of rows, in source order: makes changes with versions, or holds rows.
+
+It modifies only :class:`States` and the held entities; the caller publishes the records and commits
+both. Plain rows are numbered directly from their columns; any other row becomes a
+:class:`CleanRow` first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from everstate.changes import Kind
+from everstate.changes.keys import EntityKey
+from everstate.errors import HeldOverflow
+from everstate.sources.cdc.absent import AbsentRows
+from everstate.sources.cdc.balance import DEAD, PUBLISHED, SKIPPED, Outcomes
+from everstate.sources.cdc.columns import (
+    OTHER,
+    REFUSED,
+    SOURCE,
+    USER,
+    WHOLE,
+    Rows,
+    decode_refusal,
+    decode_row,
+    decode_source,
+)
+from everstate.sources.cdc.completion import (
+    DELETED_BEFORE,
+    NEVER_SEEN,
+    PRIOR_UNKNOWN,
+    READ_BEFORE,
+    SUPERSEDED,
+    TRUNCATED,
+    UNCHANGED,
+    Completed,
+    HeldBack,
+    Known,
+    Skipped,
+    complete,
+    is_settling,
+    was_read,
+)
+from everstate.sources.cdc.composing import CaptureComposer, Origin, RawPlace, RefusedRecord
+from everstate.sources.cdc.holding import Doubts, HeldEntity
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.reading import RawReader
+from everstate.sources.cdc.rows import Unreadable, behind, is_after
+from everstate.sources.cdc.states import States, encoded_position
+from everstate.sources.cdc.stream import SEEN
+
+RawPartitions = Sequence[tuple[str, int]]
+"""Topic and partition of each part of the raw log."""
+_NO_NOTES: Final[Mapping[str, str]] = {}
+_decode = msgspec.json.decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class NumberedBatch:
+    """The outcome of one batch of rows."""
+
+    refused: list[RefusedRecord] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    outcomes: Outcomes = field(default_factory=Counter)
+    """What became of each row, by table; rows that wait have none yet."""
+    read: Counter[str] = field(default_factory=Counter)
+    """Rows that were read, by table; and each delete by a truncation or a repeated snapshot."""
+    changes: int = 0
+    overdue: int = 0
+    """Held rows that were released without their parent, or without the name of a code."""
+    held_changed: set[EntityKey] = field(default_factory=set)
+
+    def skip(self, table: str, reason: str, rows: int = 1) -> None:
+        """Count rows that change nothing."""
+        self.skipped[reason] += rows
+        self.outcomes[table, SKIPPED] += rows
+
+    def refuse(
+        self,
+        table: str,
+        entity: str | None,
+        reason: str,
+        place: RawPlace,
+        raw: tuple[bytes | None, bytes | None] | None = None,
+    ) -> None:
+        """Record a row that becomes a dead letter."""
+        self.refused.append(RefusedRecord(entity, reason, place, raw))
+        self.outcomes[table, DEAD] += 1
+
+
+class Numbering:
+    """Turns rows into the next versions of their entities.
+
+    A row that no message can be made of is refused, and its entity stays as it was.
+    """
+
+    def __init__(
+        self,
+        reader: RawReader,
+        composer: CaptureComposer,
+        held: dict[EntityKey, HeldEntity],
+        *,
+        held_max: int = 10_000,
+        epoch: int = 1,
+        is_trusted: bool = False,
+    ) -> None:
+        """``epoch``: the epoch of the positions of the next rows.
+
+        ``is_trusted``: the stream has dropped all re-reads; else the position of each row is
+        compared with that of its entity.
+        """
+        self._reader, self._composer, self._held = reader, composer, held
+        self._capture = reader.capture
+        self._held_max = held_max
+        self.epoch, self.is_trusted = epoch, is_trusted
+        self._doubts = Doubts(held, held_max)
+        self._waiting: dict[EntityKey, set[EntityKey]] = defaultdict(set)
+        self._names = list(self._capture.tables)
+        self._now_s = 0.0
+        self._states: States
+        for entity, one in held.items():
+            if one.waits_for is not None:
+                self._waiting[one.waits_for].add(entity)
+
+    def run(
+        self,
+        rows: Rows,
+        parts: RawPartitions,
+        states: States,
+        now_s: float,
+        *,
+        has_read_all: bool = True,
+    ) -> NumberedBatch:
+        """Process rows in source order; each becomes changes, or is skipped, held or refused.
+
+        ``parts``: topic and partition of each number in ``rows.part``. ``has_read_all``: no record
+        is left to read, so that held rows that are overdue are released. Raises HeldOverflow when
+        too many rows are held; then nothing may be committed.
+        """
+        batch, self._now_s, self._states = NumberedBatch(), now_s, states
+        self._load(rows)
+        for at, what in enumerate(rows.what):
+            if what == WHOLE:
+                if rows.block[at] is SEEN:
+                    self._seen(batch, rows.table[at])
+                elif not self._quick(batch, rows, at, parts):
+                    self._take(batch, self._clean(rows, at), _place(rows, at, parts))
+            elif what == OTHER:
+                if rows.block[at] is SEEN:
+                    self._seen(batch, rows.table[at])
+                    continue
+                row, place = self._clean(rows, at), _place(rows, at, parts)
+                if row.op == "t":
+                    self._truncate(batch, row, place)
+                else:
+                    self._take(batch, row, place)
+            elif what == REFUSED:
+                self._refuse(batch, rows, at, parts)
+            elif what == SOURCE:
+                source = decode_source(rows.rest[at] or b"")
+                self.epoch = max(self.epoch, source.epoch)
+        for table, count in Counter(
+            number for number, what in zip(rows.table, rows.what, strict=True) if what <= REFUSED
+        ).items():
+            batch.read[self._names[table] if table >= 0 else ""] += count
+        if has_read_all:
+            self._let_overdue_go(batch)
+        self._make_room(batch)
+        return batch
+
+    def _load(self, rows: Rows) -> None:
+        """Look up the states of all entities that the rows may need."""
+        prefixes = [way.prefix for way in self._composer.ways]
+        names = {
+            prefixes[table] + key
+            for table, key, what in zip(rows.table, rows.key, rows.what, strict=True)
+            if what <= OTHER and key is not None
+        }
+        for encoded in rows.parents:
+            if encoded is not None:
+                names.update(f"{entity}\0{key}" for entity, key in _decode(encoded))
+        self._states.load(names)
+
+    def _quick(self, batch: NumberedBatch, rows: Rows, at: int, parts: RawPartitions) -> bool:
+        """Number a plain row of an entity without held rows; ``False``: it needs :meth:`_take`."""
+        key = rows.key[at]
+        assert key is not None
+        way = self._composer.ways[rows.table[at]]
+        if self._held and not self._doubts.is_clear(way.entity, key):
+            return False
+        name = way.prefix + key
+        known = self._states.cache.get(name)
+        op, state, position = rows.op[at] or "", rows.state[at], rows.position[at]
+        if position is not None:
+            position = position.replace(b"[", b"[%d," % self.epoch)
+        if known is not None and not self.is_trusted and position is not None:
+            if was_read(_decode(position), known):
+                batch.skip(way.name, READ_BEFORE)
+                return True
+        if known is None or known.is_deleted:
+            if op == "d":
+                if known is None and rows.before[at] is not None:
+                    return False
+                batch.skip(way.name, NEVER_SEEN if known is None else DELETED_BEFORE)
+                return True
+            if known is None and op == "u" and rows.before[at] is not None:
+                return False
+            kind, original = Kind.CREATED, None
+        elif op == "d":
+            kind, original = Kind.DELETED, known.image
+        elif known.image == state:
+            batch.skip(way.name, UNCHANGED)
+            return True
+        else:
+            kind, original = Kind.UPDATED, known.image
+        if rows.parents[at] is not None and self._is_early(rows.parents[at], op):
+            return False
+        block = rows.block[at]
+        origin = Origin(
+            key,
+            op,
+            RawPlace(*parts[rows.part[at]], rows.offset[at]),
+            position,
+            rows.time_us[at],
+            rows.tx[at],
+            rows.index[at] if rows.index else None,
+            None if block is None else block.count,
+            rows.who[at],
+            _NO_NOTES if block is None else block.notes,
+            op == "r",
+        )
+        version = 1 if known is None else known.version + 1
+        try:
+            is_baseline = kind is Kind.CREATED and op != "c"
+            made = self._composer.make(
+                way, origin, version, kind, state, original, is_baseline=is_baseline
+            )
+        except Unreadable:
+            return False  # _take tries it again and records the refusal
+        self._composer.take(way, key, made)
+        batch.changes += 1
+        batch.outcomes[way.name, PUBLISHED] += 1
+        place = position if position is not None else (b"" if known is None else known.place)
+        image = state if state is not None else original
+        assert image is not None
+        self._states.put(name, Known(version, image, state is None, place))
+        if self._waiting:
+            self._wake(batch, (way.entity, key))
+        return True
+
+    def _is_early(self, parents: bytes | None, op: str) -> bool:
+        """Whether one of the parents is not in the log; deletes and snapshot rows never wait."""
+        if op in ("d", "r") or not self._capture.parents_first:
+            return False
+        for entity, key in _decode(parents or b"[]"):
+            parent = self._states.get(entity, key)
+            if parent is None or parent.is_deleted:
+                return True
+        return False
+
+    def _clean(self, rows: Rows, at: int) -> CleanRow:
+        """The CleanRow of a row, with the epoch in its position and its transaction's facts."""
+        block, rest = rows.block[at], rows.rest[at]
+        if rest is not None:
+            row = decode_row(rest)
+            row.position = {s: [self.epoch, *place] for s, place in row.position.items()}
+        else:
+            row = self._of_columns(rows, at)
+        if block is not None:
+            row.index, row.count = rows.index[at], block.count
+            if block.notes:
+                row.provenance = {**row.provenance, **block.notes}
+        return row
+
+    def _of_columns(self, rows: Rows, at: int) -> CleanRow:
+        who: dict[str, str] = _decode(rows.who[at] or b"{}")
+        user = who.pop(USER, None)
+        position: dict[str, list[int | str]] = _decode(rows.position[at] or b"{}")
+        op = rows.op[at] or ""
+        return CleanRow(
+            table=self._names[rows.table[at]],
+            op=op,
+            key=rows.key[at] or "",
+            columns={},
+            state=rows.state[at],
+            before=rows.before[at],
+            position={scheme: [self.epoch, *place] for scheme, place in position.items()},
+            transaction=rows.tx[at],
+            time_us=rows.time_us[at],
+            is_snapshot=op == "r",
+            provenance=who,
+            user=user,
+            parents=[(e, k) for e, k in _decode(rows.parents[at] or b"[]")],
+            place=rows.place[at],
+        )
+
+    def _seen(self, batch: NumberedBatch, table: int) -> None:
+        batch.skip(self._names[table], READ_BEFORE)
+
+    def _entity(self, table: str) -> str:
+        return self._capture.tables[table].entity
+
+    def _take(self, batch: NumberedBatch, row: CleanRow, place: RawPlace) -> None:
+        entity = (self._entity(row.table), row.key)
+        held = self._held.get(entity)
+        row.at = place
+        if held is None:
+            is_unsure = self._doubts.is_unsure(entity, self._states.get(*entity))
+            outcome = self._try(batch, row, place, is_unsure=is_unsure, is_overdue=False)
+            if isinstance(outcome, HeldBack):
+                held = HeldEntity(
+                    row.table, *entity, row.columns, outcome.reason, self._now_s, [row]
+                )
+                held.is_unsure = is_unsure
+                self._hold(batch, entity, held, outcome)
+                if held.waits_for_other and self._waits_for_itself(entity):
+                    self._release(batch, entity, held, is_overdue=True)
+            elif isinstance(outcome, Completed):
+                self._wake(batch, entity)
+            elif outcome is None:
+                self._doubt(batch, entity, row.table, row.columns, row.position)
+            return
+        held.rows.append(row)
+        batch.held_changed.add(entity)
+        self._release(batch, entity, held)
+
+    def _try(
+        self,
+        batch: NumberedBatch,
+        row: CleanRow,
+        place: RawPlace,
+        *,
+        is_unsure: bool,
+        is_overdue: bool,
+    ) -> Completed | Skipped | HeldBack | None:
+        """Complete one row and apply its changes; ``None``: it was refused."""
+        entity = self._entity(row.table)
+        known = self._states.get(entity, row.key)
+        try:
+            outcome = complete(
+                row,
+                known,
+                self._reader.mapping(row.table),
+                self._states.get,
+                is_unsure=is_unsure,
+                parents_first=self._capture.parents_first,
+                is_overdue=is_overdue,
+            )
+            if isinstance(outcome, Completed):
+                self._apply(batch, row, known, outcome, place)
+        except Unreadable as cause:
+            batch.refuse(row.table, entity, str(cause), place)
+            return None
+        if isinstance(outcome, Skipped):
+            batch.skip(row.table, outcome.reason)
+        return outcome
+
+    def _apply(
+        self,
+        batch: NumberedBatch,
+        row: CleanRow,
+        known: Known | None,
+        outcome: Completed,
+        place: RawPlace,
+    ) -> None:
+        """Make the records of a row's changes and set its state; may raise Unreadable."""
+        way = self._composer.ways[self._names.index(row.table)]
+        position = encoded_position(row.position)
+        origin = _origin(row, place, position or None)
+        version, made = 0 if known is None else known.version, []
+        for part, step in enumerate(outcome.steps):
+            version += 1
+            made.append(
+                self._composer.make(
+                    way,
+                    origin,
+                    version,
+                    step.kind,
+                    step.current,
+                    step.original,
+                    part,
+                    is_baseline=step.is_baseline,
+                )
+            )
+        for records in made:
+            self._composer.take(way, row.key, records)
+        batch.changes += len(made)
+        batch.outcomes[row.table, PUBLISHED] += 1
+        is_deleted = step.kind is Kind.DELETED
+        image = step.original if is_deleted else step.current
+        assert image is not None
+        if not position:
+            position = self._doubts.settled_at(row.table, known)
+        self._states.put(way.prefix + row.key, Known(version, image, is_deleted, position))
+
+    def _hold(
+        self, batch: NumberedBatch, entity: EntityKey, held: HeldEntity, why: HeldBack
+    ) -> None:
+        held.reason = why.reason
+        if held.waits_for is not None:
+            self._waiting[held.waits_for].discard(entity)
+        held.waits_for = None
+        if why.entity is not None and why.key is not None:
+            held.waits_for = (why.entity, why.key)
+            self._waiting[held.waits_for].add(entity)
+        self._held[entity] = held
+        batch.held_changed.add(entity)
+
+    def _release(
+        self, batch: NumberedBatch, entity: EntityKey, held: HeldEntity, *, is_overdue: bool = False
+    ) -> None:
+        """Process the held rows of an entity, oldest first, until one has to wait again."""
+        while held.rows:
+            row = held.rows[0]
+            assert row.at is not None
+            outcome = self._try(
+                batch, row, RawPlace(*row.at), is_unsure=held.is_unsure, is_overdue=is_overdue
+            )
+            if isinstance(outcome, HeldBack):
+                if outcome.reason == PRIOR_UNKNOWN and self._supersede(batch, held):
+                    continue
+                self._hold(batch, entity, held, outcome)
+                is_overdue = held.waits_for_other and self._waits_for_itself(entity)
+                if is_overdue:
+                    continue
+                return
+            held.rows.pop(0)
+            batch.held_changed.add(entity)
+            if outcome is None:
+                held.is_unsure = True
+            elif isinstance(outcome, Completed) or is_settling(row):
+                held.is_unsure = False
+            if is_overdue:
+                batch.overdue += 1
+                is_overdue = False
+            if isinstance(outcome, Completed):
+                self._wake(batch, entity)
+        if held.is_unsure:
+            return
+        if held.waits_for is not None:
+            self._waiting[held.waits_for].discard(entity)
+        self._held.pop(entity, None)
+
+    def _supersede(self, batch: NumberedBatch, held: HeldEntity) -> bool:
+        """Skip held rows that come before a row that determines the entity's state by itself.
+
+        If that row has no position (it is an incremental snapshot's), it gets one directly after
+        the skipped rows: if a connector writes these again, they are recognised as older.
+        """
+        for index, row in enumerate(held.rows[1:], 1):
+            if is_settling(row):
+                if not row.position:
+                    row.position = behind([one.position for one in held.rows[:index]])
+                for given_up in held.rows[:index]:
+                    batch.skip(given_up.table, SUPERSEDED)
+                del held.rows[:index]
+                return True
+        return False
+
+    def _wake(self, batch: NumberedBatch, entity: EntityKey) -> None:
+        """Process held rows that waited for this entity, which has just got a newer state."""
+        if not self._waiting:
+            return
+        for waiting in sorted(self._waiting.pop(entity, ())):
+            held = self._held.get(waiting)
+            if held is not None:
+                self._release(batch, waiting, held)
+
+    def _refuse(self, batch: NumberedBatch, rows: Rows, at: int, parts: RawPartitions) -> None:
+        row, key, value = decode_refusal(rows.rest[at] or b"")
+        if rows.block[at] is SEEN:
+            batch.skip(row.table, READ_BEFORE)
+            return
+        table = self._capture.tables.get(row.table)
+        entity = None if table is None else table.entity
+        batch.refuse(row.table, entity, row.reason, _place(rows, at, parts), (key, value))
+        if entity is not None and row.key is not None:
+            stored: dict[str, list[int | str]] = _decode(rows.position[at] or b"{}")
+            position = {scheme: [self.epoch, *place] for scheme, place in stored.items()}
+            self._doubt(batch, (entity, row.key), row.table, row.columns, position)
+
+    def _doubt(
+        self,
+        batch: NumberedBatch,
+        entity: EntityKey,
+        table: str,
+        columns: dict[str, Any],
+        position: Mapping[str, list[int | str]],
+    ) -> None:
+        """Record a refused row: its entity's state is uncertain until a whole row comes."""
+        batch.held_changed |= self._doubts.add(entity, table, columns, position, self._now_s)
+
+    def _truncate(self, batch: NumberedBatch, row: CleanRow, place: RawPlace) -> None:
+        """Delete every known entity of the table whose newest change is before the truncation."""
+        entity = self._entity(row.table)
+        batch.skip(row.table, TRUNCATED)
+        for key in list(self._states.alive(entity)):
+            known = self._states.get(entity, key)
+            assert known is not None
+            if row.position and is_after(row.position, known.position) is False:  # type: ignore[arg-type]
+                continue
+            gone = msgspec.structs.replace(row, op="d", key=key, columns={})
+            batch.read[row.table] += 1
+            self._take(batch, gone, place)
+
+    def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
+        """Delete every known entity that is missing in a first snapshot that was taken again."""
+        batch, self._now_s, self._states = NumberedBatch(), now_s, states
+        schemes = _decode(absent.position)
+        position = {name: [self.epoch, *place] for name, place in schemes.items()}
+        for table, entity in absent.tables.items():
+            there = absent.keys[entity]
+            for key in [key for key in states.alive(entity) if key not in there]:
+                gone = CleanRow(
+                    table=table,
+                    op="d",
+                    key=key,
+                    columns={},
+                    position=position,
+                    time_us=absent.time_us,
+                    is_snapshot=True,
+                )
+                batch.read[table] += 1
+                self._take(batch, gone, absent.place)
+        return batch
+
+    def _let_overdue_go(self, batch: NumberedBatch) -> None:
+        """Release rows that waited over ``parent_wait_s`` for a parent or the name of a code."""
+        for entity, held in list(self._held.items()):
+            late = self._now_s - held.since_s > self._capture.parent_wait_s
+            if late and held.waits_for_other and entity in self._held:
+                self._release(batch, entity, held, is_overdue=True)
+
+    def _make_room(self, batch: NumberedBatch) -> None:
+        """While too many rows are held, release the oldest that wait for other entities only."""
+        while (waiting := sum(len(one.rows) for one in self._held.values())) > self._held_max:
+            can_go = [entity for entity, one in self._held.items() if one.waits_for_other]
+            if not can_go:
+                raise HeldOverflow(
+                    f"capture {self._capture.name}",
+                    waiting,
+                    self._held_max,
+                    why="because the state before is unknown",
+                    advice="Raise the limit; then a snapshot of their keys lets them go on "
+                    f"(`everstate cdc held {self._capture.name}` shows them).",
+                )
+            for entity in can_go[: waiting - self._held_max]:
+                held = self._held.get(entity)
+                if held is not None and held.waits_for_other:
+                    self._release(batch, entity, held, is_overdue=True)
+
+    def _waits_for_itself(self, entity: EntityKey) -> bool:
+        """Whether entities wait for each other in a cycle, so that none would ever be released."""
+        seen, at = {entity}, self._held[entity].waits_for
+        while at is not None and at not in seen:
+            seen.add(at)
+            other = self._held.get(at)
+            at = None if other is None else other.waits_for
+        return at == entity
+
+
+def _place(rows: Rows, at: int, parts: RawPartitions) -> RawPlace:
+    return RawPlace(*parts[rows.part[at]], rows.offset[at])
+
+
+def _origin(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
+    """The facts about a row that its changes contain; the row may have been held before."""
+    provenance = row.provenance if row.user is None else {**row.provenance, USER: row.user}
+    return Origin(
+        row.key,
+        row.op,
+        place,
+        position,
+        row.time_us,
+        row.transaction,
+        row.index,
+        None if row.count is None or row.index is None else max(row.count, row.index),
+        _encode(provenance) if provenance else None,
+        _NO_NOTES,
+        row.is_snapshot,
+    )

@@ -1,0 +1,246 @@
+"""Checks outbox rows against our newest states: makes changes, holds or refuses rows (C6, C14).
+
+The service assigns the versions; this module ensures that each version reaches the log once, in
+order and without gaps. A row that cannot be published blocks only its own key: later versions of
+that key are held.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from everstate.changes import EntityType, Kind
+from everstate.changes.codec import headers_of
+from everstate.changes.keys import EntityKey
+from everstate.declarations.captures import Capture
+from everstate.errors import HeldOverflow, InvalidChange
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames
+from everstate.sources.cdc.balance import PUBLISHED
+from everstate.sources.cdc.columns import OTHER, REFUSED, Rows, decode_refusal, decode_row
+from everstate.sources.cdc.completion import READ_BEFORE, Known
+from everstate.sources.cdc.composing import RawPlace
+from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.outbox_reading import POSITION, VERSION, routed
+from everstate.sources.cdc.states import States, encoded_position
+
+LOGGER: Final = logging.getLogger("everstate.sources.cdc")
+
+
+class RoutedRecords:
+    """Collects the records of a batch; their values are the messages that RoutedReader made."""
+
+    def __init__(self, names: TopicNames) -> None:
+        self._names = names
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._changes: list[OutRecord] = []
+        self._newest: dict[EntityKey, OutRecord] = {}
+
+    def add(self, entity: str, row: CleanRow) -> None:
+        """Add the records of a row."""
+        change, key = routed(row), row.key.encode()
+        headers = headers_of(
+            entity,
+            change.id,
+            row.key,
+            change.kind,
+            change.recorded_at,
+            change.provenance.service_name,
+            None if change.event is None else change.event.type,
+        )
+        self._changes.append(OutRecord(self._names.changes(entity), key, row.state, headers))
+        state = OutRecord(self._names.state(entity), key, row.state, headers)
+        self._newest[entity, row.key] = state
+
+    def all(self) -> list[OutRecord]:
+        """Records of `.changes` in order, then the newest of each entity for `.state` (C2)."""
+        return [*self._changes, *self._newest.values()]
+
+
+class OutboxNumbering:
+    """Publishes each row only when the version before it is in the log.
+
+    It modifies only :class:`States` and the held entities; the caller publishes the records and
+    commits both.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        entities: Mapping[str, EntityType],
+        records: RoutedRecords,
+        held: dict[EntityKey, HeldEntity],
+        *,
+        held_max: int = 10_000,
+    ) -> None:
+        self._capture, self._entities, self._records = capture, entities, records
+        self._held, self._held_max = held, held_max
+        self._states: States
+        self._names = list(capture.tables)
+
+    def run(
+        self, rows: Rows, parts: Sequence[tuple[str, int]], states: States, now_s: float
+    ) -> NumberedBatch:
+        """Process rows in partition order; each is published, skipped, held or refused.
+
+        Raises HeldOverflow when too many rows are held; then nothing may be committed.
+        """
+        batch, self._states = NumberedBatch(), states
+        self._load(rows)
+        for at, what in enumerate(rows.what):
+            place = RawPlace(*parts[rows.part[at]], rows.offset[at])
+            if what == OTHER:
+                self._take(batch, decode_row(rows.rest[at] or b""), place, now_s)
+            elif what == REFUSED:
+                row, key, value = decode_refusal(rows.rest[at] or b"")
+                raw = (key, value)
+                batch.refuse(row.table, self._entity(row.table), row.reason, place, raw)
+        read = Counter(
+            number for number, what in zip(rows.table, rows.what, strict=True) if what <= REFUSED
+        )
+        for table, count in read.items():
+            batch.read[self._names[table]] += count
+        self._tell(batch)
+        waiting = sum(len(one.rows) for one in self._held.values())
+        if waiting > self._held_max:
+            raise HeldOverflow(
+                f"capture {self._capture.name}",
+                waiting,
+                self._held_max,
+                advice="Look for the lost versions in the service's outbox "
+                f"(`everstate cdc held {self._capture.name}`), or raise the limit.",
+            )
+        return batch
+
+    def _load(self, rows: Rows) -> None:
+        entities = [self._entity(name) for name in self._names]
+        self._states.load(
+            f"{entities[table]}\0{key}"
+            for table, key in zip(rows.table, rows.key, strict=True)
+            if table >= 0 and key is not None
+        )
+
+    def _entity(self, table: str) -> str:
+        return self._capture.tables[table].entity
+
+    def _take(self, batch: NumberedBatch, row: CleanRow, place: RawPlace, now_s: float) -> None:
+        entity = (self._entity(row.table), row.key)
+        known = self._states.get(*entity)
+        awaited = 1 if known is None else known.version + 1
+        row.at = place
+        if _version(row) > awaited:
+            self._hold(batch, row, place, awaited, now_s)
+        elif known is not None and _version(row) < awaited:
+            self._again(batch, row, place, known)
+        elif self._apply(batch, row, place, known):
+            self._release(batch, entity)
+
+    def _again(self, batch: NumberedBatch, row: CleanRow, place: RawPlace, known: Known) -> None:
+        """Handle a version that the log has already: a re-read, or a second row with it (C6).
+
+        Only the id of the newest version is known; rows of older versions are skipped as re-reads.
+        """
+        newest = known.position.get(POSITION)
+        if _version(row) == known.version and newest and newest != row.position[POSITION]:
+            reason = f"version {known.version} is in the log already, with the id {newest[0]}"
+            self._refuse(batch, row, reason, place)
+        else:
+            batch.skip(row.table, READ_BEFORE)
+
+    def _apply(
+        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, known: Known | None
+    ) -> bool:
+        """Publish the version that comes next; ``False``: it was refused, and is still awaited."""
+        entity, change, version = self._entity(row.table), routed(row), _version(row)
+        before = None if known is None or known.is_deleted else known.image
+        if not _is_same(self._entities[entity], before, change.original):
+            found = "there was none" if before is None else "it differs"
+            reason = (
+                f"originalEntityState of version {version} is not the state after version "
+                f"{version - 1} ({found})"
+            )
+            self._refuse(batch, row, reason, place)
+            return False
+        self._records.add(entity, row)
+        batch.changes += 1
+        batch.outcomes[row.table, PUBLISHED] += 1
+        image = change.original if change.current is None else change.current
+        assert image is not None
+        position = encoded_position(row.position)
+        newer = Known(version, image, Kind(change.kind) is Kind.DELETED, position)
+        self._states.put(f"{entity}\0{row.key}", newer)
+        return True
+
+    def _hold(
+        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, awaited: int, now_s: float
+    ) -> None:
+        """Hold a row while an earlier version is missing, in the order of the versions."""
+        entity = (self._entity(row.table), row.key)
+        held = self._held.get(entity)
+        if held is None:
+            held = self._held[entity] = HeldEntity(row.table, *entity, {}, "", now_s)
+        for other in held.rows:
+            if _version(other) == _version(row):
+                if other.position == row.position:
+                    batch.skip(row.table, READ_BEFORE)
+                else:
+                    self._refuse(batch, row, f"version {_version(row)} is held already", place)
+                return
+        held.reason = f"version {awaited} is awaited"
+        insort(held.rows, row, key=_version)
+        batch.held_changed.add(entity)
+
+    def _release(self, batch: NumberedBatch, entity: EntityKey) -> None:
+        """Process held rows as long as their version is the next one."""
+        held = self._held.get(entity)
+        if held is None:
+            return
+        batch.held_changed.add(entity)
+        while held.rows:
+            row, known = held.rows[0], self._states.get(*entity)
+            assert known is not None
+            if _version(row) != known.version + 1:
+                held.reason = f"version {known.version + 1} is awaited"
+                return
+            held.rows.pop(0)
+            assert row.at is not None
+            self._apply(batch, row, RawPlace(*row.at), known)
+        del self._held[entity]
+
+    def _tell(self, batch: NumberedBatch) -> None:
+        """Log one line about the keys that this batch holds, with one of them as an example."""
+        waiting = sorted(entity for entity in batch.held_changed if entity in self._held)
+        if waiting:
+            LOGGER.warning(
+                "capture %s: rows of %d keys are held; of %s %r %s",
+                *(self._capture.name, len(waiting), *waiting[0], self._held[waiting[0]].reason),
+            )
+
+    def _refuse(self, batch: NumberedBatch, row: CleanRow, reason: str, place: RawPlace) -> None:
+        batch.refuse(row.table, self._entity(row.table), reason, place)
+
+
+def _version(row: CleanRow) -> int:
+    # Rows that earlier versions of everstate held have it in ``columns``.
+    return int((row.known or row.columns)[VERSION])
+
+
+def _is_same(entity_type: EntityType, known: bytes | None, original: bytes | None) -> bool:
+    """Whether two states are equal by the model: our older state may lack fields added since."""
+    if known == original:
+        return True
+    if known is None or original is None:
+        return False
+    try:
+        return entity_type.encode(entity_type.validate_json(known)) == original
+    except InvalidChange:
+        return False

@@ -1,0 +1,135 @@
+"""The fast path from a row of our own connectors to columns; rare rows take the normal path.
+
+It gives the same result as :class:`~everstate.sources.cdc.reading.RawReader` at half the cost: only
+the needed parts of an event are decoded, and no intermediate objects are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from everstate.sources.cdc.placeholders import placeholder_of, setting_of
+from everstate.sources.cdc.reading import RawReader
+from everstate.sources.cdc.rows import Unreadable
+from everstate.sources.cdc.shapes.places import position_of, stream_place
+
+_NO_TYPES: Final[Mapping[str, str]] = {}
+_encode = msgspec.json.Encoder().encode
+_decode_key = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Source(msgspec.Struct, gc=False):
+    connector: str
+    snapshot: str
+    table: str
+    schema: str | None = None
+    db: str | None = None
+    txId: int | None = None
+    lsn: int | None = None
+    sequence: str | None = None
+    ts_us: int | None = None
+    gtid: str | None = None
+    file: str | None = None
+    pos: int | None = None
+    row: int | None = None
+
+
+class _Block(msgspec.Struct, gc=False):
+    id: str
+    total_order: int = 0
+
+
+class _Event(msgspec.Struct, gc=False):
+    op: str
+    source: _Source
+    before: msgspec.Raw = msgspec.Raw(b"null")
+    after: dict[str, Any] | None = None
+    transaction: _Block | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_decode_image = msgspec.json.Decoder(dict[str, Any] | None).decode
+Quick = tuple[str, str, str, bytes | None, bytes | None, str | None, bytes, bytes, int, Any, Any]
+"""Table, op, key, state, whole state before, transaction, place, position, time, who, parents."""
+
+
+class QuickReader:
+    """Reads whole rows of a raw log; ``None``: RawReader has to read the record."""
+
+    def __init__(self, reader: RawReader) -> None:
+        self._reader = reader
+        self._placeholder = placeholder_of(setting_of(reader.capture))
+        self._wants_parents = reader.capture.parents_first
+
+    @staticmethod
+    def of(reader: RawReader) -> QuickReader | None:
+        """The quick reader of a capture, where it has one."""
+        capture = reader.capture
+        fits = capture.is_ours and capture.outbox is None and not reader.is_bare
+        return QuickReader(reader) if fits else None
+
+    def read(self, key: bytes | None, value: bytes | None) -> Quick | None:
+        """Parse one row. Cost: about 9 µs for a row of ten columns, half of it the model's."""
+        if key is None or value is None or self._placeholder.may_be_in(value):
+            return None
+        try:
+            event = _decode(value)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        op, source, after = event.op, event.source, event.after
+        if source.snapshot != "false" or source.ts_us is None or source.ts_us <= 0:
+            return None
+        reader = self._reader
+        table = reader.declared(source.schema or source.db, source.table)
+        if not table or op not in _OPS or (after is None) != (op == "d"):
+            return None
+        mapping = reader.mapping(table)
+        if mapping.asks_source or mapping.table.key_columns:
+            return None
+        try:
+            name = mapping.quick_key(key)
+            if name is None:
+                name = mapping.key_of(_decode_key(key))
+            before = state = parents = who = None
+            if mapping.believes_before and op != "c":
+                before = mapping.whole(_decode_image(event.before), _NO_TYPES)
+            if after is not None:
+                fields, codes = mapping.fields(after, _NO_TYPES)
+                if codes:
+                    return None
+                state = mapping.encode(fields, name)
+                if self._wants_parents and mapping.table.parents:
+                    parents = _encode(mapping.parents(fields))
+                if mapping.audits:
+                    who = _encode(mapping.audit(after)) or None
+            elif mapping.audits:
+                return None
+            place, position = _places(source, event.transaction)
+        except (Unreadable, msgspec.MsgspecError):
+            return None
+        if place is None:
+            return None
+        block = event.transaction
+        tx = None if block is None else (str(source.txId) if source.txId is not None else block.id)
+        return (
+            *(table, op, name, state, before, tx, place, position, source.ts_us),
+            *(None if who == b"{}" else who, parents),
+        )
+
+
+_OPS: Final = frozenset({"c", "u", "d"})
+
+
+def _places(source: _Source, block: _Block | None) -> tuple[bytes | None, bytes]:
+    """Place in the stream, and position as JSON without the epoch."""
+    if source.connector == "postgresql":
+        if source.lsn is None:
+            return None, b""
+        place = stream_place("postgresql", {"lsn": source.lsn, "sequence": source.sequence})
+        return place, b'{"lsn":[%d]}' % source.lsn
+    position = {"gtid": source.gtid, "file": source.file, "pos": source.pos, "row": source.row}
+    place = stream_place(source.connector, position, 0 if block is None else block.total_order)
+    return place, _encode(position_of(source.connector, position))

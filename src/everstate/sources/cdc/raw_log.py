@@ -1,0 +1,142 @@
+"""The raw log of a capture: one topic with one partition, or other tools' topics, one per table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from everstate.config import Config
+from everstate.declarations.captures import Capture, Translation, topic_table
+from everstate.errors import LogError
+from everstate.log.client import raw_bytes_max
+from everstate.log.positions import Offsets
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.cdc.holding import HELD
+
+_HOUR_MS: Final = 3_600_000
+
+
+class Parts(NamedTuple):
+    """Partitions of a raw log, by number."""
+
+    places: Sequence[tuple[str, int]]
+    """Topic and partition."""
+    names: Sequence[str]
+    """Last part of each one's topic: a table's, or "" for the one raw log."""
+
+    @property
+    def is_one_log(self) -> bool:
+        """Whether it is the one raw log of a capture whose connector `everstate cdc` runs."""
+        return list(self.names) == [""]
+
+
+def raw_topic(names: TopicNames, capture: Capture) -> str:
+    """The one raw topic of a capture whose connector `everstate cdc` runs."""
+    return names.raw_prefix(capture.name)
+
+
+def parts_of(
+    capture: Capture, topics: Topics, offsets: Offsets, at: Mapping[str, Mapping[int, int]]
+) -> Parts:
+    """The raw partitions of a capture that are to be read now.
+
+    A capture that an earlier version began has a topic for each table: these are read to their
+    ends first, while its connector already writes to the one raw log. ``at``: positions by the
+    topic's last part. Raises LogError when a former topic was written after reading of the one raw
+    log had begun, or the one raw log does not have exactly one partition.
+    """
+    names = topics.names
+    old = [names.raw(capture.name, part) for part in _in_order(capture)]
+    if not capture.is_ours:
+        return _parts(old, names, capture, offsets)
+    one = raw_topic(names, capture)
+    count = topics.partitions(one)
+    if count != 1:
+        raise LogError(
+            f"{one} has {count} partitions. A raw log has one: its order is that of the source.",
+            advice="Make it anew with one partition (`everstate cdc remove --topics`, then "
+            "`cdc add`), and never add partitions to it.",
+        )
+    existing = topics.existing()
+    there = [topic for topic in old if topic in existing]
+    if not there:
+        return Parts([(one, 0)], [""])
+    rest = _parts(there, names, capture, offsets)
+    ends = offsets.stable_ends(there)
+    begins = offsets.beginnings(there)
+    unread = [
+        place
+        for place, name in zip(*rest, strict=True)
+        if ends[place] > at.get(name, {}).get(place[1], begins[place])
+    ]
+    has_moved = offsets.stable_ends([one])[one, 0] > 0
+    if not unread and has_moved:
+        return Parts([(one, 0)], [""])
+    if unread and at.get("", {}).get(0):
+        raise LogError(
+            f"capture {capture.name}: {unread[0][0]} was written after its connector had moved to "
+            f"{one}: two connectors write, and rows would come twice. Nothing was read.",
+            advice=f"Stop the connector that writes to {unread[0][0]}, and delete that topic.",
+        )
+    return rest
+
+
+def ensure_topics(config: Config, capture: Capture, topics: Topics) -> None:
+    """Make the topics that a capture is cleaned from and to, where they are missing."""
+    topics.ensure(capture.entities)
+    size = {"max.message.bytes": str(raw_bytes_max(config))}
+    if capture.is_ours:
+        ensure_raw_log(config, capture, topics)
+    else:
+        raw = [topics.names.raw(capture.name, part) for part in capture.by_topic()]
+        kept = raw_settings(config)
+        topics.ensure_raw(raw, partitions=config.log.partitions, settings=kept)
+    entities = sorted({t.entity for t in capture.tables.values() if t.partials})
+    partials = [topics.names.partials(entity) for entity in entities]
+    hours = config.log.changes_retention_hours
+    settings = {"retention.ms": str(int(hours * _HOUR_MS)), **size}
+    topics.ensure_raw(partials, partitions=config.log.partitions, settings=settings)
+    held = topics.names.capture(capture.name, HELD)
+    topics.ensure_raw([held], partitions=1, settings={"cleanup.policy": "compact", **size})
+    # The topics that connectors write to belong to them, or were made by `everstate cdc add`.
+    topics.raise_sizes([*partials, held], raw_bytes_max(config))
+
+
+def ensure_raw_log(config: Config, capture: Capture, topics: Topics) -> list[str]:
+    """Make the one raw topic of a capture, with exactly one partition; out: topics made."""
+    one = raw_topic(topics.names, capture)
+    made = topics.ensure_raw([one], partitions=1, settings=raw_settings(config))
+    topics.raise_sizes([one], raw_bytes_max(config))
+    return made
+
+
+def raw_settings(config: Config) -> dict[str, str]:
+    """Settings of a raw topic."""
+    return {
+        "retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)),
+        "retention.bytes": str(config.capture.retention_bytes),
+        "max.message.bytes": str(raw_bytes_max(config)),
+    }
+
+
+def _parts(listed: Sequence[str], names: TopicNames, capture: Capture, offsets: Offsets) -> Parts:
+    prefix = len(names.raw_prefix(capture.name)) + 1
+    rank = {topic: number for number, topic in enumerate(listed)}
+    places = sorted(offsets.beginnings(listed), key=lambda place: (rank[place[0]], place[1]))
+    return Parts(places, [topic[prefix:] for topic, _ in places])
+
+
+def _in_order(capture: Capture) -> Iterator[str]:
+    """Last parts of the tables' raw topics, so that tables come after those they refer to."""
+    waits: dict[str, set[str]] = {}
+    for name, table in capture.tables.items():
+        named = {t.entity for t in table.translations.values() if isinstance(t, Translation)}
+        parents = set(table.parents.values()) if capture.parents_first else set()
+        wanted = (named | parents) - {table.entity}
+        waits[name] = {n for n, other in capture.tables.items() if other.entity in wanted}
+    while waits:
+        # Tables that refer to each other have no order: the first one of them begins.
+        first = next((name for name, before in waits.items() if not before & waits.keys()), None)
+        name = next(iter(waits)) if first is None else first
+        del waits[name]
+        yield topic_table(name)

@@ -1,0 +1,114 @@
+"""The newest states of a capture's entities while a batch is numbered, stored in a StateCopy."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from everstate.log.state_copy import StateCopy
+from everstate.sources.cdc.completion import Known
+
+FORM: Final = "clean-1"
+"""Version of the format of the rows below; a copy with another version is not used."""
+_STATE: Final = b"s"
+_HELD: Final = b"h"
+_HEAD = struct.Struct(">QBH")
+
+
+class States:
+    r"""Newest states by entity type and key: looked up in batches, written with the transaction.
+
+    A name is ``<entity type>\0<key>``.
+    """
+
+    def __init__(self, copy: StateCopy) -> None:
+        self._copy = copy
+        self.cache: dict[str, Known | None] = {}
+        """States that were looked up or put in this batch."""
+        self.changed: set[str] = set()
+        """Names of the states that were put."""
+
+    def load(self, names: Iterable[str]) -> None:
+        """Look up states in advance, in one query."""
+        wanted = sorted(name for name in set(names) if name not in self.cache)
+        found = self._copy.get_many([_STATE + name.encode() for name in wanted])
+        for name, row in zip(wanted, found, strict=True):
+            self.cache[name] = None if row is None else known_row(row)
+
+    def get(self, entity: str, key: str) -> Known | None:
+        """Newest state of an entity; ``None``: it was never seen."""
+        name = f"{entity}\0{key}"
+        try:
+            return self.cache[name]
+        except KeyError:
+            row = self._copy.get(_STATE + name.encode())
+        known = self.cache[name] = None if row is None else known_row(row)
+        return known
+
+    def put(self, name: str, known: Known) -> None:
+        """Set a newer state; `get` returns it at once, the batch's commit stores it."""
+        self.cache[name] = known
+        self.changed.add(name)
+
+    def alive(self, entity: str) -> Iterator[str]:
+        """Keys of a type's entities that are not deleted, including changes of this batch."""
+        prefix = f"{entity}\0"
+        own = {name for name in self.changed if name.startswith(prefix)}
+        for row_name, row in self._copy.scan(_STATE + prefix.encode()):
+            name = row_name[1:].decode()
+            if name not in own and not _HEAD.unpack_from(row)[1]:
+                yield name[len(prefix) :]
+        for name in sorted(own):
+            known = self.cache[name]
+            if known is not None and not known.is_deleted:
+                yield name[len(prefix) :]
+
+    def rows(self) -> dict[bytes, bytes | None]:
+        """Rows to store in the copy, for the states that were put."""
+        return {
+            _STATE + name.encode(): state_row(known)
+            for name in self.changed
+            if (known := self.cache[name]) is not None
+        }
+
+    def forget(self) -> None:
+        """Forget the states that were looked up and put."""
+        self.cache, self.changed = {}, set()
+
+
+def state_row(known: Known) -> bytes:
+    """A state as the copy has it."""
+    head = _HEAD.pack(known.version, known.is_deleted, len(known.place))
+    return b"%b%b%b" % (head, known.place, known.image)
+
+
+def state_name(entity: str, key: str) -> bytes:
+    """Name of an entity's row in the copy."""
+    return _STATE + f"{entity}\0{key}".encode()
+
+
+def held_name(key: bytes) -> bytes:
+    """Name of a held entity's row in the copy; ``key`` is its key in the held topic."""
+    return _HELD + key
+
+
+def held_rows_of(copy: StateCopy) -> Iterator[bytes]:
+    """Values of all held entities, as the held topic has them."""
+    for _, row in copy.scan(_HELD):
+        yield row
+
+
+def known_row(row: bytes) -> Known:
+    """A state of the copy."""
+    version, is_deleted, length = _HEAD.unpack_from(row)
+    start = _HEAD.size
+    end = start + length
+    return Known(version, row[end:], bool(is_deleted), row[start:end])
+
+
+def encoded_position(position: Any) -> bytes:
+    """A source position as JSON; empty for none."""
+    return msgspec.json.encode(position) if position else b""

@@ -1,0 +1,73 @@
+"""State of a capture: what Kafka Connect and the database report about its connector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from everstate.sources.cdc.halted import source_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatus:
+    """State of one capture: what Kafka Connect and the database report about its connector."""
+
+    capture: str
+    state: str
+    """Connector state as Connect reports it, ``absent``, or ``unreachable`` when Connect is."""
+    task: str | None
+    connected: bool | None
+    """A session reads the database's log; None: the database cannot be asked."""
+    behind_s: float | None
+    """Seconds since the source wrote the change at the stored position. Heartbeats write to an idle
+    PostgreSQL, so this stays near `capture.heartbeat_s`; an idle MariaDB has 0."""
+    behind_bytes: int | None
+    held_bytes: int | None
+    reason: str | None
+    """First line of the error."""
+    snapshot: str | None = None
+    """Last reported state of the first snapshot, such as ``IN_PROGRESS``; None: none reported."""
+    reads_snapshot: bool = False
+    reads_again: tuple[str, ...] = ()
+    """Tables that an incremental snapshot has still to read."""
+    position: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    """Problems because of which rows of the captured tables are lost or cannot be written."""
+
+    @property
+    def reads(self) -> bool:
+        """Running, and connected or reading its first snapshot."""
+        running = self.state == "RUNNING" and self.task == "RUNNING"
+        return running and (self.connected is True or self.reads_snapshot)
+
+    @property
+    def well(self) -> bool:
+        """It reads, and every table of it can be captured correctly."""
+        return self.reads and not self.problems
+
+
+def states_of(status: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
+    """State of the connector, state of its task, and one line with the cause of a failure."""
+    tasks = status.get("tasks") or []
+    trace, task = trace_of(status), tasks[0]["state"] if tasks else None
+    return str(status["connector"]["state"]), task, None if trace is None else _cause(trace)
+
+
+def trace_of(status: Mapping[str, Any]) -> str | None:
+    """Java's stack trace of a failed connector or task; ``None``: neither has failed."""
+    parts = [status["connector"], *(status.get("tasks") or [])]
+    return next((str(part["trace"]) for part in parts if part.get("trace")), None)
+
+
+def _cause(trace: str) -> str:
+    """The innermost reason of a Java trace, in one line."""
+    lines = [line.strip() for line in trace.splitlines()]
+    causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]
+    return causes[-1].removeprefix("Caused by: ")
+
+
+def age_s(offset: Mapping[str, Any], now_s: float) -> float | None:
+    """Seconds since the source wrote the change at the stored position."""
+    written_s = source_time_s(offset)
+    return None if written_s is None else max(0.0, now_s - written_s)

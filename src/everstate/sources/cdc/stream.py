@@ -1,0 +1,419 @@
+"""The order of a capture's raw log: which rows are re-reads, where transactions end. Pure.
+
+A connector that restarts writes rows once more whose source position it had not stored yet. Each
+row has a place in the stream that the connector writes; a row whose place is not after the last
+place is a re-read, and is dropped *before* the rows of a transaction are counted. The END record
+of a transaction only closes it: its count is the number of its rows in the raw log, over all runs
+of the connector (decision 25).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from everstate.errors import RowsUnplaced, SourceReplaced
+from everstate.sources.cdc.columns import (
+    ENDED,
+    NOTE,
+    NOWHERE,
+    SOURCE,
+    Block,
+    Rows,
+    decode_note,
+    decode_source,
+)
+from everstate.sources.cdc.shapes.places import lacks_position
+
+LOGGER = logging.getLogger("everstate.sources.cdc")
+
+SEEN: Final = Block("", {}, None)
+"""Block of a row that was read before."""
+StreamRow = tuple[int, str | None, str | None]
+"""Number of the table, op and key."""
+
+
+class EndedSnapshot(NamedTuple):
+    """A first snapshot that the connector took although rows had been read before it."""
+
+    position: bytes
+    first: int
+    end: int
+    """Offset after its last row in the raw log."""
+
+
+class Open(msgspec.Struct, omit_defaults=True):
+    """A source transaction whose rows are published in several batches."""
+
+    id: str
+    count: int | None = None
+    """Number of its rows; ``None``: unknown, since its rows were released before its END record
+    was read, so that its changes carry no block."""
+    done: int = 0
+    """Of these, how many are published."""
+    notes: dict[str, str] = {}
+    """Provenance of all its rows."""
+
+
+class SnapshotRun(msgspec.Struct, omit_defaults=True):
+    """A first snapshot whose rows are being read, up to the first row or END of the log."""
+
+    position: bytes = b""
+    """Position that all its rows share; ``b""``: none of them was read yet."""
+    first: int = 0
+    """Offset of its first row in the raw log."""
+    is_again: bool = False
+    """Whether rows were read before it, so that at its end known entities that it lacks must be
+    deleted."""
+
+
+class StreamStanding(msgspec.Struct, omit_defaults=True):
+    """The state with which reading resumes at an offset of the raw log."""
+
+    place: bytes = b""
+    """Place of the last row."""
+    group: list[StreamRow] = []
+    """The rows that have this place: the rows of one COPY share a place."""
+    time_us: int = 0
+    """The newest time of any row."""
+    open: Open | None = None
+    epoch: int = 1
+    identity: str | None = None
+    """Identity of the database that the rows come from."""
+    snapshot: SnapshotRun | None = None
+
+
+def behind_all(standing: StreamStanding | None, rows: Rows) -> StreamStanding | None:
+    """The standing after rows of several topics, which have no order among each other."""
+    places = [place for place in rows.place if place is not None]
+    if not places:
+        return standing
+    now, last = standing or StreamStanding(), max(places)
+    group = set(now.group) if last == now.place else set()
+    if last >= now.place:
+        columns = zip(rows.table, rows.op, rows.key, rows.place, strict=True)
+        group.update((table, op, key) for table, op, key, place in columns if place == last)
+    else:
+        last, group = now.place, set(now.group)
+    times = [time_us for time_us in rows.time_us if time_us is not None]
+    time_us = max([now.time_us, *times])
+    return StreamStanding(last, list(group), time_us, None, now.epoch, now.identity)
+
+
+class Stream:
+    """Finds the rows of a raw log to publish: :meth:`scan` rows in order, :meth:`take` the ready.
+
+    The rows of an open transaction are buffered in :attr:`rows`, and so are all rows after them.
+    """
+
+    def __init__(self, capture: str, standing: StreamStanding | None = None) -> None:
+        self._capture = capture
+        now = standing or StreamStanding()
+        self._place, self._time_us = now.place, now.time_us
+        self._group: set[StreamRow] = set(now.group)
+        self._epoch, self._identity = now.epoch, now.identity
+        self.rows = Rows.none()
+        self._open: Block | None = None
+        self._closed: Block | None = None
+        """The first transaction that the last :meth:`scan` closed."""
+        self._index = 0
+        """Rows of the open transaction so far."""
+        self._is_known = False
+        """Whether its rows are released although its END record was not read."""
+        self._begin = 0
+        """Index in :attr:`rows` of the first row that waits."""
+        self._kept: StreamStanding | None = None
+        """The standing before the rows that wait; ``None``: no row waits."""
+        self._replaced: SourceReplaced | None = None
+        self._snapshot = now.snapshot
+        self.ended: EndedSnapshot | None = None
+        """A snapshot that must be compared with the known entities before more rows are ready."""
+        self._rest = Rows.none()
+        """The rows that were read after it."""
+        self._held_at: int | None = None
+        """Offset of the raw log where rows of another database begin, or the rows after a
+        snapshot that must be compared."""
+        self.passed: Counter[int] = Counter()
+        """Number of rows of a replaced database that are skipped, by number of their table."""
+        self._passing: Counter[int] = Counter()
+        """Rows that will be skipped if a new epoch follows."""
+        if now.open is not None:
+            self._open = Block(now.open.id, now.open.notes, now.open.count)
+            self._index, self._is_known = now.open.done, True
+
+    @property
+    def ready(self) -> int:
+        """How many of :attr:`rows` can be published."""
+        return len(self.rows) if self._kept is None else self._begin
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a transaction waits for its end."""
+        return self._kept is not None and self._held_at is None
+
+    @property
+    def waits(self) -> int:
+        """Number of rows that wait."""
+        return len(self.rows) - self.ready + len(self._rest)
+
+    @property
+    def count(self) -> int:
+        """Rows of the open transaction so far."""
+        return self._index
+
+    @property
+    def first_offset(self) -> int | None:
+        """Offset in the raw log of the first row that waits; ``None``: none waits."""
+        if self._kept is None:
+            return None
+        return self.rows.offset[self._begin] if self._held_at is None else self._held_at
+
+    def standing(self) -> StreamStanding:
+        """The standing before the rows that wait; the ready rows must have been taken."""
+        return self._now() if self._kept is None else self._kept
+
+    def take(self) -> Rows:
+        """All rows that are ready."""
+        count, self._begin = self.ready, 0
+        return self.rows.split(count)
+
+    def counts_on(self) -> Stream:
+        """A new stream for counting the open transaction from its first row on."""
+        assert self._kept is not None
+        return Stream(self._capture, self._kept)
+
+    def know(self, count: int | None, notes: Mapping[str, str]) -> None:
+        """Set the number of rows of the open transaction and release them; ``None``: unknown."""
+        block = self._open
+        assert block is not None
+        block.count, block.notes = count, dict(notes)
+        self._is_known, self._kept = True, None
+
+    def raise_replaced(self) -> None:
+        """Raise SourceReplaced when rows of another database wait for a new epoch."""
+        if self._replaced is not None:
+            raise self._replaced
+
+    def compared(self) -> None:
+        """Record that the ended snapshot was compared; :meth:`resume` continues after it."""
+        now = self._snapshot
+        assert now is not None
+        # Kept until rows of the source's log follow: one more first snapshot must be compared too.
+        self._snapshot = SnapshotRun(now.position, now.first)
+        self._kept = self._now()
+
+    def resume(self) -> None:
+        """Continue after a snapshot that was compared, once the outcome is published."""
+        rows, self._rest = self._rest, Rows.none()
+        self.ended = self._held_at = self._kept = None
+        self.scan(rows)
+
+    def scan(self, rows: Rows, *, keep: bool = True) -> Block | None:
+        """Read the next rows; out: the first transaction that is closed in them.
+
+        ``keep=False``: the rows are counted and not buffered.
+        """
+        self._closed = None
+        while True:
+            if self.ended is not None:
+                self._rest.extend(rows)
+                return self._closed
+            if self._replaced is not None:
+                rows = self._from_new_epoch(rows)
+            rows = self._scan(rows, keep=keep)
+            if not len(rows):
+                return self._closed
+
+    def _scan(self, rows: Rows, *, keep: bool) -> Rows:
+        """Read rows until another database or a snapshot to compare stops it; out: the rest."""
+        begin, place, group = len(self.rows), self._place, self._group
+        blocks: list[Block | None] = []
+        indexes: list[int | None] = []
+        add, number = blocks.append, indexes.append
+        columns = zip(
+            rows.what, rows.place, rows.tx, rows.table, rows.op, rows.key, rows.time_us, strict=True
+        )
+        for at, (what, here, tx, table, op, key, time_us) in enumerate(columns):
+            if self._snapshot is not None and (here is not None or what == ENDED):
+                self._place = place
+                if self._must_compare(begin + at, rows.offset[at]):
+                    break
+                if here is not None:
+                    self._snapshot = None
+            if here is None:
+                self._place = place
+                if self._is_closed_by(rows, at):
+                    self._close(is_whole=what == ENDED)
+                if op == "r" and (position := rows.position[at]):
+                    self._read_by_snapshot(position, rows.offset[at])
+                place, group = self._place, self._group
+                reason = None if what != SOURCE else self._other_source(rows.rest[at])
+                if reason is not None:
+                    self._break(begin + at, rows.offset[at], reason)
+                    break
+                add(self._open if what == NOTE else None)
+                number(None)
+                continue
+            if here < place or (here == place and (table, op, key) in group):
+                if self._is_new(place, here, time_us, begin + at, rows.offset[at]):
+                    break
+                add(SEEN)
+                number(None)
+                continue
+            if self._open is None or tx != self._open.id:
+                if self._open is not None:
+                    self._close()
+                if tx is not None:
+                    self._place = place
+                    self._begin_transaction(tx, begin + at)
+            if here == place:
+                group.add((table, op, key))
+            else:
+                place = here
+                group = self._group = {(table, op, key)}
+            if time_us is not None and time_us > self._time_us:
+                self._time_us = time_us
+            block = self._open
+            if block is None or what == NOTE:
+                if block is not None:
+                    block.notes = {**block.notes, **decode_note(rows.rest[at] or b"").fields}
+                number(None)
+            else:
+                self._index += 1
+                number(self._index)
+            add(block)
+        self._place = place
+        rest = Rows.none()
+        if len(blocks) < len(rows):
+            rest.extend(rows)
+            rows = rest.split(len(blocks))
+        if keep:
+            rows.block, rows.index = blocks, indexes
+            self.rows.extend(rows)
+        return rest
+
+    def _is_new(self, place: bytes, here: bytes, time_us: int | None, at: int, offset: int) -> bool:
+        """Whether a row at a place that was read was never read itself: then reading stops here."""
+        if lacks_position(place, here):
+            self._place = place
+            self._break(at, offset, "rows of its transactions have no positions", RowsUnplaced)
+        elif time_us is not None and time_us > self._time_us:
+            self._place = place
+            self._break(at, offset, f"its log begins again at offset {offset} of the raw log")
+        return self._replaced is not None
+
+    def _read_by_snapshot(self, position: bytes, offset: int) -> None:
+        """Handle a row of a first snapshot, which a restarted connector may take once more.
+
+        It does so as long as it has not stored a source position.
+        """
+        now = self._snapshot
+        if now is not None and now.position == position:
+            if position != NOWHERE or now.first == offset:
+                return
+        if self._place or (now is not None and now.position):
+            LOGGER.warning(
+                "capture %s: its connector had stored no position and reads all rows again, from "
+                "offset %d of the raw log on: of an entity that changed several times meanwhile "
+                "only the last state is known",
+                *(self._capture, offset),
+            )
+        self._snapshot = SnapshotRun(position, offset, bool(self._place) or now is not None)
+        # Places start over after the snapshot: its first transaction has no commit before it.
+        self._place, self._group = b"", set()
+
+    def _must_compare(self, at: int, offset: int) -> bool:
+        """Called before rows of the source's log; out: whether to compare the snapshot first."""
+        now = self._snapshot
+        assert now is not None
+        if not now.is_again or not now.position:
+            return False
+        self._kept, self._begin, self._held_at = self._now(), at, offset
+        self.ended = EndedSnapshot(now.position, now.first, offset)
+        return True
+
+    def _is_closed_by(self, rows: Rows, at: int) -> bool:
+        """Whether a record that is no row of the source's log ends the open transaction."""
+        what, block = rows.what[at], self._open
+        if what == ENDED:
+            return block is not None and rows.tx[at] == block.id
+        if what == SOURCE:
+            return self._begins(rows.rest[at])
+        # Rows of an incremental snapshot have no position, and may be within a transaction.
+        return bool(rows.position[at]) and block is not None
+
+    def _begin_transaction(self, tx: str, at: int) -> None:
+        self._kept, self._begin = self._now(), at
+        self._open, self._index, self._is_known = Block(tx, {}, None), 0, False
+
+    def _close(self, *, is_whole: bool = True) -> None:
+        """Close the open transaction; ``is_whole=False``: not all of its rows were read here."""
+        block, self._open = self._open, None
+        assert block is not None
+        if not self._is_known:
+            block.count = self._index if is_whole else None
+        elif block.count not in (None, self._index):
+            LOGGER.error(
+                "capture %s: transaction %s was counted %d rows, and has %d",
+                *(self._capture, block.id, block.count, self._index),
+            )
+        self._kept, self._index, self._is_known = None, 0, False
+        self._closed = self._closed or block
+
+    def _now(self) -> StreamStanding:
+        one = None
+        if self._open is not None and self._is_known:
+            block = self._open
+            one = Open(block.id, block.count, self._index, dict(block.notes))
+        group = list(self._group)
+        return StreamStanding(
+            self._place, group, self._time_us, one, self._epoch, self._identity, self._snapshot
+        )
+
+    def _begins(self, rest: bytes | None) -> bool:
+        """Take over epoch and identity of the next rows; out: whether the open transaction ends."""
+        source = decode_source(rest or b"")
+        if source.epoch > self._epoch:
+            self._epoch, self._identity = source.epoch, source.identity
+            self._place, self._group, self._time_us = b"", set(), 0
+            self._snapshot = SnapshotRun(is_again=True)
+            return self._open is not None
+        if source.epoch == self._epoch and self._identity is None:
+            self._identity = source.identity
+        return False
+
+    def _other_source(self, rest: bytes | None) -> str | None:
+        """Reason if the next rows are of another database without a new epoch; else ``None``."""
+        source = decode_source(rest or b"")
+        if source.epoch != self._epoch or self._identity in (None, source.identity):
+            return None
+        return f"it is {source.identity}, and the rows before are of {self._identity}"
+
+    def _break(
+        self, at: int, offset: int, reason: str, kind: type[SourceReplaced] = SourceReplaced
+    ) -> None:
+        """Stop here, where rows begin whose order after the earlier ones is unknown."""
+        if self._open is not None:
+            self._close(is_whole=False)
+        self._kept, self._begin, self._held_at = self._now(), at, offset
+        self._replaced = kind(self._capture, reason)
+
+    def _from_new_epoch(self, rows: Rows) -> Rows:
+        """Skip rows up to a new epoch: its snapshot contains the effect of the skipped rows."""
+        for at, what in enumerate(rows.what):
+            if what == SOURCE and decode_source(rows.rest[at] or b"").epoch > self._epoch:
+                self._pass(rows.split(at))
+                # Only now the position moves behind them: without a new epoch they are read again.
+                self.passed.update(self._passing)
+                self._passing.clear()
+                self._replaced = self._held_at = self._kept = None
+                return rows
+        self._pass(rows.split(len(rows)))
+        return rows
+
+    def _pass(self, rows: Rows) -> None:
+        self._passing.update(table for table in rows.table if table >= 0)

@@ -1,0 +1,62 @@
+"""The routes of commands, with a client that lives as long as the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fastapi import APIRouter
+
+from everstate.config import Config
+from everstate.declarations.commands import TakesCommands
+from everstate.errors import Unavailable
+from everstate.http.asgi import Desk
+from everstate.sources.commands.answer import Answer
+from everstate.sources.commands.client import CommandClient
+from everstate.sources.commands.router import router
+from everstate.sources.way_in import ReadinessCheck, Served
+
+_CLOSED: Final = "commands are not accepted yet, or no longer."
+
+
+class ServedCommands(Served):
+    """One route for each command of each entity type."""
+
+    needs_log = True
+
+    def __init__(self, config: Config, app: TakesCommands, desk: Desk) -> None:
+        self._config, self._app, self._desk = config, app, desk
+        self._client: CommandClient | None = None
+
+    def open(self) -> None:
+        """Connect the client."""
+        self._client = CommandClient(self._config, self._app)
+
+    def close(self) -> None:
+        """Close the client; requests are refused from now on."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def checks(self) -> Iterable[ReadinessCheck]:
+        """Whether commands can be answered."""
+        yield "commands cannot be answered.", lambda: self._opened().check()
+
+    def routers(self) -> Iterable[APIRouter]:
+        """One router for all."""
+        yield router(
+            self._app,
+            self,
+            self._desk.provenance_of,
+            mask_of=lambda request, entity: self._desk.know(request).mask(entity),
+            body_bytes_max=self._config.log.message_bytes_max,
+        )
+
+    async def send_async(self, *arguments: Any, **more: Any) -> Answer:
+        """Like :meth:`CommandClient.send_async`; raises Unavailable while it is not open."""
+        return await self._opened().send_async(*arguments, **more)
+
+    def _opened(self) -> CommandClient:
+        if self._client is None:
+            raise Unavailable(_CLOSED, public=_CLOSED)
+        return self._client

@@ -1,0 +1,57 @@
+"""The way in by commands: their handler, the process managers, and a route for each command."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidEntityType
+from everstate.parts import PartRun
+from everstate.sources.way_in import Served, Serving, WayIn
+
+# The client of Kafka and the web framework are imported when they are used.
+
+
+class Commands(WayIn):
+    """Commands; only entity types whose commands are declared count."""
+
+    role = "commands"
+
+    @property
+    def entity_types(self) -> tuple[EntityType, ...]:
+        """Entity types that have a handler group."""
+        return tuple(group.entity_type for group in self.project.command_groups.values())
+
+    def parts(self) -> Mapping[str, PartRun]:
+        """The handler, and each process manager; raises InvalidEntityType without any handler."""
+        if not self.is_used:
+            raise InvalidEntityType(
+                f"app {self.project.name} has no entity type that takes commands",
+                advice='Register one with source="commands" and declare app.commands(…) for it.',
+            )
+        reacting = {
+            f"process-{name}": partial(self._react, name) for name in self.project.processes
+        }
+        return {"handler": self._handle, **reacting}
+
+    def _handle(self, stop: threading.Event) -> None:
+        from everstate.sources.commands import CommandHandler
+
+        with CommandHandler(self.config, self.project) as handler:
+            handler.run(stop)
+
+    def _react(self, name: str, stop: threading.Event) -> None:
+        from everstate.sources.commands import ProcessRunner
+
+        with ProcessRunner(self.config, self.project, name) as runner:
+            runner.run(stop)
+
+    def serve(self, serving: Serving) -> Served | None:
+        """The routes of all commands."""
+        from everstate.sources.commands.serving import ServedCommands
+
+        if not self.is_used:
+            return None
+        return ServedCommands(self.config, self.project, serving.desk)

@@ -1,1 +1,0 @@
-"""Stores of the REST routes that are not PostgreSQL."""

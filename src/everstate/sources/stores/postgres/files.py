@@ -1,0 +1,337 @@
+"""Entities from files: JSON lines, CSV and Parquet, read row by row with their row numbers.
+
+A row is a line of JSON, a record of CSV after its header, or a row of Parquet; the first is 1. NaN
+becomes null, because tables use it for missing values. An empty cell of CSV is null; in a text
+column that may not be null it is an empty text.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from everstate.changes import EntityType
+from everstate.changes.unknown import EXTRA, reason_of, takes_unknown
+from everstate.errors import ImportFailed
+
+_NOT_A_NUMBER: Final = frozenset({"", "nan", "NaN", "NAN"})
+_PARQUET_ROWS: Final = 4096
+_NOT_UTF_8: Final = "it is not UTF-8"
+
+
+class UnreadableRow(Exception):
+    """A row that is no entity of the type."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        self.row, self.reason = row, reason
+        super().__init__(f"row {row}: {reason}")
+
+
+class Read(NamedTuple):
+    """One row: its entity, or the reason why it is not a valid one."""
+
+    row: int
+    entity: BaseModel | None
+    reason: str | None
+    done: float
+    """Share of the file that was read."""
+
+
+class Chunk(NamedTuple):
+    """Entities with the numbers of their rows; ``done`` is the share of the file read so far."""
+
+    rows: list[int]
+    entities: list[BaseModel]
+    done: float
+
+
+_Raw: TypeAlias = tuple[int, bytes | Mapping[str, Any] | UnreadableRow, float]
+"""Row number, state, share of the file that was read."""
+
+
+class _Form(NamedTuple):
+    """How a file is read: its rows, and its columns where every row has the same."""
+
+    read: Callable[[Path, EntityType], Iterator[_Raw]]
+    columns: Callable[[Path], Sequence[str]] | None
+
+
+def read_file(
+    path: Path,
+    entity_type: EntityType,
+    rows_max: int,
+    first_row: int = 1,
+    ignored: Collection[str] = (),
+) -> Iterator[Chunk]:
+    """Chunks of at most ``rows_max`` entities from ``first_row`` on; format by the file's suffix.
+
+    Raises ImportFailed for a file that cannot be read at all, UnreadableRow for a row that is no
+    entity of the type. Memory: one chunk.
+    """
+    chunk = Chunk([], [], 0.0)
+    for row, entity, reason, done in read_rows(path, entity_type, first_row, ignored):
+        if entity is None:
+            raise UnreadableRow(row, reason or "")
+        chunk.rows.append(row)
+        chunk.entities.append(entity)
+        if len(chunk.rows) >= rows_max:
+            yield chunk._replace(done=done)
+            chunk = Chunk([], [], done)
+    yield chunk._replace(done=1.0)
+
+
+def read_rows(
+    path: Path, entity_type: EntityType, first_row: int = 1, ignored: Collection[str] = ()
+) -> Iterator[Read]:
+    """Each row from ``first_row`` on, including invalid ones; columns in ``ignored`` are dropped.
+
+    Raises ImportFailed for a file that cannot be read at all, or whose columns do not match.
+    """
+    form = _FORMS.get(path.suffix.lower())
+    if form is None:
+        raise ImportFailed(str(path), None, f"its ending is none of {', '.join(_FORMS)}")
+    try:
+        if path.stat().st_size == 0:
+            raise ImportFailed(str(path), None, "it is empty, without even a header or a line")
+        columns = None if form.columns is None else form.columns(path)
+        _check_columns(path, columns, ignored)
+        for row, state, done in form.read(path, entity_type):
+            if row < first_row:
+                continue
+            if isinstance(state, UnreadableRow):
+                yield Read(row, None, state.reason, done)
+                continue
+            try:
+                yield Read(row, _entity(entity_type, state, ignored), None, done)
+            except ValidationError as cause:
+                errors = cause.errors(include_url=False, include_context=False, include_input=False)
+                if columns is not None and any(map(_is_of_header, errors)):
+                    raise _misfit(path, entity_type, columns, errors) from cause
+                yield Read(row, None, _invalid_reason(entity_type, errors[0], state), done)
+            except ValueError as cause:
+                yield Read(row, None, str(cause), done)
+    except OSError as cause:
+        raise ImportFailed(str(path), None, cause.strerror or str(cause)) from cause
+
+
+def _entity(
+    entity_type: EntityType, state: bytes | Mapping[str, Any], ignored: Collection[str]
+) -> BaseModel:
+    """The entity of a row; raises ValidationError, or ValueError for invalid JSON."""
+    model, unknown = entity_type.model, takes_unknown(entity_type.model)
+    if isinstance(state, bytes) and (ignored or b"NaN" in state):
+        state = _without_nan(json.loads(state))
+    if ignored and isinstance(state, Mapping):
+        state = {name: value for name, value in state.items() if name not in ignored}
+    try:
+        return _validated(model, state, unknown.rule)
+    except ValidationError as cause:
+        errors = cause.errors(include_url=False, include_context=False, include_input=False)
+        if not all(map(unknown.is_computed, errors)):
+            raise
+        # Exported rows may be imported again, including fields that the model computes.
+        return _validated(model, state, None)
+
+
+def _validated(model: type[BaseModel], state: Any, extra: Any) -> BaseModel:
+    if isinstance(state, bytes):
+        return model.model_validate_json(state, extra=extra)
+    return model.model_validate(state, extra=extra)
+
+
+def _invalid_reason(
+    entity_type: EntityType, error: ErrorDetails, state: bytes | Mapping[str, Any]
+) -> str:
+    """Why a row is no valid entity: the field and the reason."""
+    if error["type"] == "json_invalid" and isinstance(state, bytes):
+        try:
+            state.decode()
+        except UnicodeDecodeError:
+            return _NOT_UTF_8
+    where = ".".join(str(part) for part in error["loc"]) or "state"
+    return f"{where}: {reason_of(entity_type, error)}"
+
+
+def _check_columns(path: Path, columns: Sequence[str] | None, ignored: Collection[str]) -> None:
+    """Raise ImportFailed for duplicate column names, or ignored columns that do not exist."""
+    if columns is None:
+        return
+    twice = sorted({name for name in columns if list(columns).count(name) > 1})
+    if twice:
+        raise ImportFailed(str(path), None, f"two of its columns are called {', '.join(twice)}")
+    if missing := sorted(set(ignored) - set(columns)):
+        raise ImportFailed(
+            str(path), None, f"it has no column {', '.join(missing)} to ignore{_listed(columns)}"
+        )
+
+
+def _is_of_header(error: ErrorDetails) -> bool:
+    """Whether an error is caused by the columns, and therefore occurs in every row."""
+    return len(error["loc"]) == 1 and error["type"] in (EXTRA, "missing")
+
+
+def _misfit(
+    path: Path, entity_type: EntityType, columns: Sequence[str], errors: Sequence[ErrorDetails]
+) -> ImportFailed:
+    """The error for columns that are not the fields of the entity type."""
+    unknown = [str(error["loc"][0]) for error in errors if error["type"] == EXTRA]
+    missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
+    problems = []
+    if unknown:
+        problems.append(f"{entity_type.name} has no field {', '.join(unknown)}")
+    if missing:
+        problems.append(f"{entity_type.name} needs {', '.join(missing)}")
+    advice = f"Its fields are {', '.join(entity_type.field_names)}."
+    if unknown:
+        advice += f" Columns that are not wanted: --ignore {' --ignore '.join(unknown)}"
+    return ImportFailed(str(path), None, f"{'; '.join(problems)}{_listed(columns)}", advice=advice)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return f" (its columns are {', '.join(columns)})"
+
+
+def _read_jsonl(path: Path, _: EntityType) -> Iterator[_Raw]:
+    size, read = max(1, path.stat().st_size), 0
+    with path.open("rb") as lines:
+        for row, line in enumerate(lines, 1):
+            read += len(line)
+            if line.strip():
+                yield row, line, read / size
+
+
+def _csv_header(path: Path) -> Sequence[str]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        try:
+            header = next(csv.reader(text), [])
+        except csv.Error as cause:
+            raise ImportFailed(str(path), None, f"its header: {cause}") from cause
+    if not _is_utf_8("".join(header)):
+        raise ImportFailed(str(path), None, f"its header: {_NOT_UTF_8}")
+    return header
+
+
+def _read_csv(path: Path, entity_type: EntityType) -> Iterator[_Raw]:
+    size, read = max(1, path.stat().st_size), 0
+    convert = _csv_columns(entity_type)
+    # An invalid UTF-8 byte is kept as a surrogate, so that the error can name its row.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        records = csv.reader(text)
+        header = next(records, [])
+        row = 0
+        try:
+            for row, cells in enumerate(records, 1):
+                if not cells:
+                    continue
+                read += sum(map(len, cells)) + len(cells)
+                yield row, _csv_state(row, header, cells, convert), min(1.0, read / size)
+        except csv.Error as cause:
+            yield row + 1, UnreadableRow(row + 1, f"{cause}; what follows was not read"), 1.0
+
+
+def _csv_state(
+    row: int,
+    header: Sequence[str],
+    cells: Sequence[str],
+    convert: Mapping[str, Callable[[str], Any]],
+) -> Mapping[str, Any] | UnreadableRow:
+    if not _is_utf_8("".join(cells)):
+        return UnreadableRow(row, _NOT_UTF_8)
+    if len(cells) != len(header):
+        return UnreadableRow(row, f"{len(cells)} cells, but {len(header)} columns")
+    try:
+        return {
+            name: convert[name](cell) if name in convert else cell
+            for name, cell in zip(header, cells, strict=True)
+        }
+    except json.JSONDecodeError as cause:
+        return UnreadableRow(row, f"a nested column holds no JSON: {cause}")
+
+
+def _is_utf_8(text: str) -> bool:
+    """Whether text that was read with `surrogateescape` was UTF-8."""
+    return text.isascii() or not any("\udc80" <= sign <= "\udcff" for sign in text)
+
+
+def _csv_columns(entity_type: EntityType) -> dict[str, Callable[[str], Any]]:
+    """Converters of CSV cells by column; pydantic parses numbers and times from text itself."""
+    import pyarrow as pa
+
+    convert: dict[str, Callable[[str], Any]] = {}
+    for column in entity_type.arrow_schema:
+        if pa.types.is_nested(column.type):
+            convert[column.name] = _nested
+        elif not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            convert[column.name] = _scalar
+        elif _may_be_null(entity_type, column.name):
+            convert[column.name] = _optional_text
+    return convert
+
+
+def _may_be_null(entity_type: EntityType, name: str) -> bool:
+    info = entity_type.model.model_fields.get(name)
+    return info is not None and NoneType in get_args(info.annotation)
+
+
+def _nested(cell: str) -> Any:
+    return None if cell == "" else _without_nan(json.loads(cell))
+
+
+def _scalar(cell: str) -> str | None:
+    return None if cell in _NOT_A_NUMBER else cell
+
+
+def _optional_text(cell: str) -> str | None:
+    return cell or None
+
+
+def _parquet_columns(path: Path) -> Sequence[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return tuple(pq.read_schema(path).names)
+    except pa.ArrowException as cause:
+        raise ImportFailed(str(path), None, str(cause)) from cause
+
+
+def _read_parquet(path: Path, _: EntityType) -> Iterator[_Raw]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            total = max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                for state in batch.to_pylist():
+                    row += 1
+                    yield row, _without_nan(state), row / total
+    except pa.ArrowException as cause:
+        raise ImportFailed(str(path), row + 1, str(cause)) from cause
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, dict):
+        return {name: _without_nan(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(part) for part in value]
+    return value
+
+
+_FORMS: Final[dict[str, _Form]] = {
+    ".jsonl": _Form(_read_jsonl, None),
+    ".ndjson": _Form(_read_jsonl, None),
+    ".csv": _Form(_read_csv, _csv_header),
+    ".parquet": _Form(_read_parquet, _parquet_columns),
+}

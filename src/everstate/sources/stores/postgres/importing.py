@@ -1,0 +1,146 @@
+"""Imports files into a store: validated, in order, one transaction for each 5,000 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from everstate.changes import EntityType, Provenance
+from everstate.errors import ImportFailed, InvalidChange
+from everstate.sources.stores.postgres.files import Chunk, UnreadableRow, read_file, read_rows
+from everstate.sources.stores.postgres.store import EntityStore
+from everstate.sources.stores.rows import ENVELOPE_BYTES, PreparedRow, prepare
+
+CHUNK_ROWS: Final = 5_000
+BAD_ROWS_MAX: Final = 1_000
+"""Maximum number of bad rows that a check lists; all are counted."""
+_NOBODY: Final = Provenance(api_version="v1", service_name="check", identifier="check")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Progress of an import; ``done`` is the share of the file that was read."""
+
+    rows: int = 0
+    changes: int = 0
+    unchanged: int = 0
+    done: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Result of a check; ``bad`` are the first rows that cannot be imported, with the reasons."""
+
+    rows: int = 0
+    bad_rows: int = 0
+    bad: tuple[tuple[int, str], ...] = ()
+    done: float = 0.0
+
+
+def check_file(
+    entity_type: EntityType,
+    path: Path | str,
+    *,
+    message_bytes_max: int,
+    first_row: int = 1,
+    ignored: Collection[str] = (),
+    on_progress: Callable[[Checked], None] | None = None,
+) -> Checked:
+    """Read a file as :func:`import_file` does, and list the rows that it would refuse.
+
+    Needs no server and writes nothing. A change is larger than its state: a state with a size near
+    ``message_bytes_max`` may still be refused when it is written. Raises ImportFailed for a file
+    that cannot be read at all.
+    """
+    rows, count, done, bad = 0, 0, 0.0, list[tuple[int, str]]()
+    for row, entity, reason, done in read_rows(Path(path), entity_type, first_row, ignored):
+        rows += 1
+        if entity is not None:
+            reason = _refused(entity_type, entity, message_bytes_max)
+        if reason is not None:
+            count += 1
+            if len(bad) < BAD_ROWS_MAX:
+                bad.append((row, reason))
+        if on_progress is not None and rows % CHUNK_ROWS == 0:
+            on_progress(Checked(rows, count, (), done))
+    return Checked(rows, count, tuple(bad), 1.0)
+
+
+def _refused(entity_type: EntityType, entity: BaseModel, message_bytes_max: int) -> str | None:
+    """Why the store would refuse an entity; ``None``: it would not."""
+    try:
+        prepared = prepare(entity_type, [entity], provenance=_NOBODY, occurred_at=datetime.now(UTC))
+        size = len((next(iter(prepared)).state or "").encode()) + ENVELOPE_BYTES
+    except InvalidChange as error:
+        return f"{error.field}: {error.reason}"
+    if size > message_bytes_max:
+        return f"size: the change is over {size:,} bytes; the limit is {message_bytes_max:,}"
+    return None
+
+
+def import_file(
+    store: EntityStore,
+    path: Path | str,
+    *,
+    provenance: Provenance,
+    first_row: int = 1,
+    ignored: Collection[str] = (),
+    on_progress: Callable[[Imported], None] | None = None,
+) -> Imported:
+    """Put every row of a file (jsonl, csv, parquet) into a store, in the file's order.
+
+    Each transaction takes 5,000 rows. An invalid row, or one that the store refuses, ends the
+    import: ImportFailed names it and the first row that was not committed, from which to resume
+    with the corrected file. ``ignored`` are fields of the file that are not imported; any other
+    field that the entity type does not have is an error. Importing a file again from the first row
+    writes nothing for a key that occurs once in it, but writes each state again of a key that
+    occurs several times.
+    """
+    path, so_far, next_row = Path(path), Imported(), first_row
+    try:
+        for chunk in read_file(path, store.entity_type, CHUNK_ROWS, first_row, ignored):
+            recorded_at = datetime.now(UTC)
+            rows = _prepared(store, chunk, provenance, recorded_at)
+            try:
+                written = store.write_rows(rows, recorded_at)
+            except InvalidChange as error:
+                keys = [row.key for row in rows]
+                at = keys.index(error.key) if error.key in keys else 0
+                raise UnreadableRow(chunk.rows[at], f"{error.field}: {error.reason}") from error
+            so_far = Imported(
+                so_far.rows + len(rows),
+                so_far.changes + written.changes,
+                so_far.unchanged + written.unchanged,
+                chunk.done,
+            )
+            if chunk.rows:
+                next_row = chunk.rows[-1] + 1
+            if on_progress is not None:
+                on_progress(so_far)
+    except UnreadableRow as error:
+        raise ImportFailed(str(path), error.row, error.reason, so_far.rows, next_row) from error
+    except ImportFailed as error:
+        raise ImportFailed(
+            error.path, error.row, error.reason, so_far.rows, advice=error.advice
+        ) from error
+    return replace(so_far, done=1.0)
+
+
+def _prepared(
+    store: EntityStore, chunk: Chunk, provenance: Provenance, recorded_at: datetime
+) -> list[PreparedRow]:
+    rows: list[PreparedRow] = []
+    try:
+        for row in prepare(
+            store.entity_type, chunk.entities, provenance=provenance, occurred_at=recorded_at
+        ):
+            rows.append(row)
+    except InvalidChange as error:
+        number = chunk.rows[len(rows)]
+        raise UnreadableRow(number, f"{error.field}: {error.reason}") from error
+    return rows

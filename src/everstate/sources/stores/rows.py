@@ -1,0 +1,176 @@
+"""Rows of a write before it goes to the database: checked, encoded, each with its change id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+from pydantic import BaseModel
+
+from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
+from everstate.changes.codec import check_provenance
+from everstate.changes.entity import holds_nul
+from everstate.changes.keys import check_key
+from everstate.changes.moments import check_moment
+from everstate.changes.values import UNSTORABLE, may_hold_unstorable, storable
+from everstate.errors import ChangeTooLarge, InvalidChange, NotFound, VersionConflict
+from everstate.sources.stores.store import GivenEntity, OneOrEach, T, Write
+
+ENVELOPE_BYTES: Final = 704
+"""Upper bound for the envelope itself: field names, id, times, numbers, transaction block."""
+KEY_FACTOR: Final = 6
+"""Maximum bytes of JSON for one byte of a key."""
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PreparedRow(NamedTuple):
+    """One prepared write; ``state`` and ``event`` are JSON text, ``occurred_at`` is RFC 3339."""
+
+    key: str
+    state: str | None
+    change_id: UUID
+    occurred_at: str
+    provenance: str
+    event: str | None
+
+
+def prepare(
+    entity_type: EntityType,
+    entities: Sequence[GivenEntity],
+    *,
+    provenance: OneOrEach[Provenance],
+    occurred_at: OneOrEach[datetime],
+    event: OneOrEach[DomainEvent | None] = None,
+    ahead_hours: float | None = None,
+) -> Iterator[PreparedRow]:
+    """Rows of entities, in their order. Cost: about 6 µs each with small models.
+
+    ``ahead_hours``: how far ahead of now ``occurred_at`` may be.
+
+    Raises InvalidChange or MissingProvenance naming field and key, and ValueError when a sequence
+    is not as long as the entities.
+    """
+    count = len(entities)
+    sources = _each(provenance, count, "provenance")
+    moments = _each(occurred_at, count, "occurred_at")
+    intents = _each(event, count, "event")
+    for entity, source, moment, intent in zip(entities, sources, moments, intents, strict=True):
+        model = entity_type.validate(entity)
+        key = entity_type.key_of(model)
+        yield _row(entity_type, key, model, source, moment, intent, ahead_hours)
+
+
+def row_of(entity_type: EntityType, write: Write, now: datetime, ahead_hours: float) -> PreparedRow:
+    """The row of one write; raises as :func:`prepare` does."""
+    model = None if write.entity is None else entity_type.validate(write.entity)
+    key = (write.key or "") if model is None else entity_type.key_of(model)
+    moment = write.occurred_at or now
+    return _row(entity_type, key, model, write.provenance, moment, write.event, ahead_hours)
+
+
+def _row(
+    entity_type: EntityType,
+    key: str,
+    model: BaseModel | None,
+    provenance: Provenance,
+    moment: datetime,
+    event: DomainEvent | None,
+    ahead_hours: float | None,
+) -> PreparedRow:
+    name = entity_type.name
+    return PreparedRow(
+        check_key(name, key),
+        None if model is None else entity_type.encode(model).decode(),
+        new_change_id(),
+        moment_text(name, key, moment, ahead_hours),
+        provenance_text(name, key, provenance),
+        None if event is None else event_text(name, key, event),
+    )
+
+
+def check_expected(
+    entity: str, row: PreparedRow, before: str | None, version: int, expected: int | None
+) -> None:
+    """Raise VersionConflict, or NotFound for the deletion of an entity that does not exist."""
+    free = expected == 0 and before is None
+    if expected is not None and expected != version and not free:
+        raise VersionConflict(entity, row.key, expected, version)
+    if before is None and row.state is None:
+        raise NotFound(f"{entity} {row.key!r} does not exist; there is nothing to delete.")
+
+
+def kind_of(
+    entity: str, row: PreparedRow, before: str | None, *, force: bool, limit: int
+) -> Kind | None:
+    """Kind of the change that a row makes; ``None``: none, as the state is equal.
+
+    Raises ChangeTooLarge for a change that is too large for a message of ``limit`` bytes.
+    """
+    if before == row.state and not force:
+        return None
+    size = max(bytes_of(before), bytes_of(row.state)) + bytes_of(row.provenance)
+    size += bytes_of(row.event) + ENVELOPE_BYTES + KEY_FACTOR * bytes_of(row.key)
+    if size > limit:
+        raise ChangeTooLarge(entity, row.key, size, limit)
+    if row.state is None:
+        return Kind.DELETED
+    return Kind.CREATED if before is None else Kind.UPDATED
+
+
+def bytes_of(text: str | None) -> int:
+    """Size of a text in UTF-8; 0 for ``None``."""
+    return 0 if text is None else len(text.encode())
+
+
+def moment_text(entity: str, key: str, moment: datetime, ahead_hours: float | None = None) -> str:
+    """RFC 3339 text of a time with its own offset; raises InvalidChange when it cannot be stored.
+
+    ``ahead_hours``: how far ahead of now it may be; ``None``: not checked here.
+    """
+    check_moment(entity, key, moment, ahead_hours)
+    return moment.isoformat()
+
+
+def provenance_text(entity: str, key: str, provenance: Provenance | None) -> str:
+    """JSON of a provenance; raises MissingProvenance, or InvalidChange if JSON cannot hold it."""
+    checked = check_provenance(entity, key, provenance)
+    try:
+        return _provenance_json(checked)
+    except ValueError as cause:
+        raise InvalidChange(entity, key, "provenance", str(cause)) from cause
+
+
+@lru_cache(maxsize=4096)
+def _provenance_json(provenance: Provenance) -> str:
+    return _without_nul(_encode(provenance))
+
+
+def event_text(entity: str, key: str, event: DomainEvent) -> str:
+    """JSON of a domain event; raises InvalidChange if JSON cannot hold it."""
+    try:
+        encoded = _encode(event)
+        if may_hold_unstorable(encoded) and not storable(event.data):
+            raise ValueError(UNSTORABLE)
+        return _without_nul(encoded)
+    except (TypeError, ValueError) as cause:
+        raise InvalidChange(entity, key, "event", str(cause)) from cause
+
+
+def _without_nul(encoded: bytes) -> str:
+    if holds_nul(encoded):
+        raise ValueError("NUL characters are refused")
+    return encoded.decode()
+
+
+def _each(value: OneOrEach[T], count: int, field: str) -> Sequence[T]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{count} entities, but {len(value)} values of {field}")
+    return value

@@ -1,0 +1,322 @@
+"""The world of a simulation: a log, an archive, a database with views of orders, and its tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+
+from everstate.errors import PositionMoved, ViewFailed
+from everstate.log.positions import Range
+from everstate.testing.view_actors import FOREIGN, RepeatableReader, TwoStores, note
+from everstate.testing.view_memory import MemoryDatabase, Opened
+from everstate.testing.view_memory_orders import LATEST, advance, open_positions, vector_of
+from everstate.testing.view_oracle import accepted
+from everstate.testing.view_orders import TABLES, VIEWS, Log, random_logs
+from everstate.views.batch import Batch
+from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, ViewVersion
+from everstate.views.core import apply_range
+from everstate.views.kinds import HistoryPlan, ViewPlan
+from everstate.views.tables import (
+    CORE_FINGERPRINT,
+    Core,
+    HistoryTable,
+    Image,
+    KeptTable,
+    Vector,
+    physical,
+    planned_column,
+)
+from everstate.views.trailing import trail_range
+from everstate.views.versions import registered, steps
+
+PARTITIONS: Final = range(2)
+PLANS: Final[Mapping[str, ViewPlan]] = {p.name: p for p in (HistoryPlan.of("order"), *VIEWS)}
+BASE: Final = -1
+"""Shard number of the rows of a build."""
+
+OLDER: Final = "/older"
+"""Suffix of a fingerprint: an older application computes the view differently."""
+
+KeptTables = Sequence[tuple[KeptTable, Vector]]
+Application = frozenset[str] | None
+"""Views that an application declares, each with one fingerprint; ``None``: all views, with any
+fingerprint. With `OLDER` in the set it has other fingerprints."""
+
+
+class World:
+    """Log, archive, database, and the tasks that were planned and have not run."""
+
+    store_class: ClassVar[type[TwoStores]] = TwoStores
+    killed_builds: ClassVar[float] = 0.15
+    """Share of builds that are killed before they report that they are done."""
+
+    def __init__(self, seed: int, logs: list[Log] | None = None) -> None:
+        """``logs``: one for each of the two partitions; ``None``: made from the seed."""
+        self.seed, self.random = seed, Random(seed)
+        self.happened: Counter[str] = Counter()
+        self.logs = logs or random_logs(self.random, len(PARTITIONS), disorder=8)
+        places = [(p, offset) for p, log in enumerate(self.logs) for offset in log.records]
+        self.unstorable = {
+            place for place in places if logs is None and self.random.random() < 0.03
+        }
+        self.judged = [self._as_judged(p, log) for p, log in enumerate(self.logs)]
+        """The logs as the core must judge them: changes that no table can hold are dead."""
+        self._planned = [log.between(0, log.end) for log in self.logs]
+        self._whole = pa.concat_tables(self._planned)
+        records = [record for log in self.judged for _, record in sorted(log.records.items())]
+        self._row_of = {id(record): row for row, record in enumerate(records)}
+        self._offsets = [changes["offset"].to_numpy() for changes in self._planned]
+        self.ends, self.archived, self.log_begins = ([0] * len(PARTITIONS) for _ in range(3))
+        self.store = self.store_class()
+        self.store.refuses = self._refuses
+        self.store.unstorable = lambda p, o: "refused" if (p, o) in self.unstorable else None
+        self.failing: set[tuple[str, int, int]] = set()
+        self.pending: list[Callable[[], None]] = []
+        self.readers: list[RepeatableReader] = []
+        self.declared = dict(PLANS)
+        self._begin()
+
+    @property
+    def database(self) -> MemoryDatabase:
+        """The database of the core."""
+        return self.store.database
+
+    def _as_judged(self, partition: int, log: Log) -> Log:
+        records = {
+            offset: replace(record, reason="refused")
+            if (partition, offset) in self.unstorable and record.reason is None
+            else record
+            for offset, record in log.records.items()
+        }
+        return Log(records, log.end)
+
+    def _begin(self) -> None:
+        """Declare all views before any record is applied, so that they ride from the start."""
+        open_positions(self.database, LATEST, 1, CORE_FINGERPRINT, PARTITIONS)
+        for plan in PLANS.values():
+            open_positions(self.database, plan.name, 1, plan.fingerprint, PARTITIONS)
+            self.put(registered(plan, 1, published=True, built={}))
+        place = (FOREIGN.view, FOREIGN.version, FOREIGN.fingerprint)
+        open_positions(self.store.elsewhere, *place, PARTITIONS)
+
+    # the registry
+
+    def versions(self) -> list[ViewVersion]:
+        """Versions of views, by name and number."""
+        return [row for _, row in sorted(self.database.table("view").items())]
+
+    def put(self, row: ViewVersion) -> None:
+        """Register a version."""
+        self.database.table("view")[row.name, row.version] = row
+
+    def core_vector(self) -> dict[int, int]:
+        """Positions of the core."""
+        return vector_of(self.database.rows, LATEST, 1)
+
+    def vector(self, row: ViewVersion) -> dict[int, int]:
+        """Positions of a version."""
+        return vector_of(self.database.rows, row.name, row.version)
+
+    def close_positions(self, row: ViewVersion) -> None:
+        """Delete a version's positions."""
+        positions = self.database.table("position")
+        for p in PARTITIONS:
+            positions.pop((row.name, row.version, p), None)
+
+    def forget(self, row: ViewVersion) -> None:
+        """Drop a version: rows, positions, registry."""
+        self.database.rows.pop(physical(row.name, row.version), None)
+        self.close_positions(row)
+        self.database.table("view").pop((row.name, row.version), None)
+        for table in ("met", "attempt"):
+            self.database.table(table).pop((row.name, row.version), None)
+
+    def give_up(self, row: ViewVersion) -> None:
+        """Cancel a version that is being built."""
+        if row.published_at is None:
+            self.forget(row)
+        else:
+            note(self.database, row, status=KEPT)
+            self.database.table("met").pop((row.name, row.version), None)
+
+    def take_steps(self) -> None:
+        """Start the application: register versions of its declared views in one transaction."""
+        rows = self.versions()
+        standing = {(name, version) for name, version, _ in self.database.table("position")}
+        found = steps("order", self.declared.values(), rows, standing=standing, on_change="rebuild")
+        for step in found:
+            for version in step.superseded:
+                self.give_up(self._row(step.name, version))
+            if step.declared is None:
+                if step.version and self._row(step.name, step.version).status == LIVE:
+                    note(self.database, self._row(step.name, step.version), status=RETIRED)
+            elif step.what == "returns":
+                note(self.database, self._row(step.name, step.version), status=LIVE)
+            elif step.what == "goes back":
+                note(self.database, self._row(step.name, step.version), status=BUILDING)
+            elif step.what in ("new", "changed"):
+                self.put(registered(step.declared, step.version, status=BUILDING))
+            self.happened[step.what] += 1
+
+    def _row(self, name: str, version: int) -> ViewVersion:
+        row: ViewVersion = self.database.table("view")[name, version]
+        return row
+
+    # what is read
+
+    def kept(self, known: Application) -> list[tuple[KeptTable, Vector]]:
+        """Versions that an application keeps, from one snapshot: those of views that it knows."""
+        found: list[tuple[KeptTable, Vector]] = []
+        for row in self.versions():
+            older = OLDER if known is not None and OLDER in known else ""
+            is_same = row.fingerprint == PLANS[row.name].fingerprint
+            of_mine = known is None or bool(older) or (row.name in known and is_same)
+            vector = self.vector(row)
+            waits = row.status == BUILDING and row.built is None
+            if of_mine and vector and row.status in (LIVE, BUILDING) and not waits:
+                plan = replace(PLANS[row.name], fingerprint=row.fingerprint + older)
+                found.append((plan.table(row.version), vector))
+        return found
+
+    def span(self, partition: int, start: int, end: int) -> Range | None:
+        """A range from ``start`` that log or archive has; ``None``: there is none."""
+        if start < self.log_begins[partition]:
+            end = min(end, self.archived[partition])
+        return Range(start, self.random.randint(start + 1, end)) if start < end else None
+
+    def changes(
+        self, partition: int, tables: Iterable[KeptTable], span: Range, freed: Sequence[int] = ()
+    ) -> pa.Table:
+        """Records of a range, and some from before it, planned for some versions."""
+        offsets = self._offsets[partition]
+        first, end = np.searchsorted(offsets, (span.start, span.end))
+        found = self._planned[partition].slice(first, end - first)
+        if freed:
+            before = self._planned[partition].filter(pa.array(np.isin(offsets, list(freed))))
+            found = pa.concat_tables([before, found])
+        own = [name for name in found.column_names if "__" not in name]
+        columns = {name: found[name] for name in own}
+        for table in tables:
+            for image in table.images:
+                meant = TABLES["by_region" if table.view == FOREIGN.view else table.view]
+                source: Image = "current" if table.fingerprint.endswith(OLDER) else image
+                columns[planned_column(table, image)] = found[planned_column(meant, source)]
+        return pa.table(columns)
+
+    # tasks
+
+    def plan_keeping(self, known: Application) -> None:
+        """A keeper plans a range of each partition."""
+        kept = self.kept(known)
+        for p, start in self.core_vector().items():
+            if (span := self.span(p, start, self.ends[p])) is not None:
+                riders = tuple(table for table, vector in kept if span.start in vector.values())
+                self.pending.append(partial(self._apply, self._core(riders, kept), p, span))
+
+    def plan_trailing(self, known: Application, *, all_of_them: bool = False) -> None:
+        """One lagging view plans a range of each partition, or all lagging views do."""
+        kept: KeptTables = self.kept(known)
+        core, foreign = self.core_vector(), vector_of(self.store.elsewhere.rows, FOREIGN.view, 1)
+        behind = [
+            (table, vector)
+            for table, vector in (*kept, (FOREIGN, foreign))
+            if any(vector[p] < core[p] for p in PARTITIONS)
+        ]
+        chosen = behind if all_of_them or not behind else [self.random.choice(behind)]
+        for table, vector in chosen:
+            for p in PARTITIONS:
+                # A range past the core must not be applied: its records are not judged yet.
+                far = not all_of_them and self.random.random() < 0.15
+                if (span := self.span(p, vector[p], self.ends[p] if far else core[p])) is not None:
+                    task = partial(self._trail, self._core((), kept), table, p, span)
+                    self.pending.append(task)
+
+    def _core(self, riders: Sequence[KeptTable], kept: KeptTables) -> Core:
+        ids = next((table for table, _ in kept if isinstance(table, HistoryTable)), None)
+        return Core("order", "orders", tuple(riders), ids=ids)
+
+    def _apply(self, core: Core, partition: int, span: Range) -> None:
+        changes = self.changes(partition, core.riders, span)
+        if not changes.num_rows:
+            advance(self.database, core, {partition: span})
+            return
+        try:
+            done = apply_range(self.store, core, partition, span, changes)
+        except PositionMoved:
+            self.happened["moved"] += 1
+            return
+        self.happened["released"] += done.released
+        for failed in done.failures:
+            self.happened["behind"] += 1
+            row = self.database.table("view").get((failed.view, failed.version))
+            if row is not None:
+                note(self.database, row, reason=failed.reason)
+
+    def _trail(self, core: Core, table: KeptTable, partition: int, span: Range) -> None:
+        freed = [
+            row
+            for (p, *_), row in self.database.table("held").items()
+            if p == partition
+            and row.released_at in range(span.start, span.end)
+            and row.offset < span.start
+        ]
+        assert all(row.change.num_rows for row in freed), "a view needs what was trimmed"
+        changes = self.changes(partition, (table,), span, [row.offset for row in freed])
+        try:
+            meets = self.random.random() < 0.5
+            trail_range(self.store, core, table, partition, span, changes, meets=meets)
+            self.happened["trailed"] += 1
+        except (PositionMoved, ViewFailed):
+            self.happened["did not trail"] += 1
+
+    def load(self, row: ViewVersion, vector: Vector, attempt: object) -> None:
+        """A build fills its table from the changes that were accepted before its vector."""
+        if not self.is_attempt(row, attempt):
+            self.happened["left build"] += 1
+            return
+        plan = PLANS[row.name]
+        table = replace(plan, fingerprint=row.fingerprint).table(row.version)
+        places = [self._row_of[id(record)] for record in self.accepted_for_build(vector)]
+        opened = Opened(self.store, Core("order", "orders"), BASE)
+        is_empty = not self.database.table(table.name)
+        if places and is_empty:  # rows that an earlier attempt has added are not changed
+            changes = self._whole.take(pa.array(places))
+            named = {
+                planned_column(TABLES[row.name], image): planned_column(table, image)
+                for image in table.images
+            }
+            names = [named.get(name, name) for name in changes.column_names]
+            opened.merge(table, Batch(changes.rename_columns(names), {}))
+        opened.transaction.commit()
+        if self.random.random() < self.killed_builds:
+            self.happened["killed build"] += 1
+            return
+        note(self.database, row, built={"vector": vector}, reason=None)
+        self.database.table("attempt").pop((row.name, row.version), None)
+        self.happened["built"] += 1
+
+    def is_attempt(self, row: ViewVersion, attempt: object) -> bool:
+        """Whether a loading build is still the current attempt."""
+        return self.database.table("attempt").get((row.name, row.version)) is attempt
+
+    def accepted_for_build(self, vector: Vector) -> list[Any]:
+        """The accepted changes in the archive; the core has recorded which are dead (V5)."""
+        return accepted(self.judged, vector)
+
+    def empty(self, row: ViewVersion) -> None:
+        """Delete the rows of a version that no reader sees."""
+        self.database.rows[physical(row.name, row.version)] = {}
+
+    def _refuses(self, table: KeptTable, partition: int, batch: Batch) -> str | None:
+        if partition == BASE:
+            return None
+        offsets = batch.changes["offset"].to_pylist()
+        refused = [o for o in offsets if (table.view, partition, o) in self.failing]
+        return f"offset {refused[0]} is refused" if refused else None

@@ -1,0 +1,253 @@
+"""The interface of a view's plan for keeping, building, proving and reading, for every kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+import pyarrow as pa
+from psycopg.sql import SQL, Composable, Composed, Identifier
+
+from everstate.views.definition import ViewDefinition
+from everstate.views.policies import NO_RULES, Rules
+from everstate.views.tables import Image, KeptTable
+
+BatchSource: TypeAlias = Literal["changes", "newest", "live"]
+"""The input of a batch, at one position: every accepted change; the newest change of each key,
+deleted entities included; live entities, with their fields as columns beside `__key` and
+`__version`."""
+
+EXACT: Final = "exact"
+"""Type of a column of sums: a number of any size, without rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a version's table; ``type`` is ``None`` for columns with a fixed type.
+
+    ``shown``: the author's expression or name. ``words``: columns whose words this column has, in a
+    language; the store computes it.
+    """
+
+    name: str
+    type: pa.DataType | Literal["exact"] | None = None
+    shown: str | None = None
+    required: bool = False
+    words: tuple[str, ...] = ()
+    language: str = "simple"
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """A term of an order: PostgreSQL's text of a value, and where Spark puts its nulls."""
+
+    text: str
+    descending: bool = False
+    nulls_first: bool = True
+
+    @property
+    def sql(self) -> str:
+        """The term in an ORDER BY, or in an index."""
+        way = "DESC" if self.descending else "ASC"
+        return f"{self.text} {way} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index: the suffix of its name, its columns, and the condition of its rows."""
+
+    name: str
+    columns: tuple[str | By, ...]
+    where: str | None = None
+    of_words: bool = False
+    """Whether it is a GIN index over a column of words."""
+    group: tuple[str, ...] | None = None
+    """Columns whose :func:`group_hash` is the first column of the index; nulls are equal in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns, key and indexes of a version's table, in any store."""
+
+    columns: tuple[TableColumn, ...]
+    key: tuple[str, ...]
+    indexes: tuple[Index, ...] = ()
+    beside_key: tuple[str, ...] = ()
+    """Columns that the key's index includes, so that reading them needs no row."""
+    is_rewritten: bool = True
+    """Whether rows are updated often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What is stored for a view, what a change costs and what a read costs, in words."""
+
+    kept: str
+    change: str
+    read: str
+
+
+@dataclass(frozen=True)
+class ViewPlan(ABC):
+    """The plan of one view by its kind: columns, row deltas, batch, and reading."""
+
+    name: str
+    entity: str
+    fingerprint: str
+    """Equal for definitions with the same meaning (V10)."""
+    declared: ViewDefinition | None = None
+    """The author's declaration; ``None`` for views that are kept without one."""
+    fields: tuple[str, ...] = ()
+    """Fields of the entity that the SQL uses."""
+    rules: Rules = field(default=NO_RULES, kw_only=True)
+    """Which accepted changes it takes, and when."""
+
+    kind: ClassVar[str]
+    """Its name in `views list`."""
+    rides: ClassVar[bool] = True
+    """Whether it may be written in the core's transaction; else it always trails."""
+    is_plain_sql: ClassVar[bool] = True
+    """Whether its SQL, run in batch, gives exactly the rows that readers see."""
+    is_divided: ClassVar[bool] = True
+    """Whether a proof may be divided by the text of the first column, which is the key."""
+    batch_as_read: str = field(default="", kw_only=True)
+    """The author's SQL as Spark runs it for a proof: without ORDER BY and LIMIT, and with the
+    options of the declaration applied."""
+    batch_as_shown: str = field(default="", kw_only=True)
+    """The same with ORDER BY and LIMIT, and with tie-breakers: the rows that readers see."""
+    is_ordered: bool = field(default=False, kw_only=True)
+    """Whether the definition has an ORDER BY."""
+
+    @property
+    def sql(self) -> str:
+        """The author's SQL; empty for views that are kept without a declaration."""
+        return "" if self.declared is None else self.declared.sql
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """Its definition in the registry, from which the plan can be made again."""
+        return {"keeps": self.kind} if self.declared is None else self.declared.stored
+
+    def ruled_table(self, version: int) -> KeptTable:
+        """The description of a version's table for tasks, the rules of the view included."""
+        table = self.table(version)
+        return replace(table, has_rules=True) if self.rules else table
+
+    @property
+    @abstractmethod
+    def source(self) -> BatchSource:
+        """The input of :meth:`batch_sql`."""
+
+    @abstractmethod
+    def table(self, version: int) -> KeptTable:
+        """The description of a version's table for tasks: its merge, and the merged columns."""
+
+    @abstractmethod
+    def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
+        """The layout of the table; ``types``: Spark's types of the fields of :meth:`columns`.
+
+        Raises InvalidView when a type cannot be stored.
+        """
+
+    @abstractmethod
+    def columns(self, image: Image) -> str:
+        """Spark SQL of the row delta of one image: a struct, or null when it gives no row.
+
+        An array of structs where an image may give several rows. Only for the images of its table.
+        """
+
+    @abstractmethod
+    def batch_sql(self, table: str) -> str:
+        """Spark SQL over a table of the :attr:`source`: rows of :meth:`kept`, or their inputs."""
+
+    @property
+    @abstractmethod
+    def key_columns(self) -> int:
+        """How many columns of :meth:`kept` are the key of its rows; they come first."""
+
+    @abstractmethod
+    def kept(self, table: Composable) -> Composed:
+        """PostgreSQL's query of the rows of a version's table, in the columns of its batch."""
+
+    @abstractmethod
+    def reader(self, table: Composable) -> Composed:
+        """PostgreSQL's query of the rows that readers see, over a version's table."""
+
+    def unlimited(self, table: Composable) -> Composed:
+        """The same without LIMIT, for the comparison with the author's SQL."""
+        return self.reader(table)
+
+    @property
+    def is_shown(self) -> str:
+        """Spark's condition on rows of the batch that readers see; see :attr:`is_plain_sql`."""
+        return "true"
+
+    @property
+    def read_of_batch(self) -> tuple[tuple[str, str], ...]:
+        """Columns of the batch that readers see, with their names."""
+        return ()
+
+    @property
+    @abstractmethod
+    def explained(self) -> Explained:
+        """What is stored for it, and what that costs."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the views that it reads; empty: it reads changes, and has its own table."""
+        return ()
+
+    @property
+    def parts(self) -> tuple[ViewPlan, ...]:
+        """The plans of its inputs that were not declared."""
+        return ()
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        """Names of the columns of the author's SQL; empty: there is no SQL."""
+        return ()
+
+    @property
+    def shown_key(self) -> tuple[str, ...] | None:
+        """Columns that readers see and that no two rows have alike; ``None``: there are none."""
+        return None
+
+
+def change_reader(names: Iterable[str], table: Composable) -> Composed:
+    """A query of all of a table of changes; provenance, which is stored as text, as jsonb."""
+    shown = [
+        SQL("{0}::jsonb AS {0}" if name == "provenance" else "{0}").format(Identifier(name))
+        for name in names
+    ]
+    return SQL("SELECT {} FROM {}").format(SQL(", ").join(shown), table)
+
+
+def identifiers(names: Iterable[str]) -> Composed:
+    """Names of columns as an SQL list."""
+    return SQL(", ").join(map(Identifier, names))
+
+
+def group_hash(columns: Sequence[str], of: str = "") -> str:
+    """PostgreSQL's text of a hash of a group, in which nulls are equal and -0.0 is 0.0.
+
+    An index finds a group by its hash, but not by IS NOT DISTINCT FROM. Two groups may have the
+    same hash. PostgreSQL partitions tables by this hash, so it is the same in every release.
+    ``of``: alias of the table.
+    """
+    names = (f'{of}."{name}"' if of else f'"{name}"' for name in columns)
+    return f"hash_record_extended(ROW({', '.join(names)}), 0)"
+
+
+def same_group(columns: Sequence[str], one: str, other: str) -> str:
+    """PostgreSQL's condition that rows of two tables are in one group; an index finds them.
+
+    The CASE keeps the planner from assuming that few rows meet the second condition: it would then
+    sort all rows of a group, instead of reading the first one by the index.
+    """
+    if not columns:
+        return "true"
+    alike = (f'{one}."{name}" IS NOT DISTINCT FROM {other}."{name}"' for name in columns)
+    hashes = f"{group_hash(columns, one)} = {group_hash(columns, other)}"
+    return f"{hashes} AND CASE WHEN {' AND '.join(alike)} THEN true END"

@@ -1,0 +1,186 @@
+"""The last n, or the top n, of each category: `QUALIFY row_number() OVER (…) <= n`.
+
+All rows are stored, with an index on category and order; n of them are read. A table with only n
+rows would lack the row that moves up after a deletion or after a change of another row's category.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final
+
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from sqlglot import exp
+
+from everstate.views.grammar import Grammar
+from everstate.views.kinds.images import fingerprint
+from everstate.views.kinds.kind import By, Explained, Index
+from everstate.views.kinds.row import KEY, RowPlan, column_of, row_plan
+from everstate.views.ordering import after, as_shown, terms_of, unordered
+from everstate.views.parsing import DIALECT
+
+_ADVICE: Final = (
+    "Write QUALIFY row_number() OVER (PARTITION BY customer_id ORDER BY ordered_at DESC) <= 30."
+)
+_PLACE: Final = "place"
+
+
+@dataclass(frozen=True)
+class LastPlan(RowPlan):
+    """A view of rows of which the first ones of each category are shown."""
+
+    category: tuple[str, ...] = ()
+    """Columns of the category (PARTITION BY)."""
+    first: tuple[By, ...] = ()
+    """The order in a category."""
+    count: int = 0
+    place: tuple[int, str] | None = None
+    """Index and name of the row_number in the SELECT list, if it is there."""
+    kind: ClassVar[str] = "last"
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        """Names in the SELECT list."""
+        names = list(super().defined)
+        if self.place is not None:
+            names.insert(*self.place)
+        return tuple(names)
+
+    @property
+    def explained(self) -> Explained:
+        """What is stored for it, and what that costs."""
+        base, category = super().explained, ", ".join(map(self._output, self.category))
+        return Explained(
+            f"{base.kept}; an index by {category} and the order",
+            f"{base.change}, and an entry of that index",
+            f"{self.count:,} rows of each {category} that is read, by index",
+        )
+
+    def indexes(self) -> tuple[Index, ...]:
+        """Rows of a category in their order."""
+        order = (*self.first, *after(self.first, self.own))
+        return (Index("last", (*self.category, *order)),)
+
+    def read_columns(self) -> list[Composable]:
+        """The columns that readers see, by name."""
+        columns = super().read_columns()
+        if self.place is not None:
+            index, name = self.place
+            columns.insert(index, SQL("{} AS {}").format(Identifier(_PLACE), Identifier(name)))
+        return columns
+
+    def _read(self, table: Composable, *, limited: bool) -> Composed:
+        query = SQL("SELECT {} FROM ({}) AS kept").format(
+            SQL(", ").join(self.read_columns()), self._first_rows(table)
+        )
+        return query + self.shown.after(self.ties, limited=limited)
+
+    def _first_rows(self, table: Composable) -> Composed:
+        """The first rows of each category, found by the index.
+
+        Rows with a null in the category cannot be found that way; they are few, and are sorted.
+        """
+        order = ", ".join(by.sql for by in (*self.first, *after(self.first, self.own)))
+        names = ", ".join(self.category)
+        present = " AND ".join(f"{name} IS NOT NULL" for name in self.category)
+        absent = " OR ".join(f"{name} IS NULL" for name in self.category)
+        same = " AND ".join(f"one.{name} = category.{name}" for name in self.category)
+        columns = (KEY, "version", *(c.name for c in self.columns_beside), _PLACE)
+        # PostgreSQL applies a reader's `WHERE customer_id = …` to the categories only if the column
+        # is selected from them.
+        shown = ", ".join(
+            f"{'category' if name in self.category else 'first'}.{name}" for name in columns
+        )
+        text = (
+            f"SELECT {shown} FROM (SELECT DISTINCT {names} FROM {{0}} WHERE {present}) AS category "
+            f"CROSS JOIN LATERAL (SELECT one.*, row_number() OVER (ORDER BY {order}) AS {_PLACE} "
+            f"FROM {{0}} AS one WHERE {same} ORDER BY {order} LIMIT {self.count}) AS first "
+            f"UNION ALL SELECT {', '.join(columns)} FROM (SELECT one.*, row_number() OVER "
+            f"(PARTITION BY {names} ORDER BY {order}) AS {_PLACE} FROM {{0}} AS one "
+            f"WHERE {absent}) AS without WHERE {_PLACE} <= {self.count}"
+        )
+        return SQL(text).format(table)
+
+
+def last_plan(
+    grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], where_sql: str | None
+) -> LastPlan:
+    """Plan of a SELECT with QUALIFY; raises InvalidView."""
+    if grammar.of_changes:
+        grammar.refuse("QUALIFY over changes is not allowed", "Write ORDER BY … LIMIT n.")
+    named = {name.lower(): expression for name, expression in wanted}
+    window, count = _qualified(grammar, named)
+    place = None
+    outputs = list(wanted)
+    for index, (name, expression) in enumerate(wanted):
+        if isinstance(expression, exp.Window):
+            if expression != window or place is not None:
+                grammar.refuse("the only window function allowed is that of QUALIFY", _ADVICE)
+            place = (index, name)
+            del outputs[index]
+    base = row_plan(grammar, outputs, where_sql)
+    row = list(base.row)
+
+    def compiled(expression: exp.Expr) -> str:
+        return column_of(grammar, row, expression)
+
+    category = tuple(compiled(each) for each in window.args["partition_by"])
+    first = terms_of(grammar, window.args["order"].expressions, outputs, compiled)
+    texts = ["last", base.fingerprint, *category, *(by.sql for by in first), str(count)]
+    texts += [f"{c.name}: {c.spark_sql}" for c in row] + [str(place)]
+    given = {each.name: getattr(base, each.name) for each in fields(base)}
+    given |= {
+        "row": tuple(row),
+        "fingerprint": fingerprint(grammar.entity_type, texts),
+        **_in_total_order(grammar, wanted, window, count),
+    }
+    return LastPlan(**given, category=category, first=first, count=count, place=place)
+
+
+def _qualified(grammar: Grammar, named: dict[str, exp.Expr]) -> tuple[exp.Window, int]:
+    """The window of QUALIFY and the number of rows per category; raises InvalidView."""
+    condition = grammar.select.args["qualify"].this
+    window, count = condition.this, condition.args.get("expression")
+    if isinstance(window, exp.Column) and len(window.parts) == 1:
+        window = named.get(window.name.lower())
+    number = int(count.this) if isinstance(count, exp.Literal) and count.is_int else 0
+    number -= isinstance(condition, exp.LT)
+    is_first = isinstance(condition, (exp.LTE, exp.LT)) or (
+        isinstance(condition, exp.EQ) and number == 1
+    )
+    if (
+        not is_first
+        or number < 1
+        or not isinstance(window, exp.Window)
+        or not isinstance(window.this, exp.RowNumber)
+        or window.args.get("spec")
+        or window.args.get("order") is None
+    ):
+        text = condition.sql(dialect=DIALECT, comments=False)
+        grammar.refuse(f"QUALIFY {text} is not allowed; only row_number() <= n is", _ADVICE)
+    if not window.args.get("partition_by"):
+        grammar.refuse(
+            "QUALIFY has no PARTITION BY, so there are no categories", "Write ORDER BY … LIMIT n."
+        )
+    return window, number
+
+
+def _in_total_order(
+    grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], window: exp.Window, count: int
+) -> dict[str, str]:
+    """The definition with the key as tie-breaker, in the order that readers see."""
+    whole = window.copy()
+    order = whole.args["order"]
+    last = order.expressions[-1]
+    tie = exp.Ordered(
+        this=exp.column("__key"), desc=last.args.get("desc"), nulls_first=last.args["nulls_first"]
+    )
+    order.append("expressions", tie)
+    select = grammar.select.copy()
+    select.set(
+        "qualify", exp.Qualify(this=exp.LTE(this=whole, expression=exp.Literal.number(count)))
+    )
+    outputs = [(name, whole if each == window else each) for name, each in wanted]
+    shown = as_shown(select, outputs, [exp.column("__key")])
+    return {"batch_as_read": unordered(select, outputs), "batch_as_shown": shown}

@@ -1,0 +1,183 @@
+"""Views in Python: rows that a pure function computes from all changes of a key."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+from psycopg.sql import SQL, Composable, Composed
+
+from everstate.changes import EntityType
+from everstate.errors import InvalidView
+from everstate.views.definition import PythonDefinition
+from everstate.views.kinds.kind import (
+    BatchSource,
+    Explained,
+    Layout,
+    TableColumn,
+    ViewPlan,
+    identifiers,
+)
+from everstate.views.tables import Image, PythonTable, history_of
+from everstate.views.whole_keys import PLACE
+
+_FORMAT: Final = 1
+_OWN: Final = ("key", PLACE)
+
+
+@dataclass(frozen=True)
+class PythonPlan(ViewPlan):
+    """A view whose rows a function returns for each key.
+
+    It never rides: the project's own code must not run in the core's transaction.
+    """
+
+    columns_given: tuple[pa.Field, ...] = ()
+    state: tuple[pa.Field, ...] = ()
+    """Fields of the states that the function gets."""
+    python: PythonDefinition | None = None
+    kind: ClassVar[str] = "python"
+    source: ClassVar[BatchSource] = "changes"
+    is_plain_sql: ClassVar[bool] = False
+    rides: ClassVar[bool] = False
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """Its definition in the registry: the function by name, and its columns."""
+        assert self.python is not None
+        return self.python.stored
+
+    @property
+    def key_columns(self) -> int:
+        """Key and place."""
+        return len(_OWN)
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        """Columns that the function returns."""
+        return tuple(column.name for column in self.columns_given)
+
+    def table(self, version: int) -> PythonTable:
+        """The rows of a key are replaced when it changes."""
+        assert self.python is not None
+        return PythonTable(
+            *(self.name, version, self.fingerprint, self.python.function),
+            columns=self.columns_given,
+            fields=self.state,
+            history=history_of(self.entity),
+        )
+
+    def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
+        """Key, place, and the columns that the function returns."""
+        columns = (TableColumn(column.name, column.type) for column in self.columns_given)
+        own = (TableColumn("key"), TableColumn(PLACE, pa.int32(), required=True))
+        return Layout((*own, *columns), _OWN)
+
+    def columns(self, image: Image) -> str:
+        """The part of the function's argument that is not in the columns of every change."""
+        states = ", ".join(f"'{side}', {self._state(side)}" for side in ("current", "original"))
+        whole = (
+            f"named_struct('event', GET_JSON_OBJECT(event, '$.type'), 'provenance', provenance, "
+            f"{states})"
+        )
+        return f"CASE WHEN reason IS NULL THEN {whole} END"
+
+    def _state(self, side: str) -> str:
+        fields = ", ".join(f"'{f.name}', {side}.`{f.name}`" for f in self.state)
+        return f"CASE WHEN {side} IS NOT NULL THEN named_struct({fields}) END"
+
+    def batch_sql(self, table: str) -> str:
+        """All changes as the function's argument; a task has all changes of its keys, sorted."""
+        own = "key, version, kind, occurred_at, recorded_at"
+        return (
+            f"SELECT {own}, {self.columns('change')} AS worth FROM {table} "
+            "DISTRIBUTE BY key SORT BY key, version"
+        )
+
+    @property
+    def read_of_batch(self) -> tuple[tuple[str, str], ...]:
+        """The columns that the function returns, and the key."""
+        return (*((name, name) for name in self.defined), ("key", "_key"))
+
+    def kept(self, table: Composable) -> Composed:
+        """All columns."""
+        return SQL("SELECT {} FROM {}").format(identifiers((*_OWN, *self.defined)), table)
+
+    def reader(self, table: Composable) -> Composed:
+        """The columns that the function returns, and the key."""
+        return SQL("SELECT {}, key AS _key FROM {}").format(identifiers(self.defined), table)
+
+    @property
+    def explained(self) -> Explained:
+        """What is stored for it, and what that costs."""
+        return Explained(
+            f"the rows that the function returns for each {self.entity}",
+            "all changes of its key are read from the history, and the function is called",
+            "by _key: its rows, by index; all: one pass",
+        )
+
+
+def python_plan(definition: PythonDefinition, entity_type: EntityType) -> PythonPlan:
+    """The plan of a view in Python; raises InvalidView."""
+    schema = entity_type.arrow_schema
+    names = definition.fields if definition.fields is not None else tuple(schema.names)
+    for name in names:
+        if name not in schema.names:
+            raise InvalidView(
+                definition.name,
+                f"{entity_type.name} has no field {name!r}.",
+                advice=f"Its fields are {', '.join(schema.names)}.",
+            )
+    given = tuple(definition.columns)
+    if not given or len({field.name for field in given} | set(_OWN)) != len(given) + len(_OWN):
+        raise InvalidView(
+            definition.name,
+            "each column needs a name that no other has; key and place are everstate's own "
+            "columns.",
+            advice="Give other names to the columns.",
+        )
+    state = tuple(_nullable(schema.field(name)) for name in names)
+    parts = [f"python/{_FORMAT}", entity_type.name, str(definition.version)]
+    parts += [str(field) for field in (*state, *given)] + [_meaning(definition.function)]
+    return PythonPlan(
+        definition.name,
+        entity_type.name,
+        hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32],
+        fields=tuple(sorted(names)),
+        columns_given=given,
+        state=state,
+        python=definition,
+    )
+
+
+def _nullable(given: pa.Field) -> pa.Field:
+    """A field with every part nullable: messages may lack any field."""
+    kind = given.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(part) for part in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    elif pa.types.is_map(kind):
+        kind = pa.map_(kind.key_type, _nullable(kind.item_field))
+    return pa.field(given.name, kind)
+
+
+def _meaning(function: Callable[..., Any]) -> str:
+    """The code of a function without layout, comments and docstring; not of what it calls."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        code = function.__code__
+        return f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)

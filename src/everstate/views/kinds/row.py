@@ -1,0 +1,235 @@
+"""Views of rows: one row per live entity for which WHERE holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import pyarrow as pa
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from sqlglot import exp
+
+from everstate.views.grammar import Grammar, image_path, spark_text, suggestion
+from everstate.views.kinds.images import fields_used, fingerprint, of_live, struct, worth
+from everstate.views.kinds.kind import (
+    BatchSource,
+    By,
+    Explained,
+    Index,
+    Layout,
+    TableColumn,
+    ViewPlan,
+    identifiers,
+)
+from everstate.views.kinds.linear import check_order
+from everstate.views.kinds.shown import ALL, Shown
+from everstate.views.ordering import after, shown
+from everstate.views.tables import AppendTable, Image, RowTable
+
+KEY: Final = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A physical column: its name, the reader's name for it, its Spark SQL over one image.
+
+    ``output`` is ``None`` for a column that is used only for ordering. An output that is the
+    entity's key itself has no column of its own: it is the table's key.
+    """
+
+    name: str
+    output: str | None
+    spark_sql: str
+
+
+@dataclass(frozen=True)
+class RowPlan(ViewPlan):
+    """A view with one row per live entity for which its WHERE holds."""
+
+    row: tuple[Column, ...] = ()
+    where_sql: str | None = None
+    shown: Shown = ALL
+    looked_up_by: tuple[tuple[str, ...], ...] = ()
+    """Columns of the declared indexes."""
+    kind: ClassVar[str] = "row"
+    source: ClassVar[BatchSource] = "live"
+
+    @property
+    def key_columns(self) -> int:
+        """The entity's key."""
+        return 1
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        """Names in the SELECT list."""
+        return tuple(column.output for column in self.row if column.output is not None)
+
+    @property
+    def columns_beside(self) -> tuple[Column, ...]:
+        """Columns besides the key and the version."""
+        return tuple(column for column in self.row if column.name != KEY)
+
+    def table(self, version: int) -> RowTable | AppendTable:
+        """The newest version of each key wins."""
+        names = tuple(column.name for column in self.columns_beside)
+        return RowTable(self.name, version, self.fingerprint, names)
+
+    def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
+        """Key, version, and the columns as Spark types them."""
+        known = {KEY: pa.string(), **types}
+        check_order(self.name, self.shown, {by.text: known[by.text] for by in self.shown.order})
+        own = (TableColumn(KEY), TableColumn("version"))
+        columns = (TableColumn(c.name, types[c.name], c.output) for c in self.columns_beside)
+        return Layout((*own, *columns), self.own, self.indexes())
+
+    def indexes(self) -> tuple[Index, ...]:
+        """Declared indexes, and with LIMIT one in the order, so that only n rows are read."""
+        found = tuple(
+            Index(f"i{place}", columns) for place, columns in enumerate(self.looked_up_by)
+        )
+        if self.shown.limit is None:
+            return found
+        return (*found, Index("order", (*self.shown.order, *self.ties)))
+
+    @property
+    def explained(self) -> Explained:
+        """What is stored for it, and what that costs."""
+        every = "for which WHERE is true" if self.where_sql is not None else "that exists"
+        found = [f"one row by {', '.join(self.own)}, by index"]
+        found += [f"by {', '.join(map(self._output, c))}: by index" for c in self.looked_up_by]
+        if self.shown.limit is not None:
+            found = [f"{self.shown.limit:,} rows, by an index in their order"]
+        return Explained(
+            f"one row for each {self.entity} {every}",
+            "one row is written for the changes of a key in a batch",
+            f"{'; '.join(found)}; all: one pass",
+        )
+
+    def _output(self, name: str) -> str:
+        """The readers' name of a physical column; its expression, if they do not see it."""
+        column = next(column for column in self.row if column.name == name)
+        return column.output or column.spark_sql.replace("`__image__`.", "").replace("`", "")
+
+    @property
+    def ties(self) -> tuple[By, ...]:
+        """Tie-breakers of the order."""
+        return after(self.shown.order, self.own)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Key columns of the rows."""
+        return (KEY,)
+
+    @property
+    def shown_key(self) -> tuple[str, ...]:
+        """The entity's key; for a view of changes with its version."""
+        return tuple(f"_{name}" for name in self.own)
+
+    def columns(self, image: Image) -> str:
+        """The row delta of one image."""
+        return worth(image, struct(self._fields), self.where_sql)
+
+    def batch_sql(self, table: str) -> str:
+        """Key, version, and the row of each live entity."""
+        own = ("__key AS key", "__version AS version")
+        return of_live(table, self._fields, self.where_sql, *own)
+
+    def kept(self, table: Composable) -> Composed:
+        """The same columns."""
+        names = (KEY, "version", *(column.name for column in self.columns_beside))
+        return SQL("SELECT {} FROM {}").format(identifiers(names), table)
+
+    def reader(self, table: Composable) -> Composed:
+        """The SELECT list, and key and version of the entity."""
+        return self._read(table, limited=True)
+
+    def unlimited(self, table: Composable) -> Composed:
+        """The same without LIMIT."""
+        return self._read(table, limited=False)
+
+    def _read(self, table: Composable, *, limited: bool) -> Composed:
+        query = SQL("SELECT {} FROM {}").format(SQL(", ").join(self.read_columns()), table)
+        return query + self.shown.after(self.ties, limited=limited)
+
+    def read_columns(self) -> list[Composable]:
+        """The columns that readers see, by name."""
+        columns: list[Composable] = [
+            SQL("{} AS {}").format(Identifier(c.name), Identifier(c.output))
+            for c in self.row
+            if c.output is not None
+        ]
+        return [*columns, SQL("key AS _key"), SQL("version AS _version")]
+
+    @property
+    def _fields(self) -> list[tuple[str, str]]:
+        return [(column.name, column.spark_sql) for column in self.columns_beside]
+
+
+def row_plan(
+    grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], where_sql: str | None
+) -> RowPlan:
+    """Plan of a SELECT without aggregates; raises InvalidView."""
+    if grammar.select.args.get("having") is not None:
+        grammar.refuse("HAVING needs GROUP BY", "Write WHERE, or add GROUP BY.")
+    row = columns_of(grammar, wanted)
+    order = shown(grammar, wanted, lambda expression: column_of(grammar, row, expression))
+    if all(column.name == KEY for column in row):
+        row = [replace(column, name=f"c{place}") for place, column in enumerate(row)]
+    indexes = indexes_of(grammar, row)
+    texts = ["row", *(f"{c.spark_sql} AS {c.output}" for c in row), where_sql or "", *order.texts]
+    texts += [str(columns) for columns in indexes]
+    meaning = fingerprint(grammar.entity_type, texts)
+    declared, entity = grammar.declared, grammar.entity_type.name
+    return RowPlan(
+        *(declared.name, entity, meaning, declared, fields_used(texts)),
+        row=tuple(row),
+        where_sql=where_sql,
+        shown=order,
+        looked_up_by=indexes,
+    )
+
+
+def columns_of(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]]) -> list[Column]:
+    """A physical column for each output; raises InvalidView."""
+    row: list[Column] = []
+    for place, (output, expression) in enumerate(wanted):
+        if output.lower() in ("_key", "_version"):
+            grammar.refuse(
+                f"everstate adds a column {output!r} itself", "Leave yours out, or rename it."
+            )
+        resolved = grammar.resolved(expression, aggregates=False)
+        name = KEY if image_path(resolved) == grammar.key_path else f"c{place}"
+        row.append(Column(name, output, spark_text(resolved)))
+    return row
+
+
+def column_of(grammar: Grammar, row: list[Column], expression: exp.Expr) -> str:
+    """The column of an expression; one is added if no output has the expression."""
+    resolved = grammar.resolved(expression, aggregates=False)
+    text = spark_text(resolved)
+    for column in row:
+        if column.spark_sql == text:
+            return column.name
+    row.append(Column(f"c{len(row)}", None, text))
+    return row[-1].name
+
+
+def indexes_of(grammar: Grammar, row: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
+    """Physical columns of the declared indexes; raises InvalidView."""
+    return tuple(
+        tuple(named_column(grammar, row, name, "index") for name in names)
+        for names in grammar.declared.indexes
+    )
+
+
+def named_column(grammar: Grammar, row: Sequence[Column], name: str, option: str) -> str:
+    """The physical column of an output that an option names; raises InvalidView."""
+    found = {column.output: column.name for column in row if column.output is not None}
+    if name not in found:
+        known = f"The SELECT list has {', '.join(found)}."
+        grammar.refuse(
+            f"{option} names the column {name!r}, which the SELECT list does not have",
+            suggestion(name, found) or known,
+        )
+    return found[name]

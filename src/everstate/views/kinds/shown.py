@@ -1,0 +1,50 @@
+"""Which rows of a view readers see: HAVING, ORDER BY, LIMIT and OFFSET.
+
+They are applied when the view is read; all rows are stored, because a table with only n rows would
+lack the row that moves up after a deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg.sql import SQL, Composed
+
+from everstate.views.kinds.kind import By
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """PostgreSQL's texts of these clauses, over the columns of a reader's query."""
+
+    having: str | None = None
+    order: tuple[By, ...] = ()
+    limit: int | None = None
+    offset: int = 0
+
+    @property
+    def texts(self) -> list[str]:
+        """Its texts for a fingerprint; empty without any of the clauses."""
+        clauses = [self.having or "", *(by.sql for by in self.order)]
+        clauses += [str(self.limit), str(self.offset)]
+        return clauses if self != ALL else []
+
+    def after(self, ties: Iterable[By], *, limited: bool = True) -> Composed:
+        """The end of a reader's query; ``ties``: tie-breakers of the order.
+
+        Without ``limited`` there is no LIMIT and no OFFSET.
+        """
+        parts = [f" WHERE {self.having}"] if self.having is not None else []
+        if self.order:
+            parts.append(" ORDER BY " + ", ".join(by.sql for by in (*self.order, *ties)))
+        if limited and self.limit is not None:
+            parts.append(f" LIMIT {self.limit}")
+        if limited and self.offset:
+            parts.append(f" OFFSET {self.offset}")
+        return Composed([SQL("".join(parts))])
+
+
+ALL: Final = Shown()
+"""All rows, without an order."""

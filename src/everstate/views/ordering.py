@@ -1,0 +1,125 @@
+"""ORDER BY, LIMIT and OFFSET of a definition: which rows readers see, and in which order.
+
+Spark and PostgreSQL order nulls differently, so each term has NULLS FIRST or LAST, as Spark does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from sqlglot import exp
+
+from everstate.views.grammar import Grammar
+from everstate.views.kinds.kind import By
+from everstate.views.kinds.shown import Shown
+from everstate.views.parsing import DIALECT
+
+Compiled = Callable[[exp.Expr], str]
+"""Returns PostgreSQL's text of an expression of the definition."""
+
+_SHOWN: Final = ("order", "limit", "offset")
+
+
+def shown(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], compiled: Compiled) -> Shown:
+    """ORDER BY, LIMIT and OFFSET of a definition; raises InvalidView."""
+    select = grammar.select
+    order = select.args.get("order")
+    terms = () if order is None else terms_of(grammar, order.expressions, wanted, compiled)
+    limit, offset = (_number(grammar, select, name) for name in ("limit", "offset"))
+    if not terms and (limit is not None or offset is not None):
+        grammar.refuse(
+            "LIMIT without ORDER BY would show arbitrary rows",
+            "Add ORDER BY with the columns that decide which rows come first.",
+        )
+    return Shown(order=terms, limit=limit, offset=offset or 0)
+
+
+def terms_of(
+    grammar: Grammar,
+    expressions: Sequence[exp.Expr],
+    wanted: Sequence[tuple[str, exp.Expr]],
+    compiled: Compiled,
+) -> tuple[By, ...]:
+    """Terms of an order; a number or an alias refers to the output that it names."""
+    found = []
+    for ordered in expressions:
+        if not isinstance(ordered, exp.Ordered) or ordered.args.get("with_fill"):
+            grammar.refuse(
+                f"ORDER BY {ordered.sql(dialect=DIALECT)} is not allowed",
+                "Write ORDER BY with columns or expressions.",
+            )
+        meant = grammar.ordinal(ordered.this, wanted, "ORDER BY")
+        if meant is None:
+            meant = grammar.without_aliases(ordered.this, wanted, "ORDER BY")
+        descending = bool(ordered.args.get("desc"))
+        first = bool(ordered.args.get("nulls_first"))
+        found.append(By(compiled(meant), descending, first))
+    return tuple(found)
+
+
+def after(terms: Sequence[By], columns: Sequence[str]) -> tuple[By, ...]:
+    """Tie-breakers of an order: the columns, with the direction of the last term.
+
+    With the same direction one index serves the whole order.
+    """
+    last, known = (terms[-1] if terms else By("")), {term.text for term in terms}
+    return tuple(replace(last, text=column) for column in columns if column not in known)
+
+
+def unordered(select: exp.Select, wanted: Sequence[tuple[str, exp.Expr]]) -> str:
+    """A definition without ORDER BY, LIMIT and OFFSET, in Spark's dialect, with named outputs.
+
+    Proofs use it, because engines may round the last digits of the values ordered by differently.
+    """
+    copied = select.copy()
+    for name in _SHOWN:
+        copied.set(name, None)
+    outputs = [exp.alias_(each.copy(), name, quoted=True) for name, each in wanted]
+    copied.set("expressions", outputs)
+    return copied.sql(dialect=DIALECT, comments=False)
+
+
+def as_shown(
+    select: exp.Select, wanted: Sequence[tuple[str, exp.Expr]], ties: Sequence[exp.Expr]
+) -> str:
+    """A definition with its order and limit, for Spark; ``ties``: tie-breakers as in `after`."""
+    copied = select.copy()
+    outputs = [exp.alias_(each.copy(), name, quoted=True) for name, each in wanted]
+    copied.set("expressions", outputs)
+    order = copied.args.get("order")
+    if order is not None:
+        last = order.expressions[-1]
+        way = {name: last.args.get(name) for name in ("desc", "nulls_first")}
+        for tie in ties:
+            order.append("expressions", exp.Ordered(this=tie.copy(), **way))
+    return copied.sql(dialect=DIALECT, comments=False)
+
+
+def ties_of(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]]) -> list[exp.Expr]:
+    """Tie-breakers of a definition over one entity type, as columns of its batch."""
+    group = grammar.select.args.get("group")
+    if group is not None:
+        plain = [each for _, each in wanted if each.find(exp.AggFunc) is None]
+        groups = plain if group.args.get("all") else group.expressions
+        return [_window_start(each) for each in groups]
+    if any(each.find(exp.AggFunc) is not None for _, each in wanted):
+        return []
+    names = ("key", "version") if grammar.of_changes else ("__key",)
+    return [exp.column(name) for name in names]
+
+
+def _window_start(group: exp.Expr) -> exp.Expr:
+    is_window = isinstance(group, exp.Func) and group.name.lower() == "window"
+    return exp.column("start", table="window") if is_window else group
+
+
+def _number(grammar: Grammar, select: exp.Select, name: str) -> int | None:
+    clause = select.args.get(name)
+    if clause is None:
+        return None
+    value = clause.expression
+    if not isinstance(value, exp.Literal) or value.is_string or not str(value.this).isdigit():
+        grammar.refuse(f"{name.upper()} is not a whole number", f"Write {name.upper()} 10.")
+    return int(value.this)

@@ -1,0 +1,30 @@
+"""Reading SQL in Spark's dialect."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from sqlglot import Dialect, TokenType, exp, parse
+
+DIALECT: Final = "spark"
+
+
+def parsed(sql: str) -> list[exp.Expr | None]:
+    """Statements of a text in Spark's dialect; raises SqlglotError.
+
+    The parser reads `GROUP BY window(…)` as a WINDOW clause, so the word is quoted first.
+    """
+    spans = []
+    tokens = Dialect.get_or_raise(DIALECT).tokenize(sql)
+    for token, following in pairwise(tokens):
+        called = following.token_type in (TokenType.L_PAREN, TokenType.DOT)
+        if token.token_type is TokenType.WINDOW and called:
+            spans.append((token.start, token.end + 1))
+    for start, end in reversed(spans):
+        sql = f"{sql[:start]}`{sql[start:end]}`{sql[end:]}"
+    found = parse(sql, read=DIALECT)
+    for statement in found if spans else ():
+        for call in () if statement is None else statement.find_all(exp.Anonymous):
+            call.set("this", call.name)
+    return found

@@ -1,0 +1,33 @@
+"""Applies deferred changes of a throttled view."""
+
+from __future__ import annotations
+
+from everstate.views.control import Control
+from everstate.views.stores.postgres import writes
+from everstate.views.stores.postgres.deferring import Deferred
+from everstate.views.stores.postgres.session import session
+from everstate.views.tables import Core, KeptTable
+
+
+def take_part(dsn: str, schema_name: str, core: Core, table: KeptTable, partition: int) -> int:
+    """Apply a view's oldest deferred part of a partition in one commit; returns its changes.
+
+    0: there is none, or the view's position is of another plan meanwhile. Raises Unavailable,
+    psycopg's errors.
+    """
+    with session(dsn) as found:
+        writes.prepare_view(found, schema_name, table)
+        control = Control(found.connection, schema_name)
+        with found.connection.transaction():
+            control.core_position(core, partition, hold=True)
+            if not control.hold_view(table, core.generation, partition):
+                return 0
+            deferred = Deferred(control, table, core.generation, partition)
+            part = deferred.oldest()
+            if part is None:
+                return 0
+            number, batch = part
+            place = writes.WritePlace(schema_name, core.generation, partition)
+            writes.merge_view(found, place, table, batch)
+            deferred.forget(number)
+        return int(batch.changes.num_rows)

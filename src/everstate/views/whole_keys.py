@@ -1,0 +1,124 @@
+"""Calls the function of a Python view with all changes of some keys.
+
+The function gets some keys with all of their changes, ordered by key and version; which keys are in
+one call is arbitrary. So the rows of a key may depend only on that key's changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from everstate.views.tables import PythonTable
+
+PLACE: Final = "place"
+"""Column that numbers the rows of a key, from 0."""
+_CHANGES: Final = 20_000
+"""A call has about so many changes; a key's changes are never divided."""
+
+
+class FunctionFailed(pa.ArrowInvalid):  # type: ignore[misc]
+    """A function raised an error, or returned something other than declared."""
+
+
+def input_schema(table: PythonTable) -> pa.Schema:
+    """The schema of a function's argument."""
+    text, moment = pa.string(), pa.timestamp("us", "UTC")
+    return pa.schema(
+        [
+            *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),
+            *(("occurred_at", moment), ("recorded_at", moment)),
+            ("provenance", pa.struct([(name, text) for name in PROVENANCE])),
+            *(
+                ("current", pa.struct(list(table.fields))),
+                ("original", pa.struct(list(table.fields))),
+            ),
+        ]
+    )
+
+
+PROVENANCE: Final = (
+    *("apiVersion", "serviceName", "identifier", "actor", "reason"),
+    *("correlationId", "causationId"),
+)
+
+
+def called(table: PythonTable, changes: pa.Table) -> pa.Table:
+    """Rows that the function returns for whole keys: `key`, `place`, and the declared columns.
+
+    Raises FunctionFailed.
+    """
+    try:
+        given = table.function(changes)
+        if isinstance(given, pa.RecordBatch):
+            given = pa.Table.from_batches([given])
+        if not isinstance(given, pa.Table):
+            raise TypeError(f"it returned {type(given).__name__}, not a pyarrow.Table")
+        wanted = pa.schema([("key", pa.string()), *table.columns])
+        rows = given.select(wanted.names).cast(wanted).combine_chunks()
+    except Exception as cause:
+        # The function is the project's own code, and may raise anything.
+        raise FunctionFailed(f"its function failed: {type(cause).__name__}: {cause}") from cause
+    foreign = pc.invert(pc.is_in(rows["key"], pc.unique(changes["key"])))
+    if pc.any(foreign, min_count=0).as_py():
+        key = rows["key"].filter(foreign)[0].as_py()
+        raise FunctionFailed(
+            f"its function returned a row of the key {key!r}, which was not in its input"
+        )
+    # A stable sort: the rows of a key stay in the order in which the function returned them.
+    keys = np.asarray(rows["key"].to_pylist(), dtype=object)
+    rows = rows.take(pa.array(np.argsort(keys, kind="stable"), pa.int64()))
+    return rows.add_column(1, PLACE, _places(rows["key"]))
+
+
+def _places(keys: pa.ChunkedArray) -> pa.Array:
+    """Numbers from 0 within runs of equal keys."""
+    if not len(keys):
+        return pa.array([], pa.int32())
+    codes = keys.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
+    lengths = np.diff(np.append(starts, len(codes)))
+    return pa.array(np.arange(len(codes)) - np.repeat(starts, lengths), pa.int32())
+
+
+@dataclass(frozen=True)
+class InBatch:
+    """Calls a function with the changes of a Spark task, which are ordered by key and version."""
+
+    table: PythonTable
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of all keys of the task; a key is never divided."""
+        waiting: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in batches:
+            waiting.append(batch)
+            rows += batch.num_rows
+            if rows < _CHANGES:
+                continue
+            whole = unpacked(self.table, pa.Table.from_batches(waiting))
+            keys = whole["key"]
+            end = pc.index(pc.equal(keys, keys[-1]), True).as_py()
+            if end:
+                yield from called(self.table, whole.slice(0, end)).to_batches()
+            rest = pa.Table.from_batches(waiting).slice(end)
+            waiting, rows = rest.to_batches(), rest.num_rows
+        if rows:
+            whole = unpacked(self.table, pa.Table.from_batches(waiting))
+            yield from called(self.table, whole).to_batches()
+
+
+def unpacked(table: PythonTable, changes: pa.Table) -> pa.Table:
+    """The argument of a function from planned changes; `worth` has the columns not beside it."""
+    worth = changes["worth"].combine_chunks()
+    columns: dict[str, Any] = {
+        name: changes[name] for name in ("key", "version", "kind", "occurred_at", "recorded_at")
+    }
+    columns |= dict(zip([field.name for field in worth.type], worth.flatten(), strict=True))
+    schema = input_schema(table)
+    return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)

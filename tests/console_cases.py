@@ -1,0 +1,163 @@
+"""A hotel with views filled by hand, a log and dead letters, for the tests of the console."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from pydantic import BaseModel
+
+from everstate.api.server import serve
+from everstate.app import App
+from everstate.config import Config
+from everstate.log.dead_letters import place_headers
+from everstate.log.producer import Producer
+from everstate.log.record import OutRecord
+from everstate.log.topics import TopicNames, Topics
+from everstate.testing.view_postgres import install_entity
+from everstate.views.control import BUILDING
+from everstate.views.versions import registered
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SCHEMA = "everstate_views"
+SCRIPT = "<script>alert(1)</script>"
+ODD_KEYS = (SCRIPT, "a/b c?d#e%2F", "žluťoučký/кінь", "..", ".", 'say "hi" & go', "tab\there")
+
+
+class Address(BaseModel):
+    city: str
+    street: str | None = None
+
+
+class Guest(BaseModel):
+    """Somebody who stays with us."""
+
+    guest_id: str
+    name: str
+    nights: int = 0
+    address: Address | None = None
+
+
+def hotel(source: Any = "capture") -> App:
+    """The app: guests of another system, and one view of them in SQL."""
+    app = App("hotel")
+    app.entity("guest", key="guest_id", source=source)(Guest)
+    app.view("by_city", sql="SELECT name, count(*) AS guests FROM guest GROUP BY name")
+    return app
+
+
+app = hotel()
+
+
+def guest(key: str, name: str, nights: int = 0, **address: Any) -> dict[str, Any]:
+    """A guest's state."""
+    made = Guest(
+        guest_id=key, name=name, nights=nights, address=Address(**address) if address else None
+    )
+    return made.model_dump(mode="json")
+
+
+Histories = Mapping[str, Sequence[tuple[float, dict[str, Any] | None]]]
+"""Key → the hours after START at which each of its versions holds, and its state."""
+
+HISTORIES: Histories = {
+    "eva": [
+        (1, guest("eva", "Eva", city="Wien", street="Ring 1")),
+        (2, guest("eva", "Eva", 2, city="Wien", street="Ring 1")),
+        (3, guest("eva", "Eva Maria", 2, city="Graz", street="Ring 1")),
+        (4, guest("eva", "Eva Maria", 3, city="Graz", street="Ring 1")),
+    ],
+    "tom": [(1, guest("tom", "Tom", 10)), (4, None)],
+    "ada": [(3, guest("ada", "Ada", 9)), (5, None), (6, guest("ada", "Ada", 1))],
+    **{key: [(1, guest(key, SCRIPT)), (2, guest(key, "<b>bold</b>"))] for key in ODD_KEYS},
+}
+
+
+def fill(connection: psycopg.Connection[Any], histories: Histories = HISTORIES) -> None:
+    """Make the views of guests, and put every version of every guest into them."""
+    control = install_entity(connection, SCHEMA, hotel().entities["guest"], {0: 3})
+    control.add_version(registered(hotel().views["by_city"], 1, status=BUILDING))
+    progress = {"doing": "reading the archive", "share": 0.4, "rate": 1200.0, "left_s": 9.0}
+    control.set_progress("by_city", 1, progress)
+    offset = 0
+    for key, versions in histories.items():
+        for version, (hours, state) in enumerate(versions, 1):
+            kind = "deleted" if state is None else "created" if version == 1 else "updated"
+            moment = START + timedelta(hours=hours)
+            told = {
+                "apiVersion": "v1",
+                "serviceName": "desk",
+                "identifier": f"clerk-{version}",
+                "actor": SCRIPT if key in ODD_KEYS else "Frau Huber",
+                "reason": None if version == 1 else "guest asked",
+                "correlationId": f"visit-{version}",
+            }
+            row = {
+                "key": key,
+                "version": version,
+                "change_id": UUID(int=offset),
+                "kind": kind,
+                "as_of": moment,
+                "occurred_at": moment,
+                "recorded_at": START + timedelta(days=1, hours=hours),
+                "generation": 1,
+                "partition": 0,
+                "offset": offset,
+                "provenance": json.dumps(told),
+                "state": None if state is None else json.dumps(state),
+            }
+            _insert(connection, "guest_history__v1", {**row, "schema_version": 1})
+            if version == len(versions):
+                _insert(connection, "guest_latest__v1", row)
+            offset += 1
+
+
+def _insert(connection: psycopg.Connection[Any], table: str, row: Mapping[str, Any]) -> None:
+    names = ", ".join(f'"{name}"' for name in row)
+    query = f"INSERT INTO {SCHEMA}.{table} ({names}) VALUES ({', '.join(['%s'] * len(row))})"
+    connection.execute(query.encode(), list(row.values()))
+
+
+def fill_log(config: Config) -> None:
+    """Five changes in the log, and dead letters of two reasons."""
+    names = TopicNames(config.log.prefix)
+    with Topics(config) as topics:
+        topics.ensure(["guest"])
+    with Producer(config) as producer:
+        for number in range(5):
+            value = json.dumps({"number": number}).encode()
+            producer.send(OutRecord(names.changes("guest"), b"eva", value, partition=0))
+        for number, value in enumerate((SCRIPT.encode(), b"\xff\xfe\x00", b'{"guest_id": 1}')):
+            where = place_headers(b"name: Field <b>required</b>", names.changes("guest"), 0, number)
+            producer.send(OutRecord(names.dead("guest"), b"g1", value, where, partition=0))
+        where = place_headers(b"no JSON", names.raw("shop", "t"), 0, 7)
+        producer.send(OutRecord(names.dead_unknown, None, b"no", where, partition=0))
+        producer.flush()
+
+
+@contextmanager
+def serving(config: Config, app: App, port: int = 0) -> Iterator[str]:
+    """A server in a thread, on a free port by default; gives its address."""
+    api = config.api.model_copy(update={"port": port})
+    stop, ready, addresses = threading.Event(), threading.Event(), list[str]()
+
+    def told(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    given = (config.model_copy(update={"api": api}), app, stop, told)
+    thread = threading.Thread(target=serve, args=given)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield addresses[0]
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()

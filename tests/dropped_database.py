@@ -1,0 +1,36 @@
+"""Dropping a test's database together with the replication slots that the test left behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+_WITHIN_S: Final = 20.0
+
+
+def drop_database(dsn: str, name: str) -> None:
+    """Drop a database of the server at ``dsn``, also when somebody still reads its slots.
+
+    ``WITH (FORCE)`` ends sessions, but PostgreSQL refuses to drop a database while a logical slot
+    is active. The process of a reader that has just left keeps its slot for a moment.
+    """
+    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+    deadline = time.monotonic() + _WITHIN_S
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while True:
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                " WHERE database = %s AND active_pid IS NOT NULL",
+                (name,),
+            )
+            try:
+                connection.execute(drop)
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return

@@ -1,0 +1,160 @@
+"""A capture of an earlier version goes on in one raw log; a raw log that is none is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+from pyspark.sql import SparkSession
+
+from clean_cases import ITEM, Database, broken_laws, capture_of
+from clean_role import changelog
+from everstate.changes import Kind
+from everstate.config import Config
+from everstate.errors import LogError, SourceReplaced
+from everstate.log.client import admin_settings
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.clean import Cleaner
+from everstate.sources.cdc.balance import read_balance
+from everstate.sources.cdc.cleaning import Cleaning
+from everstate.sources.cdc.reading import SourceIdentity, encode_source
+from running_stack import RunningStack
+
+CAPTURE = capture_of("debezium", dsn="postgresql://nobody@localhost/shop")
+"""Of a database that nobody connects to: the capture is ours."""
+
+
+@pytest.fixture
+def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
+    log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
+    project = stack.config.project.model_copy(update={"data_dir": tmp_path})
+    found = stack.config.model_copy(update={"log": log, "project": project})
+    with Topics(found) as topics:
+        topics.ensure(["item"])
+        yield found
+        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
+
+
+class Capture:
+    """A connector that writes what a database has logged, and the role that cleans it."""
+
+    def __init__(self, config: Config, spark: SparkSession) -> None:
+        self.config, self.spark = config, spark
+        names = TopicNames(config.log.prefix)
+        self.former, self.raw = names.raw("shop", "item"), names.raw_prefix("shop")
+        self.database = Database("debezium, default")
+
+    def work(self, count: int, start: int) -> None:
+        for number in range(start, start + count):
+            values = {"name": f"n{number}", "amount": number}
+            self.database.write(number % 7, values | ({"note": "long"} if number < 7 else {}))
+
+    def send(self, topic: str, first: int, last: int | None = None) -> None:
+        with Producer(self.config) as producer:
+            for key, value in self.database.log[first:last]:
+                assert value is not None
+                producer.send_raw(topic, json.dumps(key).encode(), json.dumps(value).encode())
+
+    def reads(self, identity: str, epoch: int) -> None:
+        """What `everstate cdc` writes when another database is read from here on."""
+        value = encode_source(SourceIdentity(identity=identity, epoch=epoch))
+        with Producer(self.config) as producer:
+            producer.send_raw(self.raw, None, value, [("kind", b"source")])
+
+    def clean(self) -> None:
+        cleaning = Cleaning(self.config, CAPTURE, {"item": ITEM})
+        cleaner = Cleaner(self.config, cleaning, session=lambda: self.spark)
+        try:
+            cleaner.catch_up()
+        finally:
+            cleaner.close()
+
+    def broken(self) -> list[str]:
+        return broken_laws([_Change(one) for one in self.changes()], self.database.history)
+
+    def changes(self) -> list[dict[str, Any]]:
+        return changelog(self.config, "item")
+
+
+class _Change:
+    def __init__(self, value: dict[str, Any]) -> None:
+        self.key, self.version, self.kind = value["key"], value["version"], Kind(value["kind"])
+        states = (value["currentEntityState"], value["originalEntityState"])
+        self.current, self.original = (s if s is None else json.dumps(s) for s in states)
+
+
+@pytest.fixture
+def capture(config: Config, spark: SparkSession) -> Capture:
+    return Capture(config, spark)
+
+
+def test_former_topics_are_read_to_their_ends_then_the_one_log_and_never_both(
+    config: Config, capture: Capture
+) -> None:
+    with Topics(config) as topics:
+        topics.ensure_raw([capture.former], partitions=3, settings={})
+    capture.work(40, 0)
+    capture.send(capture.former, 0, 30)
+    capture.clean()
+    assert len(capture.changes()) == 30
+    # The connector is stopped, which writes out the rest, and begins again at its stored place.
+    capture.send(capture.former, 30)
+    capture.work(30, 40)
+    capture.send(capture.raw, 33)
+    capture.clean()
+    assert capture.broken() == []
+    assert len(capture.changes()) == 70
+    capture.work(5, 70)
+    capture.send(capture.raw, 70)
+    capture.clean()
+    assert capture.broken() == []
+    capture.send(capture.former, 74)
+    with pytest.raises(LogError, match="two connectors write"):
+        capture.clean()
+    assert capture.broken() == []
+
+
+def test_a_raw_log_that_grew_is_refused(config: Config, capture: Capture) -> None:
+    capture.work(5, 0)
+    with Topics(config) as topics:
+        topics.ensure_raw([capture.raw], partitions=1, settings={})
+    capture.send(capture.raw, 0)
+    capture.clean()
+    admin: Any = AdminClient(admin_settings(config))
+    for future in admin.create_partitions([NewPartitions(capture.raw, 2)]).values():
+        future.result(10)
+    with pytest.raises(LogError, match="has 2 partitions"):
+        capture.clean()
+    assert capture.broken() == []
+
+
+def test_rows_of_a_restored_database_wait_for_a_new_epoch(config: Config, capture: Capture) -> None:
+    with Topics(config) as topics:
+        topics.ensure_raw([capture.raw], partitions=1, settings={})
+    capture.reads("system 1", 1)
+    capture.work(20, 0)
+    capture.send(capture.raw, 0)
+    capture.clean()
+    assert capture.broken() == []
+    capture.reads("system 2", 1)
+    with pytest.raises(SourceReplaced, match="system 2"):
+        capture.clean()
+    assert capture.broken() == [], "nothing became of it"
+    before = len(capture.changes())
+    capture.reads("system 2", 2)
+    # Its log begins anew; what it says is newer all the same.
+    restored = Database("debezium, default")
+    restored.write(1, {"name": "restored", "note": "n"})
+    capture.database.log = restored.log
+    capture.send(capture.raw, 0)
+    capture.clean()
+    assert len(capture.changes()) == before + 1
+    (last,) = [c for c in capture.changes() if c["currentEntityState"]["name"] == "restored"]
+    assert last["source"]["position"]["lsn"][0] == 2
+    (table,) = read_balance(config, CAPTURE).tables
+    assert table.vanished == 0

@@ -1,0 +1,103 @@
+"""Several captures are cleaned at once in one Spark session: each row once, whoever else works."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from clean_cases import UNAVAILABLE, Database, Item, broken_laws
+from clean_role import changelog
+from everstate.app import App
+from everstate.changes import Kind
+from everstate.config import Config
+from everstate.declarations.captures import Table
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.clean import Cleaner
+from everstate.sources.cdc.balance import read_balance
+from everstate.sources.cdc.cleaning import cleaning_of
+from running_stack import RunningStack
+
+CAPTURES, ROWS, KEYS = 3, 4_000, 600
+
+
+@pytest.fixture
+def app() -> App:
+    """Captures of databases that nobody connects to, so that each has one raw log."""
+    found = App("together")
+    for number in range(CAPTURES):
+        found.entity(f"item_{number}", key="id", source="capture")(Item)
+        found.capture(
+            f"shop{number}",
+            kind="postgresql",
+            dsn="postgresql://nobody@localhost:1/shop",
+            tables={"public.item": Table(entity=f"item_{number}")},
+            settings={"unavailable.value.placeholder": UNAVAILABLE},
+        )
+    return found
+
+
+@pytest.fixture
+def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
+    log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
+    project = stack.config.project.model_copy(update={"data_dir": tmp_path})
+    found = stack.config.model_copy(update={"log": log, "project": project})
+    with Topics(found) as topics:
+        yield found
+        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
+
+
+def work(seed: int) -> Database:
+    """Rows that are created whole, then mostly updated without their long column."""
+    chance, database = random.Random(seed), Database("debezium, default")
+    for number in range(ROWS):
+        key = number if number < KEYS else chance.randrange(KEYS)
+        values: dict[str, Any] = {"name": f"n{number}", "amount": number}
+        if key not in database.rows or chance.random() < 0.1:
+            values["note"] = f"long {number}"
+        database.write(key, None if chance.random() < 0.02 else values)
+    return database
+
+
+class Change:
+    def __init__(self, value: dict[str, Any]) -> None:
+        self.key, self.version, self.kind = value["key"], value["version"], Kind(value["kind"])
+        states = (value["currentEntityState"], value["originalEntityState"])
+        self.current, self.original = (s if s is None else json.dumps(s) for s in states)
+
+
+def test_captures_that_share_a_session_lose_and_double_nothing(
+    config: Config, app: App, spark: SparkSession
+) -> None:
+    names, databases = TopicNames(config.log.prefix), [work(n) for n in range(CAPTURES)]
+    with Topics(config) as topics:
+        topics.ensure(app.entities)
+        topics.ensure_raw([names.raw_prefix(n) for n in app.captures], partitions=1, settings={})
+    with Producer(config) as producer:
+        for name, database in zip(app.captures, databases, strict=True):
+            for key, value in database.log:
+                body = None if value is None else json.dumps(value).encode()
+                producer.send_raw(names.raw_prefix(name), json.dumps(key).encode(), body)
+    cleaners = [
+        Cleaner(config, cleaning_of(config, app, name), session=lambda: spark, step_records=500)
+        for name in app.captures
+    ]
+    threads = [threading.Thread(target=one.catch_up, args=(120.0,)) for one in cleaners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in cleaners:
+        one.close()
+    for number, (name, database) in enumerate(zip(app.captures, databases, strict=True)):
+        (table,) = read_balance(config, app.capture_of(name)).tables
+        assert (table.held, table.dead, table.vanished) == (0, 0, 0), name
+        changes = [Change(one) for one in changelog(config, f"item_{number}")]
+        assert broken_laws(changes, database.history)[:3] == [], name

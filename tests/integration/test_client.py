@@ -1,0 +1,161 @@
+"""The client of a project's HTTP API, blocking and for asyncio, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from rest_cases import EVA, configured, hotel, serving
+from serving_cases import START, Guest, fill
+from test_subscriptions import served, until
+
+from everstate.app import App
+from everstate.changes import Provenance
+from everstate.client import AsyncClient, Client, Event, RequestFailed
+from everstate.config import Config, load
+from everstate.testing.view_postgres import PostgresKeptOrders
+from reading_cases import Orders, orders_config
+
+CLERK = Provenance(api_version="v1", service_name="desk", identifier="clerk-7", reason="a call")
+
+
+@pytest.fixture
+def reading(database: str) -> Iterator[str]:
+    """A server whose views are filled."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        fill(connection)
+    app = App("hotel")
+    app.entity("guest", key="guest_id", source="capture")(Guest)
+    with serving(load(store={"dsn": database}, api={"port": 0}), app) as address:
+        yield address
+
+
+@pytest.fixture
+def writing(stack: Any, database: str, topic_prefix: str) -> Iterator[str]:
+    with serving(configured(stack.config, database, topic_prefix, port=0), hotel()) as address:
+        yield address
+
+
+def test_an_entity_is_written_and_read(writing: str) -> None:
+    with Client(writing, provenance=CLERK) as client:
+        made = client.put("guest", "g1", EVA, expected_version=0, once="call-1")
+        assert (made.version, made.changed, made.token is not None) == (1, True, True)
+        again = client.put("guest", "g1", EVA, expected_version=0, once="call-1")
+        assert again.version == 1, "it was done once"
+        assert client.put("guest", "g1", EVA).changed is False
+        moved = client.patch("guest", "g1", {"city": "Graz"}, expected_version=1)
+        found = client.get("guest", "g1")
+        assert (found.version, found.state["city"], moved.version) == (2, "Graz", 2)
+        with pytest.raises(RequestFailed, match="PreconditionFailed") as refused:
+            client.patch("guest", "g1", {"city": "Linz"}, expected_version=1)
+        assert refused.value.status == 412
+        client.delete("guest", "g1")
+        with pytest.raises(RequestFailed) as gone:
+            client.get("guest", "g1")
+        assert (gone.value.status, gone.value.kind) == (404, "NotFound")
+    with Client(writing) as nobody, pytest.raises(RequestFailed, match="Everstate-Service"):
+        nobody.put("guest", "g2", {**EVA, "guest_id": "g2"})
+    with Client("http://127.0.0.1:9") as away, pytest.raises(RequestFailed) as unreachable:
+        away.get("guest", "g1")
+    assert unreachable.value.status == 0
+
+
+def test_the_past_of_an_entity_is_read(reading: str) -> None:
+    with Client(reading) as client:
+        assert client.get("guest", "eva", at=START + timedelta(hours=1.5)).state["name"] == "Eva"
+        assert client.get("guest", "eva", version=2).version == 2
+        assert [each["version"] for each in client.history("guest", "eva")] == [1, 2, 3]
+        assert [each["version"] for each in client.history("guest", "eva", after=2)] == [3]
+        assert client.diff("guest", "eva", 1, START + timedelta(hours=2))["to"]["version"] == 3
+        assert client.explain("guest", "eva", field="name")["version"]["version"] == 3
+        assert "name" in client.provenance("guest", "eva")["fields"]
+
+
+def test_the_asynchronous_client_does_the_same(reading: str) -> None:
+    async def ask() -> tuple[Any, ...]:
+        async with AsyncClient(reading) as client:
+            found = await client.get("guest", "eva")
+            history = [each["version"] async for each in client.history("guest", "eva")]
+            diff = await client.diff("guest", "eva", 1)
+            return found.version, history, diff["to"]["version"]
+
+    assert asyncio.run(ask()) == (3, [1, 2, 3], 3)
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def of(kind: type) -> dict[str, list[str]]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {
+            name: list(inspect.signature(method).parameters)
+            for name, method in found
+            if not name.startswith("_")
+        }
+
+    assert of(Client) == of(AsyncClient)
+
+
+@pytest.mark.timeout(120)
+def test_a_subscription_goes_on_by_itself_when_the_server_was_away(
+    stack: Any, database: str, topic_prefix: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.client.blocking.RETRY_S", 0.1)
+    with PostgresKeptOrders.installed(database) as kept:
+        config: Config = orders_config(stack, database, topic_prefix, tmp_path)
+        api = config.api.model_copy(update={"port": 0})
+        orders = Orders(config.model_copy(update={"api": api}), kept)
+        found: list[Event] = []
+        with served(orders) as address:
+            port = int(address.rpartition(":")[2])
+            fixed = api.model_copy(update={"port": port})
+            orders.config = orders.config.model_copy(update={"api": fixed})
+            client = Client(address)
+
+            def follow() -> None:
+                for event in client.subscribe("order", since="beginning", kinds=["created"]):
+                    found.append(event)
+                    if event.data.get("key") == "last":
+                        return
+
+            with orders.keeping():
+                follower = threading.Thread(target=follow)
+                follower.start()
+                orders.send(*(orders.change(f"a{n}", status="open") for n in range(5)))
+                until(lambda: sum(each.name == "change" for each in found) == 5)
+        with orders.keeping():
+            orders.send(*(orders.change(f"b{n}", status="open") for n in range(5)))
+            orders.wait_until_kept()
+            with served(orders):
+                orders.send(orders.change("last", status="open"))
+                follower.join(30)
+    client.close()
+    keys = [each.data["key"] for each in found if each.name == "change"]
+    assert sorted(keys) == ["a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "b3", "b4", "last"]
+
+
+def test_the_asynchronous_client_follows(
+    stack: Any, database: str, topic_prefix: str, tmp_path: Any
+) -> None:
+    with PostgresKeptOrders.installed(database) as kept:
+        config: Config = orders_config(stack, database, topic_prefix, tmp_path)
+        api = config.api.model_copy(update={"port": 0})
+        orders = Orders(config.model_copy(update={"api": api}), kept)
+
+        async def follow(address: str) -> list[str]:
+            async with AsyncClient(address) as client:
+                names = []
+                async for event in client.subscribe("order", current=True):
+                    names.append(event.name)
+                    if event.name == "live":
+                        return names
+                return names
+
+        with orders.keeping(), served(orders) as address:
+            orders.send(orders.change("a", status="open"))
+            orders.wait_until_kept()
+            assert asyncio.run(follow(address)) == ["current", "live"]

@@ -1,0 +1,118 @@
+"""Facts that a service emits in its own transaction, the rights that this needs, and upgrades."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from everstate.config import Config
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.outbox import Installation, Relay, install_outbox
+from everstate.testing.log_checker import read_topic
+from outbox_service import CLICK, PURCHASE, click, make_service, problems, set_total
+
+Service = psycopg.Connection[Any]
+TYPES = (PURCHASE, CLICK)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def config(stack: Any, database: str, topic_prefix: str) -> Config:
+    running: Config = stack.config
+    config = running.model_copy(
+        update={
+            "store": running.store.model_copy(update={"dsn": database, "relay_poll_ms": 5}),
+            "log": running.log.model_copy(update={"prefix": topic_prefix}),
+        }
+    )
+    with Topics(config) as topics:
+        topics.ensure(each.name for each in TYPES)
+    make_service(database)
+    return config
+
+
+@pytest.fixture
+def service(config: Config) -> Iterator[Service]:
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        yield connection
+
+
+def drain(config: Config, relay: Relay) -> None:
+    """Step until the log is what was committed."""
+    found: list[str] = ["begin"]
+    deadline = time.monotonic() + PATIENCE_S
+    while found:
+        assert time.monotonic() < deadline, found[:5]
+        while relay.step():
+            pass
+        found = problems(config)
+
+
+def test_what_is_committed_comes_whole_and_what_is_rolled_back_never(
+    config: Config, service: Service
+) -> None:
+    with Relay(config, TYPES) as relay:
+        with service.transaction():
+            set_total(service, "a", 1)
+            click(service, "c-1")
+            set_total(service, "b", 1)
+            with service.transaction():
+                set_total(service, "b", 2)
+                click(service, "c-2")
+                raise psycopg.Rollback
+        with service.transaction():
+            set_total(service, "a", 2)
+            click(service, "c-3")
+            raise psycopg.Rollback
+        drain(config, relay)
+    clicks = read_topic(config, TopicNames(config.log.prefix).changes("click"))
+    assert [record.key for record in clicks] == [b"c-1"]
+    assert service.execute("SELECT count(*) FROM everstate_store.outbox_pending").fetchone() == (0,)
+
+
+def test_the_checker_catches_a_fact_that_is_not_published(config: Config, service: Service) -> None:
+    with service.transaction():
+        click(service, "c-1")
+    service.execute("DELETE FROM everstate_store.outbox_pending")
+    with Relay(config, TYPES) as relay:
+        assert relay.step() == 0
+    assert problems(config) == ["click c-1: 0 in the log, 1 committed"]
+
+
+def test_a_role_of_few_rights_runs_the_relay(config: Config, service: Service) -> None:
+    role = f"{config.log.prefix}_relay"
+    service.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(sql.Identifier(role)))
+    try:
+        install_outbox(service, Installation(entity_types=[PURCHASE], relay_roles=[role]))
+        dsn = f"postgresql://{role}:x@{config.store_dsn.partition('@')[2]}"
+        store = config.store.model_copy(update={"dsn": dsn})
+        with Relay(config.model_copy(update={"store": store}), TYPES) as relay:
+            with service.transaction():
+                set_total(service, "a", 1)
+                click(service, "c-1")
+            drain(config, relay)
+            relay._report()
+            relay.trim()
+    finally:
+        service.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+        service.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+def test_the_slot_of_an_earlier_relay_is_dropped_when_the_store_is_opened(
+    config: Config, service: Service
+) -> None:
+    """Earlier releases could read the WAL; a slot that nobody reads keeps WAL for ever."""
+    name = f"{config.log.prefix}_slot"
+    service.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+    service.execute("CREATE TABLE everstate_store.relay_slot (name text, slot text)")
+    service.execute("INSERT INTO everstate_store.relay_slot VALUES ('main', %s)", [name])
+    with Relay(config, TYPES) as relay:
+        relay.step()
+    kept = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
+    assert service.execute(kept, [name]).fetchall() == []
+    assert service.execute("SELECT to_regclass('everstate_store.relay_slot')").fetchone() == (None,)

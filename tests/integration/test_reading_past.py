@@ -1,0 +1,242 @@
+"""Entities, changes and views as they were: read(), read_changes() and `views query`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from keep_cases import WHO, Order, World, drain
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+import everstate
+from everstate.changes import Change, Kind, new_change_id
+from everstate.cli import cli
+from everstate.config import load
+from everstate.errors import InvalidQuery, InvalidToken, UnknownView
+from everstate.log.record import OutRecord
+from everstate.pipeline.requests.answers import Answers
+from everstate.pipeline.requests.moment import Moment
+from everstate.pipeline.requests.query import Queries
+from everstate.serving.pool import close_pools
+from running_stack import RunningStack
+
+BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def at(hours: float) -> datetime:
+    return BEGIN + timedelta(hours=hours)
+
+
+class History(World):
+    """A log whose changes happen and are reported at times of their own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.told: list[Change[Any]] = []
+        self.middle: tuple[dict[str, Any], str] = ({}, "")
+        """Orders by country while the log was kept up to its middle, and the token of that."""
+
+    def then(self, key: str, happened: float, recorded: float, amount: str | None) -> OutRecord:
+        version, before = self.states.get(key, (0, None))
+        country = "at" if key < "k3" else "de"
+        now = (
+            None if amount is None else Order(order_id=key, country=country, amount=Decimal(amount))
+        )
+        self.states[key] = (version + 1, now)
+        kind = Kind.CREATED if before is None else Kind.UPDATED
+        change: Change[Any] = Change(
+            id=new_change_id(),
+            entity=self.entity,
+            schema_version=1,
+            key=key,
+            version=version + 1,
+            kind=Kind.DELETED if now is None else kind,
+            occurred_at=at(happened),
+            recorded_at=at(recorded),
+            provenance=WHO,
+            current=now,
+            original=before,
+        )
+        self.told.append(change)
+        return OutRecord(self.topic, *self.codec.encode(change))
+
+    def states_at(self, moment: datetime, by: str = "as_of") -> dict[str, tuple[int, Order]]:
+        """A plain fold: of each key the newest version that counts at a moment."""
+        found: dict[str, tuple[int, Order]] = {}
+        for key in {change.key for change in self.told}:
+            mine = [change for change in self.told if change.key == key]
+            times = [c.occurred_at if by == "as_of" else c.recorded_at for c in mine]
+            if by == "as_of":
+                times = [max(times[: n + 1]) for n in range(len(times))]
+            counted = [c for c, time in zip(mine, times, strict=True) if time <= moment]
+            if counted and counted[-1].current is not None:
+                found[key] = (counted[-1].version, counted[-1].current)
+        return found
+
+    def by_country(self, moment: datetime, by: str = "as_of") -> dict[str, tuple[int, Decimal]]:
+        found: dict[str, tuple[int, Decimal]] = {}
+        for _, order in self.states_at(moment, by).values():
+            count, amount = found.get(str(order.country), (0, Decimal(0)))
+            found[str(order.country)] = (count + 1, amount + order.amount)
+        return found
+
+
+@pytest.fixture
+def world(
+    stack: RunningStack, database: str, topic_prefix: str, spark: SparkSession, tmp_path: Path
+) -> Iterator[History]:
+    config = load(
+        tmp_path,
+        store={"dsn": database},
+        log={
+            "bootstrap_servers": stack.bootstrap_servers,
+            "prefix": topic_prefix,
+            "partitions": 2,
+        },
+        archive={"trigger_s": 1},
+    )
+    made = History(config, spark)
+    random = Random(3)
+    records = []
+    for number in range(40):
+        amount = None if random.random() < 0.15 and number > 12 else str(random.randint(1, 200))
+        key = f"k{random.randrange(6)}"
+        if amount is None and made.states.get(key, (0, None))[1] is None:
+            amount = "1"
+        happened = number + random.choice((0, 0, -6, 3))
+        records.append(made.then(key, happened, number + 8, amount))
+    with closing(made.keeper()) as keeper:
+        made.send(*records[:20], records[4])
+        drain(keeper)
+        made.middle = snapshot(made)
+        made.send(*records[20:])
+        drain(keeper)
+    made.archive()
+    yield made
+    close_pools()
+
+
+def snapshot(world: History) -> tuple[dict[str, Any], str]:
+    found = world.app.snapshot("by_country", config=world.config)
+    return {row["country"]: row["orders"] for row in found.records()}, found.token
+
+
+def rows_of(found: Any) -> dict[str, tuple[int, Decimal]]:
+    return {row.country: (row.orders, row.amount) for row in found.collect()}
+
+
+def test_entities_changes_and_views_are_as_a_fold_of_the_log_says(world: History) -> None:
+    given: dict[str, Any] = {"app": world.app, "config": world.config}
+    for hours in (-1.0, 9.0, 17.5, 24.0, 100.0):
+        view = everstate.read(world.spark, "by_country", at=at(hours), **given)
+        assert rows_of(view) == world.by_country(at(hours)), hours
+        orders = everstate.read(world.spark, "ordr", at=at(hours), **given).collect()
+        wanted = world.states_at(at(hours))
+        assert {row.order_id: row._version for row in orders} == {
+            key: version for key, (version, _) in wanted.items()
+        }
+    seen = everstate.read(world.spark, "by_country", recorded_at=at(20), **given)
+    assert rows_of(seen) == world.by_country(at(20), "recorded")
+    now = everstate.read(world.spark, "by_country", **given)
+    assert rows_of(now) == world.by_country(at(1000))
+    changes = everstate.read_changes(world.spark, "ordr", from_=at(5), to=at(20), **given)
+    places = {(row.key, row.version): row for row in changes.collect()}
+    as_of: dict[str, datetime] = {}
+    wanted_places = set()
+    for change in world.told:
+        as_of[change.key] = max(
+            as_of.get(change.key, BEGIN - timedelta(days=9)), change.occurred_at
+        )
+        if at(5) <= as_of[change.key] < at(20):
+            wanted_places.add((change.key, change.version))
+    assert places.keys() == wanted_places
+    assert all(row.provenance.serviceName == "test" for row in places.values())
+
+
+def test_a_view_at_a_token_is_what_readers_saw_there(world: History) -> None:
+    given: dict[str, Any] = {"app": world.app, "config": world.config}
+    rows, token = world.middle
+    found = everstate.read(world.spark, "by_country", position=token, **given)
+    assert {row.country: row.orders for row in found.collect()} == rows
+    with pytest.raises(InvalidToken, match="no position of ordr"):
+        everstate.read(world.spark, "ordr", position=world.app.token("ordr", "k1", 1), **given)
+    with pytest.raises(InvalidQuery, match="give exactly one of"):
+        everstate.read(world.spark, "ordr", at=at(1), position=token, **given)
+    with pytest.raises(UnknownView, match="by_country"):
+        everstate.read(world.spark, "nothing", **given)
+
+
+def test_a_result_is_kept_until_a_change_comes_that_counts_then(world: History) -> None:
+    queries, moment = Queries(world.config, world.app), Moment(at=at(17.5))
+    assert queries.cached("by_country", moment) is None
+    computed = queries.compute(world.spark, "by_country", moment)
+    assert (computed.from_cache, computed.rows) == (False, len(world.by_country(at(17.5))))
+    kept = queries.cached("by_country", moment)
+    assert kept is not None
+    assert kept.head(1).num_rows == 1
+    assert kept.head(99).to_pylist() == computed.head(99).to_pylist()
+    with closing(world.keeper()) as keeper:
+        world.send(world.then("k0", 50, 51, "7"))
+        drain(keeper)
+        world.archive()
+        assert queries.cached("by_country", moment) is not None, "it happened later"
+        world.send(world.then("k9", 3, 52, "7"))
+        drain(keeper)
+        world.archive()
+        assert queries.cached("by_country", moment) is None, "a late report"
+        token = Moment(position=world.middle[1])
+        queries.compute(world.spark, "by_country", token)
+        assert queries.cached("by_country", token) is not None
+
+
+@contextmanager
+def answering(world: History) -> Iterator[None]:
+    """A pipeline that answers."""
+    ended, answers = threading.Event(), Answers(world.spark, world.config, world.app)
+    thread = threading.Thread(target=answers.run, args=(ended,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        answers.close()
+
+
+def test_the_verb_asks_the_running_pipeline_and_shows_what_was_kept(
+    world: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = world.config
+    (tmp_path / "shop.py").write_text("from keep_cases import orders_app\napp = orders_app()\n")
+    (tmp_path / "everstate.toml").write_text(
+        f'[project]\napp = "shop:app"\n[store]\ndsn = "{config.store_dsn}"\n'
+        f'[log]\nbootstrap_servers = "{config.bootstrap_servers}"\nprefix = "{config.log.prefix}"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def query(*words: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(cli, ["views", "query", *words])
+        assert done.exit_code == code, done.output
+        return done
+
+    with answering(world):
+        asked = query("by_country", "--at", at(17.5).isoformat(), "--json")
+        rows = {row["country"]: row["orders"] for row in json.loads(asked.stdout)}
+        wanted = {country: count for country, (count, _) in world.by_country(at(17.5)).items()}
+        assert rows == wanted
+        assert "computed in" in asked.stderr, "by the pipeline"
+        query("by_country", "--at", "2026-05-01T00:00", code=2)
+        query("nothing", code=2)
+        token = query("by_country", "--position", world.middle[1])
+        assert "2 rows" in token.stderr
+    again = query("by_country", "--at", at(17.5).isoformat())
+    assert "kept from before" in again.stderr

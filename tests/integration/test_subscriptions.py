@@ -1,0 +1,297 @@
+"""Subscriptions over Server-Sent Events: whatever disconnects, nothing is missed or double."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from test_reading_handover import load
+
+from everstate.api.server import serve
+from everstate.serving import hub as hub_module
+from everstate.serving.pool import close_pools
+from everstate.testing.view_postgres import PostgresKeptOrders
+from reading_cases import Orders, orders_config
+from running_stack import RunningStack
+
+Event = tuple[str, str | None, Any]
+"""Name, id and data."""
+
+
+@pytest.fixture
+def orders(
+    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
+) -> Iterator[Orders]:
+    with PostgresKeptOrders.installed(database) as kept:
+        config = orders_config(stack, database, topic_prefix, tmp_path)
+        api = config.api.model_copy(update={"port": 0})
+        store = config.store.model_copy(update={"dsn": database})
+        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+    close_pools()
+
+
+@pytest.fixture
+def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
+    with served(orders) as found:
+        yield found
+
+
+@contextmanager
+def served(orders: Orders) -> Iterator[str]:
+    """A server in a thread; out: its address."""
+    stop, found = threading.Event(), list[str]()
+    server = threading.Thread(target=serve, args=(orders.config, orders.app, stop, found.append))
+    server.start()
+    try:
+        until(lambda: bool(found))
+        yield found[0]
+    finally:
+        stop.set()
+        began = time.monotonic()
+        server.join()
+        assert time.monotonic() - began < 5, "streams end with the server"
+
+
+def until(check: Any, within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def events(response: httpx.Response) -> Iterator[Event]:
+    """The events of a stream, those with only an id too (as ``""``)."""
+    name, token, data = "", None, ""
+    for line in response.iter_lines():
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "id":
+            token = value
+        elif field == "data":
+            data += value
+        elif not line and (name or token):
+            yield name, token, json.loads(data) if data else None
+            name, token, data = "", None, ""
+
+
+class Subscriber:
+    """Follows a stream, leaves it at random, and comes back with the id of the last event."""
+
+    def __init__(self, url: str, leave: Random | None = None, **parameters: Any) -> None:
+        self._url, self._leave, self._parameters = url, leave, parameters
+        self.changes: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.notices: list[str] = []
+        self.left = 0
+        self.is_live = threading.Event()
+        self.ended = threading.Event()
+        self.last_id: str | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.ended.is_set():
+            headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
+            stay = 10**9 if self._leave is None else self._leave.randrange(20)
+            try:
+                self._follow(headers, stay)
+            except httpx.HTTPError:
+                time.sleep(0.05)
+
+    def _follow(self, headers: dict[str, str], stay: int) -> None:
+        with (
+            httpx.Client(timeout=20) as client,
+            client.stream("GET", self._url, params=self._parameters, headers=headers) as response,
+        ):
+            assert response.status_code == 200, response.read()
+            for name, token, data in events(response):
+                if name == "change":
+                    self.changes.append(data)
+                elif name == "current":
+                    self.rows.append(data)
+                elif name:
+                    self.notices.append(name)
+                self.last_id = token or self.last_id
+                if name == "live":
+                    self.is_live.set()
+                stay -= name == "change"
+                if self.ended.is_set() or stay < 0:
+                    self.left += stay < 0
+                    return
+
+    def stop(self) -> None:
+        self.ended.set()
+        self._thread.join()
+
+
+def faults(changes: list[dict[str, Any]], versions: dict[str, int] | None = None) -> list[str]:
+    """Versions of a key that are not the next one after those that were known before."""
+    known, wrong = dict(versions or {}), []
+    for change in changes:
+        key, version = change["key"], change["version"]
+        if key in known and version != known[key] + 1:
+            wrong.append(f"{key}: {version} after {known[key]}")
+        known[key] = version
+    return wrong
+
+
+@pytest.mark.timeout(120)
+def test_subscribers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice(
+    orders: Orders, address: str
+) -> None:
+    url = f"{address}/stream/v1/order"
+    random, ended = Random(3), threading.Event()
+    writer = threading.Thread(target=load, args=(orders, ended, random))
+    with orders.keeping():
+        everything = [Subscriber(url, Random(seed), since="beginning") for seed in range(6)]
+        one_key = [
+            Subscriber(url, Random(seed), key=f"k{seed}", current="true") for seed in range(6)
+        ]
+        rows = Subscriber(url, Random(9), current="true")
+        steady = Subscriber(url, since="beginning")
+        for each in (*everything, *one_key, rows, steady):
+            assert each.is_live.wait(20)
+        writer.start()
+        time.sleep(4)
+        ended.set()
+        writer.join()
+        orders.wait_until_kept()
+        wanted = sum(version for version, _ in orders.versions.values())
+        until(lambda: all(len(each.changes) >= wanted for each in (*everything, steady)))
+        for each in one_key:
+            version = orders.versions[each._parameters["key"]][0]
+            until(lambda each=each, version=version: each.changes[-1]["version"] == version)
+        until(lambda: rows.changes and len(rows.changes) >= wanted)
+        for each in (*everything, *one_key, rows, steady):
+            each.stop()
+    for each in (*everything, steady):
+        assert len(each.changes) == wanted
+        assert faults(each.changes, dict.fromkeys(orders.versions, 0)) == []
+    assert sum(each.left for each in everything) > 20, "they were away often"
+    for each in one_key:
+        assert {change["key"] for change in each.changes} == {each._parameters["key"]}
+        assert faults(each.changes, {each._parameters["key"]: 0}) == []
+    assert faults(rows.changes, dict.fromkeys(orders.versions, 0)) == []
+    assert not any(set(each.notices) - {"live"} for each in (*everything, *one_key, rows))
+
+
+def test_a_subscriber_gets_present_rows_first_and_then_what_it_asked_for(
+    orders: Orders, address: str
+) -> None:
+    url = f"{address}/stream/v1/order"
+    orders.send(orders.change("a", quantity=1, status="open"), orders.change("b", status="open"))
+    orders.send(orders.change("c", status="open"), orders.change("c"))
+    with orders.keeping():
+        orders.wait_until_kept()
+        whole = Subscriber(url, current="true")
+        paid = Subscriber(url, becomes="status:paid")
+        deleted = Subscriber(url, kind="deleted", service="nobody")
+        quantity = Subscriber(url, changed="quantity", key="a")
+        found = (whole, paid, deleted, quantity)
+        for each in found:
+            assert each.is_live.wait(20)
+        orders.send(orders.change("a", quantity=1, status="paid"))
+        orders.send(orders.change("a", quantity=2, status="paid"), orders.change("b"))
+        orders.wait_until_kept()
+        until(lambda: len(whole.changes) == 3 and quantity.changes and paid.changes)
+        for each in found:
+            each.stop()
+    assert sorted((row["key"], row["version"]) for row in whole.rows) == [("a", 1), ("b", 1)]
+    assert sorted((one["key"], one["version"]) for one in whole.changes) == [
+        ("a", 2), ("a", 3), ("b", 2),
+    ]  # fmt: skip
+    assert [one["version"] for one in paid.changes] == [2]
+    assert [one["version"] for one in quantity.changes] == [3]
+    assert deleted.changes == []
+
+
+def test_a_subscriber_that_is_too_slow_is_told_and_can_come_back(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its changes are dropped with a notice, or it is disconnected, as it chose."""
+    url = f"{address}/stream/v1/order"
+    monkeypatch.setattr("everstate.api.subscribing._WAITING_MAX", 2)
+    with orders.keeping():
+        drop = Subscriber(url, when_slow="drop")
+        leave = Subscriber(url)
+        for each in (drop, leave):
+            assert each.is_live.wait(20)
+        count = 400
+        orders.send(*(orders.change(f"k{number}", status="open") for number in range(count)))
+        orders.wait_until_kept()
+        until(lambda: len(leave.changes) == count)
+        until(lambda: "dropped" in drop.notices)
+        for each in (drop, leave):
+            each.stop()
+    assert len(drop.changes) < count
+    assert "slow" in leave.notices, "it came back by itself"
+    assert len({one["key"] for one in leave.changes}) == count
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"kind": "made"}, "kind is 'made'"),
+        ({"becomes": "status"}, "field:value"),
+        ({"becomes": "quantity:many"}, "quantity cannot be"),
+        ({"changed": "colour"}, "colour"),
+        ({"current": "yes"}, "current is 'yes'"),
+        ({"current": "true", "since": "beginning"}, "one of current and since"),
+        ({"since": "yesterday"}, "token"),
+        ({"when_slow": "wait"}, "when_slow is 'wait'"),
+        ({"keys": "a"}, "no parameter 'keys'"),
+    ],
+)
+def test_what_cannot_be_subscribed_to_says_why(
+    orders: Orders, address: str, parameters: dict[str, str], said: str
+) -> None:
+    answer = httpx.get(f"{address}/stream/v1/order", params=parameters)
+    assert answer.status_code in (400, 422), answer.text
+    assert said in answer.text
+    unknown = httpx.get(f"{address}/stream/v1/guest")
+    assert (unknown.status_code, "guest" in unknown.text) == (404, True)
+    assert httpx.head(f"{address}/stream/v1/order").status_code == 200
+
+
+def test_the_checker_sees_a_hole_and_a_double() -> None:
+    def change(version: int) -> dict[str, Any]:
+        return {"key": "a", "version": version}
+
+    assert faults([change(1), change(2)], {"a": 0}) == []
+    assert len(faults([change(2)], {"a": 0})) == 1
+    assert len(faults([change(1), change(1)], {"a": 0})) == 1
+
+
+@pytest.mark.timeout(120)
+def test_the_checker_catches_a_hub_that_forgets_where_it_stands(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a subscription that was away gets only what comes after it is back."""
+    monkeypatch.setattr("everstate.api.subscribing._remembered", lambda wish, _: (wish.since,))
+    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: None)
+    url = f"{address}/stream/v1/order"
+    ended = threading.Event()
+    writer = threading.Thread(target=load, args=(orders, ended, Random(3)))
+    with orders.keeping():
+        found = [Subscriber(url, Random(seed)) for seed in range(4)]
+        for each in found:
+            assert each.is_live.wait(20)
+        writer.start()
+        time.sleep(3)
+        ended.set()
+        writer.join()
+        orders.wait_until_kept()
+        for each in found:
+            each.stop()
+    assert any(faults(each.changes, dict.fromkeys(orders.versions, 0)) for each in found)

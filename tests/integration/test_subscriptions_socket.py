@@ -1,0 +1,371 @@
+"""Subscriptions by WebSocket: the events of the SSE route, with the same promises."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from test_reading_handover import load
+from test_subscriptions import faults, served, until
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from callers import caller_entry
+from everstate.serving import hub as hub_module
+from everstate.serving.pool import close_pools
+from everstate.testing.view_postgres import PostgresKeptOrders
+from reading_cases import Orders, orders_config
+from running_stack import RunningStack
+
+SECRET = "a secret of some length"
+
+
+@pytest.fixture
+def orders(
+    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
+) -> Iterator[Orders]:
+    with PostgresKeptOrders.installed(database) as kept:
+        config = orders_config(stack, database, topic_prefix, tmp_path)
+        api = config.api.model_copy(update={"port": 0})
+        store = config.store.model_copy(update={"dsn": database})
+        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+    close_pools()
+
+
+@pytest.fixture
+def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
+    with served(orders) as found:
+        yield found
+
+
+def opened(
+    address: str, headers: Mapping[str, str] | None = None, /, **query: Any
+) -> ClientConnection:
+    """A WebSocket to the changes of orders."""
+    url = f"{address.replace('http', 'ws', 1)}/stream/v1/order?{urlencode(query)}"
+    return connect(
+        url, additional_headers=headers, proxy=None, max_size=None, max_queue=None, close_timeout=1
+    )
+
+
+def frames(socket: ClientConnection) -> Iterator[dict[str, Any]]:
+    """The events of a WebSocket until it is closed."""
+    try:
+        for text in socket:
+            yield json.loads(text)
+    except ConnectionClosed:
+        return
+
+
+class Follower:
+    """Follows by WebSocket, leaves at random, and comes back with the last event's token."""
+
+    def __init__(self, address: str, leave: Random | None = None, **query: str) -> None:
+        self._address, self._leave, self._query = address, leave, query
+        self.changes: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.notices: list[str] = []
+        self.codes: list[int | None] = []
+        self.left = 0
+        self.is_live, self.ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.ended.is_set():
+            stay = 10**9 if self._leave is None else self._leave.randrange(20)
+            with opened(self._address, **self._query) as socket:
+                self._follow(socket, stay)
+            self.codes.append(socket.close_code)
+
+    def _follow(self, socket: ClientConnection, stay: int) -> None:
+        for event in frames(socket):
+            if event["event"] == "change":
+                self.changes.append(event["data"])
+                stay -= 1
+            elif event["event"] == "current":
+                self.rows.append(event["data"])
+            else:
+                self.notices.append(event["event"])
+            if event["token"] is not None:
+                self._query = {**self._query, "since": event["token"]}
+                self._query.pop("current", None)
+            if event["event"] == "live":
+                self.is_live.set()
+            if self.ended.is_set() or stay < 0:
+                self.left += stay < 0
+                return
+
+    def stop(self) -> None:
+        self.ended.set()
+        self._thread.join()
+
+
+def follow_under_load(orders: Orders, followers: list[Follower], seconds: float) -> None:
+    """Write for a while, and wait until all is kept."""
+    ended = threading.Event()
+    writer = threading.Thread(target=load, args=(orders, ended, Random(3)))
+    for each in followers:
+        assert each.is_live.wait(20)
+    writer.start()
+    time.sleep(seconds)
+    ended.set()
+    writer.join()
+    orders.wait_until_kept()
+
+
+@pytest.mark.timeout(120)
+def test_followers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice(
+    orders: Orders, address: str
+) -> None:
+    with orders.keeping():
+        everything = [Follower(address, Random(seed), since="beginning") for seed in range(4)]
+        rows = Follower(address, Random(9), current="true")
+        one_key = Follower(address, Random(8), key="k1", current="true")
+        follow_under_load(orders, [*everything, rows, one_key], 3.0)
+        wanted = sum(version for version, _ in orders.versions.values())
+        until(lambda: all(len(each.changes) >= wanted for each in (*everything, rows)))
+        until(lambda: one_key.changes[-1]["version"] == orders.versions["k1"][0])
+        for each in (*everything, rows, one_key):
+            each.stop()
+    for each in (*everything, rows):
+        assert len(each.changes) == wanted
+        assert faults(each.changes, dict.fromkeys(orders.versions, 0)) == []
+    assert {change["key"] for change in one_key.changes} == {"k1"}
+    assert faults(one_key.changes, {"k1": 0}) == []
+    assert sum(each.left for each in everything) > 20, "they were away often"
+    assert not any(set(each.notices) - {"live", "position"} for each in (*everything, rows))
+
+
+@pytest.mark.timeout(120)
+def test_the_checker_catches_a_hub_that_forgets_where_it_stands(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a subscription that was away gets only what comes after it is back."""
+    monkeypatch.setattr("everstate.api.subscribing._remembered", lambda wish, _: (wish.since,))
+    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: None)
+    with orders.keeping():
+        found = [Follower(address, Random(seed)) for seed in range(4)]
+        follow_under_load(orders, found, 3.0)
+        for each in found:
+            each.stop()
+    assert any(faults(each.changes, dict.fromkeys(orders.versions, 0)) for each in found)
+
+
+def test_both_routes_send_the_same_events(orders: Orders, address: str) -> None:
+    orders.send(*(orders.change(f"k{n}", status="open", region="<é>") for n in range(5)))
+    with orders.keeping():
+        orders.wait_until_kept()
+        query = {"since": "beginning", "kind": "created"}
+        url = f"{address}/stream/v1/order"
+        by_sse = []
+        with httpx.stream("GET", url, params=query, timeout=20) as response:
+            name = ""
+            for line in response.iter_lines():
+                field, _, value = line.partition(": ")
+                name = value if field == "event" else name
+                if field == "data":
+                    by_sse.append((name, json.loads(value)))
+                if field == "data" and name == "live":
+                    break
+        with opened(address, **query) as socket:
+            by_socket = []
+            for event in frames(socket):
+                by_socket.append((event["event"], event["data"]))
+                if event["event"] == "live":
+                    break
+            beat = next(frames(socket))
+    assert by_socket == by_sse
+    assert len(by_sse) == 6
+    assert set(beat) == {"event", "token"}
+    assert beat["event"] == "position"
+
+
+def test_a_follower_that_is_too_slow_is_told_and_can_come_back(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.api.subscribing._WAITING_MAX", 2)
+    with orders.keeping():
+        drop = Follower(address, when_slow="drop")
+        leave = Follower(address)
+        for each in (drop, leave):
+            assert each.is_live.wait(20)
+        count = 400
+        orders.send(*(orders.change(f"k{number}", status="open") for number in range(count)))
+        orders.wait_until_kept()
+        until(lambda: len(leave.changes) == count)
+        until(lambda: "dropped" in drop.notices)
+        for each in (drop, leave):
+            each.stop()
+    assert len(drop.changes) < count
+    assert "slow" in leave.notices, "it came back by itself"
+    assert 1013 in leave.codes
+    assert len({one["key"] for one in leave.changes}) == count
+
+
+def test_a_client_that_does_not_read_holds_nothing_up_and_fills_no_memory(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the network does not take waits in the subscription, whose limit counts then."""
+    monkeypatch.setattr("everstate.api.subscribing._WAITING_MAX", 20)
+    text, count = "x" * 200_000, 200
+    url = f"{address.replace('http', 'ws', 1)}/stream/v1/order?when_slow=drop"
+    with (
+        orders.keeping(),
+        connect(url, proxy=None, max_size=None, compression=None, ping_interval=None) as socket,
+    ):
+        assert json.loads(socket.recv())["event"] == "live"
+        orders.send(*(orders.change(f"k{n}", region=text, status="open") for n in range(count)))
+        orders.wait_until_kept()
+        assert httpx.get(f"{address}/health").status_code == 200
+        time.sleep(1)
+        changes = dropped = 0
+        while changes + dropped < count:
+            event = json.loads(socket.recv(timeout=20))
+            changes += event["event"] == "change"
+            dropped += event["data"]["changes"] if event["event"] == "dropped" else 0
+    assert (dropped > 50, changes + dropped) == (True, count)
+
+
+@pytest.mark.parametrize(
+    ("query", "said", "code"),
+    [
+        ({"kind": "made"}, "kind is 'made'", 4400),
+        ({"becomes": "quantity:many"}, "quantity cannot be", 4400),
+        ({"changed": "colour"}, "colour", 4400),
+        ({"current": "true", "since": "beginning"}, "one of current and since", 4400),
+        ({"since": "yesterday"}, "token", 4422),
+        ({"when_slow": "wait"}, "when_slow is 'wait'", 4400),
+        ({"keys": "é" * 200}, "no parameter", 4400),
+    ],
+)
+def test_what_cannot_be_subscribed_to_is_closed_with_the_reason(
+    orders: Orders, address: str, query: dict[str, str], said: str, code: int
+) -> None:
+    with opened(address, **query) as socket:
+        (error,) = frames(socket)
+    assert (error["event"], error["token"]) == ("error", None)
+    assert error["data"]["type"].startswith("urn:everstate:error:")
+    assert said in error["data"]["detail"]
+    assert socket.close_code == code
+    assert socket.close_reason
+    assert said in socket.close_reason
+    assert error["data"]["detail"].startswith(socket.close_reason)
+
+
+def test_a_page_of_another_origin_cannot_connect(orders: Orders, address: str) -> None:
+    own = address.removeprefix("http://")
+    orders.keep()
+    for origin in (f"http://{own}", f"https://{own}"):
+        with opened(address, {"Origin": origin}) as socket:
+            assert json.loads(socket.recv())["event"] == "live"
+    for origin in (
+        *("https://evil.example", "null", f"http://{own}.evil.example", f"http://{own}0"),
+        *(f"http://evil.example:{own.partition(':')[2]}", f"file://{own}", "http://127.0.0.1", "x"),
+    ):
+        with pytest.raises(InvalidStatus) as refused:
+            opened(address, {"Origin": origin})
+        assert refused.value.response.status_code == 403, origin
+        assert b"another origin" in (refused.value.response.body or b"")
+
+
+def test_another_name_of_this_machine_cannot_be_used(orders: Orders, address: str) -> None:
+    """A foreign name that resolves to this machine (DNS rebinding); the page's origin fits it."""
+    port = int(address.rpartition(":")[2])
+    evil = f"evil.example:{port}"
+    with pytest.raises(InvalidStatus) as refused:
+        connect(
+            f"ws://{evil}/stream/v1/order",
+            additional_headers={"Origin": f"http://{evil}"},
+            proxy=None,
+            address=("127.0.0.1", port),
+        )
+    assert refused.value.response.status_code == 421
+
+
+def test_access_is_that_of_the_other_route(orders: Orders) -> None:
+    entry = caller_entry(SECRET, "web", "w1")
+    api = orders.config.api.model_copy(update={"tokens": {"web": entry}})
+    orders.config = orders.config.model_copy(update={"api": api})
+    orders.keep()
+    wrong: list[dict[str, str]] = [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {SECRET}"},
+        {"Sec-WebSocket-Protocol": "bearer"},
+    ]
+    with served(orders) as address:
+        for headers in wrong:
+            with pytest.raises(InvalidStatus) as refused:
+                opened(address, headers)
+            by_sse = httpx.get(f"{address}/stream/v1/order", headers=headers)
+            response = refused.value.response
+            assert (response.status_code, by_sse.status_code) == (401, 401)
+            assert json.loads(response.body or b"") == by_sse.json()
+            assert response.headers["www-authenticate"] == by_sse.headers["www-authenticate"]
+        with opened(address, {"Authorization": f"Bearer {SECRET}"}) as socket:
+            assert json.loads(socket.recv())["event"] == "live"
+        with pytest.raises(InvalidStatus):
+            connect(f"{address.replace('http', 'ws', 1)}/stream/v1/guest", proxy=None)
+
+
+def test_a_connection_outlives_the_time_of_a_request_and_ends_with_its_client(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time in which a request must come does not count; what a client says means nothing."""
+    monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
+    api = orders.config.api.model_copy(update={"receive_timeout_s": 0.5})
+    orders.config = orders.config.model_copy(update={"api": api})
+    orders.keep()
+    left: list[Any] = []
+    leave = hub_module.ChangeHub.leave
+
+    def noted(hub: hub_module.ChangeHub, subscription: hub_module.Subscription) -> None:
+        left.append(subscription)
+        leave(hub, subscription)
+
+    monkeypatch.setattr(hub_module.ChangeHub, "leave", noted)
+    with served(orders) as address:
+        with opened(address) as socket:
+            began = time.monotonic()
+            for event in frames(socket):
+                socket.send(json.dumps(event)[:100])
+                if time.monotonic() - began > 1.5:
+                    break
+            assert time.monotonic() - began > 1.5
+            assert left == []
+        until(lambda: len(left) == 1)
+        with opened(address) as socket:
+            socket.send("x" * 10_000)
+            assert list(frames(socket))
+            assert socket.close_code == 1009, "it says too much"
+        until(lambda: len(left) == 2)
+
+
+def test_a_server_that_stops_ends_its_connections(orders: Orders) -> None:
+    orders.keep()
+    codes: list[int | None] = []
+    is_live = threading.Event()
+
+    def follow(address: str) -> None:
+        with opened(address) as socket:
+            for event in frames(socket):
+                if event["event"] == "live":
+                    is_live.set()
+            codes.append(socket.close_code)
+
+    with served(orders) as address:
+        following = threading.Thread(target=follow, args=[address])
+        following.start()
+        assert is_live.wait(20)
+    following.join(5)
+    assert codes in ([1012], [4503])

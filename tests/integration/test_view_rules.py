@@ -1,0 +1,250 @@
+"""Triggers and policies of views on real servers, each proved with its own rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+from keep_cases import WHO, Together, World, drain, orders_app
+from pyspark.sql import SparkSession
+
+from everstate.changes.triggers import when
+from everstate.config import Config, load
+from everstate.pipeline.keeping.releasing import Releaser
+from everstate.testing.view_contract import TOTALS
+from everstate.testing.view_orders import HISTORY, orders
+from everstate.testing.view_postgres import PostgresKeptOrders
+from everstate.views.changing import ask_rebuild
+from everstate.views.control import Control
+from everstate.views.database import connect_views
+from everstate.views.policies import DEFERRED, ignore, throttle
+from everstate.views.stores import take_part
+from everstate.views.stores.postgres import deferring
+from everstate.views.tables import rule_column
+from running_stack import RunningStack
+
+IMPORT = replace(WHO, service_name="importer")
+TO_DE = when("country").changes(to="DE")
+
+
+@pytest.fixture
+def world(
+    stack_config: Config,
+    stack: RunningStack,
+    topic_prefix: str,
+    database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> World:
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 2},
+        store={"dsn": database},
+        archive={"trigger_s": 1},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    app = orders_app()
+    app.view("arrivals", sql="SELECT country, count(*) AS n FROM ordr GROUP BY country", when=TO_DE)
+    app.view("arrived", sql="SELECT order_id, amount FROM ordr", when=TO_DE)
+    app.view(
+        "manual",
+        sql="SELECT order_id, amount FROM ordr",
+        policies=[ignore(service_name="importer")],
+    )
+    slow = throttle(service_name="importer", per_second=10)
+    app.view(
+        "slow_sums",
+        sql="SELECT country, count(*) AS n, sum(amount) AS amount FROM ordr GROUP BY country",
+        policies=[slow],
+    )
+    app.view("slow_rows", sql="SELECT order_id, country, amount FROM ordr", policies=[slow])
+    return World(config, spark, app)
+
+
+@pytest.fixture
+def kinds(world: World) -> World:
+    """The same with rules of views of other kinds."""
+    view, manual = world.app.view, ignore(service_name="importer")
+    slow = throttle(service_name="importer", per_second=10)
+    most = "SELECT country, max(amount) AS most, count(DISTINCT amount) AS n FROM ordr"
+    view("most", sql=f"{most} GROUP BY country ORDER BY most DESC LIMIT 2", when=TO_DE)
+    changes = "SELECT kind, count(*) AS n, max(current.amount) AS most FROM ordr_changes"
+    view("manual_changes", sql=f"{changes} GROUP BY kind", policies=[manual])
+    each = "SELECT key, version, kind, amount FROM ordr_changes"
+    view("slow_changes", sql=each, policies=[slow])
+    view("slow_cache", sql="SELECT order_id FROM ordr", ttl="1 hour", policies=[slow])
+    return world
+
+
+RULED = ("arrivals", "arrived", "manual", "slow_sums", "slow_rows")
+KINDS = ("most", "manual_changes", "slow_changes", "slow_cache")
+PROVED = (
+    "equal",
+    "not compared: it has no SQL definition",
+    "not compared: its SQL is not all of its definition",
+)
+
+
+def check(world: World) -> None:
+    for report in world.verify().values():
+        assert report.holds, report
+        assert report.as_read in PROVED, report
+
+
+def waiting(world: World, version: int = 1) -> int:
+    with connect_views(world.config.views_dsn) as connection:
+        counts = Control(connection, world.config.views.schema_name).deferred_counts()
+    mine = [here for (_, of), here in counts.items() if of == version]
+    return sum(changes for here in mine for changes in here.values())
+
+
+def some(world: World, random: Random, count: int) -> None:
+    records = []
+    for _ in range(count):
+        key = f"o{random.randrange(12)}"
+        world.who = IMPORT if random.random() < 0.5 else WHO
+        if random.random() < 0.1 and world.states.get(key, (0, None))[1] is not None:
+            records.append(world.change(key, None))
+        else:
+            country = random.choice(("AT", "DE", None))
+            records.append(world.put(key, country, str(random.randrange(200))))
+    world.send(*records)
+
+
+def test_views_with_rules_equal_their_batch_while_changes_wait_and_after(kinds: World) -> None:
+    random, world = Random(5), kinds
+    keeper: Together = world.keeper()
+    releaser = Releaser(world.config, world.app)
+    for _ in range(3):
+        some(world, random, 40)
+        drain(keeper)
+        releaser.step(0.05)
+    assert waiting(world) > 0
+    check(world)
+    # A version that is built has everything; the one before goes on with what waits.
+    with connect_views(world.config.views_dsn) as connection:
+        control = Control(connection, world.config.views.schema_name)
+        for name in (*RULED, *KINDS):
+            ask_rebuild(control, name)
+    drain(keeper)
+    check(world)
+    some(world, random, 30)
+    drain(keeper)
+    while releaser.step(60.0):
+        pass
+    # The versions that were replaced stand still, with what waits beside them.
+    assert waiting(world, 2) == 0
+    check(world)
+    assert world.rows("SELECT n, amount FROM slow_sums ORDER BY 1, 2") == world.rows(
+        "SELECT orders, amount FROM by_country ORDER BY 1, 2"
+    )
+    releaser.close()
+    keeper.close()
+
+
+def test_live_changes_pass_an_import_and_a_key_keeps_its_order(world: World) -> None:
+    keeper: Together = world.keeper()
+    world.who = IMPORT
+    imported = [world.put(f"i{n}", "AT", "1") for n in range(600)]
+    world.who = WHO
+    live = [world.put("live", "DE", "7"), world.put("i5", "DE", "9")]
+    world.send(*imported, *live)
+    drain(keeper)
+    # `i5` was imported, so its live change waits behind that.
+    assert world.rows("SELECT order_id, amount FROM slow_rows") == [("live", Decimal(7))]
+    assert world.rows("SELECT country, n FROM slow_sums") == [("DE", 1)]
+    assert waiting(world) == 2 * 601
+    releaser = Releaser(world.config, world.app)
+    # Ten a second: a part is taken whole, and made up for.
+    before = waiting(world)
+    releaser.step(0.1)
+    first = before - waiting(world)
+    assert 0 < first < before
+    assert releaser.step(0.1) == waiting(world) == before - first
+    while releaser.step(1000.0):
+        pass
+    assert world.rows("SELECT amount FROM slow_rows WHERE order_id = 'i5'") == [(Decimal(9),)]
+    check(world)
+    releaser.close()
+    keeper.close()
+
+
+def test_facts_are_counted_once_and_never_taken_away(world: World) -> None:
+    keeper: Together = world.keeper()
+    world.send(
+        world.put("a", "DE", "1"),
+        world.put("a", "AT", "2"),
+        world.put("a", "DE", "3"),
+        world.put("a", "DE", "4"),
+        world.change("a", None),
+        world.put("b", "AT", "5"),
+    )
+    drain(keeper)
+    assert world.rows("SELECT country, n FROM arrivals") == [("DE", 2)]
+    assert world.rows("SELECT order_id, amount FROM arrived") == [("a", Decimal(3))]
+    check(world)
+    keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "view"),
+    [
+        ("DELETE FROM deferred WHERE view = 'slow_sums'", "slow_sums"),
+        ("UPDATE arrivals__v1 SET n = n + 1", "arrivals"),
+        ("DELETE FROM manual__v1", "manual"),
+    ],
+)
+def test_planted_defects_are_found_by_the_proof(world: World, spoil: str, view: str) -> None:
+    keeper: Together = world.keeper()
+    records = [world.put("first", "DE", "3")]
+    world.who = IMPORT
+    records += [world.put(f"i{n}", "AT", "1") for n in range(3)]
+    world.send(*records)
+    drain(keeper)
+    world.change_tables(spoil)
+    world.archive()
+    wrong = [report.name for report in world.proofs() if not report.holds]
+    assert wrong == [view]
+    keeper.close()
+
+
+def test_what_waits_goes_with_its_version(world: World) -> None:
+    keeper: Together = world.keeper()
+    world.who = IMPORT
+    world.send(*[world.put(f"i{n}", "AT", "1") for n in range(5)])
+    drain(keeper)
+    with connect_views(world.config.views_dsn) as connection:
+        control = Control(connection, world.config.views.schema_name)
+        control.close_positions("slow_rows", 1)
+        assert ("slow_rows", 1) not in control.deferred_counts()
+        assert ("slow_sums", 1) in control.deferred_counts()
+    keeper.close()
+
+
+def test_a_view_beside_which_no_more_may_wait_is_behind_alone(
+    kept: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deferring, "DEFERRED_MAX", 3)
+    slow = replace(TOTALS, has_rules=True)
+    log = orders(6)
+
+    def changes(start: int, end: int) -> pa.Table:
+        found = log.between(start, end)
+        treated = pa.array([DEFERRED] * found.num_rows, pa.int8())
+        return found.append_column(rule_column(slow), treated)
+
+    core = kept.core([HISTORY, slow])
+    assert kept.apply(0, 0, 3, changes(0, 3), core=core).failures == ()
+    (failure,) = kept.apply(0, 3, 6, changes(3, 6), core=core).failures
+    assert "3 throttled changes are waiting already" in failure.reason
+    assert (kept.vector(), kept.vector(slow), kept.vector(HISTORY)) == ({0: 6}, {0: 3}, {0: 6})
+    assert take_part(kept.dsn, kept.schema_name, core, slow, 0) == 3
+    assert kept.tables().totals == [(3, 0 + 1 + 2)]
+    kept.trail(slow, 0, 3, 6, changes(3, 6), meets=True)
+    assert take_part(kept.dsn, kept.schema_name, core, slow, 0) == 3
+    assert take_part(kept.dsn, kept.schema_name, core, slow, 0) == 0
+    assert kept.tables().totals == [(6, 15)]

@@ -1,0 +1,169 @@
+"""The archive is read in the order of offsets, and by key, whatever compaction has done to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from everstate.archive import ArchiveReader
+from everstate.archive import ordered as ordered_module
+from everstate.config import Config, load
+from everstate.log.record import Record
+from everstate.serving.source import records_of
+from hand_archive import HandArchive
+
+KEYS = 40
+PARTITIONS = 3
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load(tmp_path, archive={"path": str(tmp_path / "lake")})
+
+
+def record(partition: int, offset: int) -> Record:
+    """A record whose every part tells where it was; some cannot be read, some are tombstones."""
+    key = f"k{(offset * 7 + partition) % KEYS:03}"
+    value: bytes | None = b'{"key": "%b", "recordedAt": "2026-01-01T00:00:00Z", "at": %d}' % (
+        key.encode(),
+        offset,
+    )
+    if offset % 17 == 5:
+        value = None if offset % 2 else b"not json"
+    headers = (("ce_id", str(offset).encode()), ("empty", None))
+    return Record("t", partition, offset, 1_700_000_000_000 + offset, key.encode(), value, headers)
+
+
+def written(config: Config, offsets: int = 400) -> dict[int, list[Record]]:
+    """Some commits; not every offset was served."""
+    archive = HandArchive(config, "order")
+    archive.begin(dict.fromkeys(range(PARTITIONS), 0))
+    served = {p: [record(p, o) for o in range(offsets) if o % 11 != 3] for p in range(PARTITIONS)}
+    for start in range(0, offsets, offsets // 4):
+        end = start + offsets // 4
+        mine = [r for records in served.values() for r in records if start <= r.offset < end]
+        archive.append(mine, dict.fromkeys(range(PARTITIONS), end))
+    return served
+
+
+def read(config: Config, spans: dict[int, tuple[int, int]]) -> list[Record]:
+    reader = ArchiveReader(config, "order")
+    return [r for table in reader.records(1, spans) for r in records_of("t", table)]
+
+
+def wanted(served: dict[int, list[Record]], spans: dict[int, tuple[int, int]]) -> list[Record]:
+    return [
+        r for p, (start, end) in sorted(spans.items()) for r in served[p] if start <= r.offset < end
+    ]
+
+
+@pytest.fixture(params=["as written", "mixed by key"])
+def served(request: pytest.FixtureRequest, config: Config) -> dict[int, list[Record]]:
+    found = written(config)
+    if request.param == "mixed by key":
+        archive = HandArchive(config, "order")
+        archive.mix()
+    return found
+
+
+@pytest.fixture(params=["in memory", "as they come", "by way of the disk"])
+def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much may be read at once: so little that the other ways have to be gone."""
+    if request.param != "in memory":
+        monkeypatch.setattr(ordered_module, "_DIRECT_ROWS", 1)
+    if request.param == "by way of the disk":
+        monkeypatch.setattr(ordered_module, "_BUCKET_OFFSETS", 50)
+        monkeypatch.setattr(ordered_module, "_SPILL_ROWS", 70)
+
+
+@pytest.mark.usefixtures("_how")
+def test_records_come_whole_once_and_in_order(
+    config: Config, served: dict[int, list[Record]]
+) -> None:
+    random = Random(4)
+    spans: list[dict[int, tuple[int, int]]] = [
+        {0: (0, 400), 1: (0, 400), 2: (0, 400)},
+        {1: (100, 101)},
+        {1: (3, 4)},
+        {2: (399, 500)},
+        *(
+            {
+                p: (start, start + random.randint(0, 200))
+                for p, start in enumerate(random.sample(range(400), 3))
+            }
+            for _ in range(4)
+        ),
+    ]
+    for each in spans:
+        assert read(config, each) == wanted(served, each)
+
+
+def test_what_was_put_on_the_disk_is_gone_when_nobody_reads_on(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written(config)
+    HandArchive(config, "order").mix()
+    monkeypatch.setattr(ordered_module, "_DIRECT_ROWS", 1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    reading: Any = ArchiveReader(config, "order").records(1, {0: (0, 400)})
+    assert next(reading).num_rows > 0
+    assert list(tmp_path.glob("everstate-*")) != []
+    reading.close()
+    assert list(tmp_path.glob("everstate-*")) == []
+
+
+def test_a_file_whose_statistics_do_not_reach_into_a_range_is_not_opened(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(config)
+    opened: list[str] = []
+    stretches = ordered_module._stretches
+
+    def noted(*arguments: Any) -> Any:
+        for stretch in stretches(*arguments):
+            opened.extend(file.path for file in stretch.files)
+            yield stretch
+
+    monkeypatch.setattr(ordered_module, "_stretches", noted)
+    assert len(read(config, {1: (110, 120)})) > 5
+    assert len(opened) == 1
+
+
+def test_where_an_archive_begins_is_told_for_each_partition(config: Config) -> None:
+    archive = HandArchive(config, "order")
+    archive.begin({0: 0, 1: 70})
+    archive.append([record(0, 1)], {0: 5, 1: 70})
+    reader = ArchiveReader(config, "order")
+    assert (reader.begins(1), reader.position()) == ({0: 0, 1: 70}, {1: {0: 5, 1: 70}})
+
+
+def test_the_changes_of_a_key_are_found_and_files_without_it_are_not_opened(
+    config: Config, served: dict[int, list[Record]]
+) -> None:
+    reader = ArchiveReader(config, "order")
+    for key in ("k000", "k017", "k039"):
+        found = reader.changes_of(key)
+        mine = [
+            r
+            for records in served.values()
+            for r in records
+            if r.key == key.encode() and r.value is not None and r.value.startswith(b"{")
+        ]
+        assert list(records_of("t", found.records)) == sorted(mine, key=lambda r: r.offset)
+        assert 0 < found.files_read <= found.files
+    nothing = reader.changes_of("zzz")
+    assert (nothing.records.num_rows, nothing.files_read) == (0, 0)
+    assert reader.changes_of("zzz", ["offset"]).records.schema == pa.schema(
+        [("offset", pa.int64())]
+    )
+
+
+def test_after_clustering_a_key_is_in_one_file(config: Config) -> None:
+    written(config)
+    HandArchive(config, "order").mix(files=8)
+    assert ArchiveReader(config, "order").changes_of("k017").files_read <= 2

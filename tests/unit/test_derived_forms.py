@@ -1,0 +1,158 @@
+"""What a change becomes in a derived topic, without a log."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from everstate.app import App
+from everstate.changes import Change, ChangeCodec, DomainEvent, EntityType, Kind, Provenance
+from everstate.changes.derived import (
+    Derivation,
+    Joined,
+    derivation_of,
+    joined,
+    notices_of,
+    patch_of,
+    read_message,
+)
+from everstate.changes.triggers import when
+from everstate.errors import InvalidDerivation, InvalidTrigger
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+WHO = Provenance(api_version="v1", service_name="desk", identifier="d", actor="ann")
+
+
+class Guest(BaseModel):
+    guest_id: str
+    city: str | None = None
+
+
+class Scan(BaseModel):
+    scan_id: str
+    guest: str | None = None
+
+
+GUEST, SCAN = EntityType("guest", Guest, "guest_id"), EntityType("scan", Scan, "scan_id")
+TYPES = {"guest": GUEST, "scan": SCAN}
+
+
+def message(kind: EntityType, original: Any, current: Any, event: str | None = None) -> Any:
+    what = Kind.CREATED if original is None else Kind.DELETED if current is None else Kind.UPDATED
+    change: Change[Any] = Change(
+        id=UUID(int=7),
+        entity=kind.name,
+        schema_version=1,
+        key="a",
+        version=3,
+        kind=what,
+        occurred_at=NOW,
+        recorded_at=NOW,
+        provenance=WHO,
+        current=current,
+        original=original,
+        event=None if event is None else DomainEvent(type=event),
+    )
+    return read_message(ChangeCodec(kind).encode(change)[1])
+
+
+ANN, BOB = Guest(guest_id="a", city="Wien"), Guest(guest_id="a", city="Graz")
+
+
+def test_a_record_says_in_its_headers_which_change_it_is_of() -> None:
+    found = dict(Derivation("p", patch_of("guest")).headers(message(GUEST, ANN, BOB), 42))
+    assert json.loads(found.pop("everstate_provenance"))["actor"] == "ann"
+    assert {name: value.decode() for name, value in found.items()} == {
+        "ce_specversion": "1.0",
+        "ce_id": str(UUID(int=7)),
+        "ce_source": "desk",
+        "ce_type": "guest.updated",
+        "ce_time": "2026-01-01T12:00:00Z",
+        "ce_subject": "a",
+        "content-type": "application/json-patch+json",
+        "everstate_version": "3",
+        "everstate_kind": "updated",
+        "everstate_offset": "42",
+    }
+    moved = message(GUEST, ANN, BOB, "GuestMoved")
+    assert dict(Derivation("p", patch_of("guest")).headers(moved, 1))["ce_type"] == b"GuestMoved"
+
+
+@pytest.mark.parametrize(
+    ("original", "current", "patch", "notice"),
+    [
+        (ANN, BOB, [("replace", "/city", "Graz")], ("Wien", "Graz")),
+        (None, ANN, [("replace", "", {"guest_id": "a", "city": "Wien"})], None),
+        (ANN, None, [("replace", "", None)], ("Wien", None)),
+        (ANN, ANN, [], ("Wien", "Wien")),
+    ],
+)
+def test_forms_of_a_change(original: Any, current: Any, patch: Any, notice: Any) -> None:
+    of = message(GUEST, original, current)
+    steps = json.loads(patch_of("guest").value(of, None) or b"")
+    assert [(step["op"], step["path"], step["value"]) for step in steps] == patch
+    told = notices_of("guest").value(of, None)
+    if notice is None:
+        assert told is None
+        return
+    read = json.loads(told or b"")
+    assert read["key"] == "a"
+    assert ((read["old"] or {}).get("city"), (read["new"] or {}).get("city")) == notice
+
+
+def test_a_joined_record_has_the_entity_and_its_version() -> None:
+    form = joined("scan", to="guest", on="guest")
+    of = message(SCAN, None, Scan(scan_id="s", guest="a"))
+    assert form.wanted(of) == ("a", NOW)
+    assert form.wanted(message(SCAN, None, Scan(scan_id="s"))) is None
+    found = json.loads(form.value(of, Joined(2, b'{"city":"Wien"}', ((0, 5), (1, 9)))) or b"")
+    assert found == {
+        "scan": {"scan_id": "s", "guest": "a"},
+        "guest": {"city": "Wien"},
+        "joined": {"entity": "guest", "version": 2, "position": {"0": 5, "1": 9}},
+    }
+    assert json.loads(form.value(of, None) or b"")["joined"] is None
+
+
+def test_a_definition_that_is_noted_makes_the_same_derivation_again() -> None:
+    for made in (
+        Derivation("p", patch_of("guest"), True),
+        Derivation("n", notices_of("guest"), trigger=when("city").changes(to="Wien")),
+        Derivation("j", joined("scan", to="guest", on="guest")),
+    ):
+        again = derivation_of(made.name, json.loads(json.dumps(made.definition)))
+        assert (again, again.fingerprint) == (made, made.fingerprint)
+    with pytest.raises(InvalidDerivation, match="not known"):
+        derivation_of("x", {"derives": {"totals_of": "guest"}})
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "error", "reason"),
+    [
+        (patch_of("gust"), {}, InvalidDerivation, "unknown entity type 'gust'"),
+        (joined("scan", to="gast", on="guest"), {}, InvalidDerivation, "'gast'"),
+        (joined("scan", to="guest", on="gast"), {}, InvalidDerivation, "no field 'gast'"),
+        (joined("scan", to="guest", on="guest"), {"raw": True}, InvalidDerivation, "history"),
+        (joined("scan", to="bare", on="guest"), {}, InvalidDerivation, "history=False"),
+        (patch_of("guest"), {"when": when("town").changes()}, InvalidTrigger, "no field 'town'"),
+    ],
+)
+def test_what_cannot_be_derived_is_refused_when_it_is_declared(
+    form: Any, options: Any, error: type[Exception], reason: str
+) -> None:
+    app = App("hotel")
+    app.entity("guest", key="guest_id")(Guest)
+    app.entity("scan", key="scan_id", source="log")(Scan)
+    app.entity("bare", key="guest_id", history=False)(Guest)
+    with pytest.raises(error, match=reason):
+        app.derive("out", form, **options)
+    assert not app.derivations
+    app.derive("out", patch_of("guest"))
+    for name in ("out", "guest", "guest_history", "Out", "a b", "x__v1"):
+        with pytest.raises(InvalidDerivation):
+            app.derive(name, patch_of("guest"))

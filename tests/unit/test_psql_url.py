@@ -1,0 +1,31 @@
+"""The connection string that `everstate psql --url` prints is one that libpq reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from everstate.cli.psql import url_of
+from everstate.config import load
+
+OWN = "-c search_path=everstate_views -c TimeZone=UTC"
+CASES = {
+    "postgresql://me:p%40ss%2F@db.example:5433/x": {"password": "p@ss/", "host": "db.example"},
+    "host=/var/run dbname=x user=y": {"host": "/var/run", "dbname": "x", "user": "y"},
+    "postgresql://u@[::1]/x?sslmode=require": {"host": "::1", "sslmode": "require"},
+}
+
+
+@pytest.mark.parametrize(("dsn", "parts"), CASES.items(), ids=CASES)
+def test_what_the_dsn_says_is_in_the_url(tmp_path: Path, dsn: str, parts: dict[str, str]) -> None:
+    found = conninfo_to_dict(url_of(load(tmp_path, views={"dsn": dsn})))
+    assert found["options"] == OWN
+    assert {name: found[name] for name in parts} == parts
+
+
+def test_options_of_the_dsn_are_kept(tmp_path: Path) -> None:
+    dsn = "postgresql://u@h/x?options=-c%20work_mem%3D1MB"
+    found = conninfo_to_dict(url_of(load(tmp_path, views={"dsn": dsn})))
+    assert found["options"] == f"-c work_mem=1MB {OWN}"

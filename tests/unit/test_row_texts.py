@@ -1,0 +1,101 @@
+"""Texts of whole columns are those of their rows, one by one."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from everstate.pipeline.proof.row_texts import RAW, fragments, joined, kept_fragments, row_text
+
+MOMENTS = [
+    datetime(1, 1, 1, tzinfo=UTC),
+    datetime(2013, 2, 8, 22, 28, tzinfo=UTC),
+    datetime(2026, 3, 29, 1, 30, 0, 7, tzinfo=UTC),
+    datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+    datetime(999, 1, 1, tzinfo=UTC),
+]
+COLUMNS: dict[str, tuple[pa.DataType, list[Any], list[str]]] = {
+    "bool": (pa.bool_(), [True, False], ["true", "false"]),
+    "int": (
+        pa.int64(),
+        [0, -7, 10**15, 2**53 - 1, 2**53, -(2**63)],
+        ["0", "-7", "1000000000000000", "9007199254740991", "9007199254740992", str(-(2**63))],
+    ),
+    "decimal": (
+        pa.decimal128(38, 8),
+        [Decimal(v) for v in ("0E-8", "-0.00", "12.5", "100", "0.00000001", "-3.10", "1E+29")],
+        ["0.00000000", "0", "12.50", "100.00", "0.00000001", "-3.1", "1" + "0" * 29],
+    ),
+    "float": (
+        pa.float64(),
+        [0.0, -0.0, 0.1, 1e300, 5e-324, 2.0, float("nan")],
+        ["0", "-0", "0.1", "1e+300", "5e-324", "2", "NaN"],
+    ),
+    "text": (
+        pa.string(),
+        ["", "plain", '"', "a\\b", "ü\n", "\x1f", "null", "\x7f"],
+        ["", "plain", '"', "a\\b", "ü\n", "\x1f", "null", "\x7f"],
+    ),
+    "moment": (
+        pa.timestamp("us", tz="UTC"),
+        MOMENTS,
+        [m.replace(tzinfo=None).isoformat(timespec="microseconds") for m in MOMENTS],
+    ),
+    "day": (pa.date32(), [date(1, 1, 1), date(2024, 2, 29)], ["0001-01-01", "2024-02-29"]),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_of_either_engine_has_the_texts_of_its_values(name: str) -> None:
+    kind, values, copied = COLUMNS[name]
+    wanted = [row_text([value])[1:-1] for value in [*values, None]]
+    assert fragments(name, pa.array([*values, None], kind)).to_pylist() == wanted
+    assert kept_fragments(name, kind, pa.array([*copied, None], pa.string())).to_pylist() == wanted
+
+
+def test_states_are_read_out_of_messages_and_out_of_jsonb() -> None:
+    states = ['{"b": 1.0, "a": [1e5, null, "x"]}', '{"n": 12345678901234567890}', "null", "{}"]
+    messages = [f'{{"x":1,"currentEntityState":{state}}}'.encode() for state in states]
+    wanted = [row_text([orjson.loads(state)])[1:-1] for state in states]
+    assert fragments(RAW, pa.array(messages)).to_pylist() == wanted
+    # As jsonb writes them: other spaces, another order, no exponents.
+    copied = ['{"a": [100000, null, "x"], "b": 1.0}', states[1], None, "{}"]
+    kept = kept_fragments(RAW, pa.binary(), pa.array(copied, pa.string())).to_pylist()
+    assert kept == wanted
+
+
+def test_nested_values_are_compared_as_they_are_kept() -> None:
+    kind = pa.struct([("city", pa.string()), ("m", pa.map_(pa.string(), pa.int64()))])
+    values = pa.array([{"city": "x", "m": [("b", 1), ("a", 2)]}, None], kind)
+    copied = pa.array(['{"m": {"a": 2, "b": 1}, "city": "x"}', None])
+    assert fragments("v", values).to_pylist() == kept_fragments("v", kind, copied).to_pylist()
+
+
+def test_random_rows_have_the_text_of_row_text() -> None:
+    chance = random.Random(15)
+    rows = [
+        (
+            f"k{chance.randrange(99)}",
+            chance.choice((None, chance.randint(-(2**60), 2**60))),
+            chance.choice((None, Decimal(chance.randint(-(10**9), 10**9)).scaleb(-4))),
+            datetime(2000, 1, 1, tzinfo=UTC) + timedelta(microseconds=chance.randrange(10**17)),
+            json.dumps({"x": chance.random()}),
+        )
+        for _ in range(500)
+    ]
+    kinds = (pa.string(), pa.int64(), pa.decimal128(20, 4), MOMENT, pa.string())
+    parts = [
+        fragments("c", pa.array(column, kind))
+        for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
+    ]
+    assert joined(parts) == [row_text(row) for row in rows]
+
+
+MOMENT = pa.timestamp("us", tz="UTC")

@@ -1,0 +1,311 @@
+"""Schedules of keepers, builds and readers in memory; each planted defect is seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from everstate.errors import Unavailable
+from everstate.testing.view_actors import MemoryPublisher, RepeatableReader, TwoStores
+from everstate.testing.view_memory import (
+    MemoryCore,
+    MemoryTrailing,
+    MemoryTransaction,
+    exceptions_in,
+)
+from everstate.testing.view_memory_orders import LATEST
+from everstate.testing.view_oracle import accepted
+from everstate.testing.view_orders import Log, history, logged, orders, state_of
+from everstate.testing.view_simulation import Simulation, Wrong
+from everstate.views.batch import Batch
+from everstate.views.control import BUILDING, ViewVersion
+from everstate.views.core import Failure
+from everstate.views.gate import GateRow, Ints, Keys
+from everstate.views.tables import KeptTable, Vector
+from everstate.views.trailing import Exceptions
+from tiers import counted
+
+SCHEDULES = counted(60, full=1_000)
+TRIES_MAX = 400
+
+
+def test_no_schedule_shows_a_reader_what_is_wrong_and_all_come_to_the_same_end() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(SCHEDULES):
+        simulation = Simulation(seed)
+        simulation.run()
+        happened += simulation.happened
+    seldom = ("published", "built", "killed build", "released", "behind", "restored", "undone")
+    missing = [what for what in seldom if not happened[what]]
+    assert missing == [], "schedules in which nothing happens prove nothing"
+
+
+# Planted defects, by what must not be lost (views.md)
+
+
+class NoSwap(MemoryCore):
+    """C11: the position is written, and compared with nothing."""
+
+    def take(self, start: int, end: int) -> bool:
+        place = (LATEST, 1, self.partition)
+        self.transaction.put("position", place, (end, self.position_of(LATEST, 1)[1]))  # type: ignore[index]
+        return True
+
+
+class FromRows(MemoryCore):
+    """C12: the position is that of the last record, and not the end of the range."""
+
+    last = 0
+
+    def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
+        self.last = max(keys.changes["offset"].to_pylist(), default=0)
+        return super().gates(keys, first)
+
+    def commit(self, end: int) -> None:
+        place = (LATEST, 1, self.partition)
+        if self.last:
+            self.transaction.put("position", place, (self.last + 1, self.position_of(LATEST, 1)[1]))  # type: ignore[index]
+        super().commit(end)
+
+
+class StopsAll(MemoryCore):
+    """C13: a view that fails takes the core with it."""
+
+    def ride(
+        self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+    ) -> list[Failure]:
+        if failures := super().ride(riders, start, end, batch):
+            raise Unavailable(failures[0].reason)
+        return failures
+
+
+class NoGate(MemoryCore):
+    """Law 2: nothing is compared with the newest version."""
+
+    def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
+        return {}
+
+
+class NotesOutside(MemoryCore):
+    """A verdict is written in a transaction of its own, which stays when the core's does not."""
+
+    def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
+        apart = MemoryTransaction(self.store.database)
+        for first, last in runs:
+            apart.put("duplicate", (self.partition, max(0, first - 1)), last)
+        apart.commit()
+
+
+class AnyPlan(MemoryTrailing):
+    """V10: the position is compared, and not the meaning."""
+
+    def take(self, start: int, end: int) -> bool:
+        found = self.position_of(self.table.view, self.table.version)
+        meaning = self.table.fingerprint if found is None else found[1]
+        return self.swap(self.table.view, self.table.version, meaning, start, end)
+
+
+class NotesFirst(MemoryTrailing):
+    """V1: the core's notes are read before its position."""
+
+    def core_position(self, *, hold: bool) -> int:
+        self.first = exceptions_in(self.transaction, self.partition, 0, 10**9)
+        return super().core_position(hold=hold)
+
+    def exceptions(self, start: int, end: int) -> Exceptions:
+        return self.first
+
+
+class PassesCore(MemoryTrailing):
+    """A trailing view goes as far as the log does."""
+
+    def core_position(self, *, hold: bool) -> int:
+        return 10**9
+
+
+class AtOwnOffset(MemoryTrailing):
+    """A change that waited is applied where it was read, and not where it was released."""
+
+    def exceptions(self, start: int, end: int) -> Exceptions:
+        found = super().exceptions(start, end)
+        return Exceptions(found.dead, found.duplicates, frozenset(), {})
+
+
+class BeforeMeeting(MemoryPublisher):
+    """A version is published before it has met the core."""
+
+    def vectors(self, row: ViewVersion) -> tuple[Vector, Vector]:
+        _, mine = super().vectors(row)
+        return mine, mine
+
+
+class UnderOlderSnapshot(MemoryPublisher):
+    """V13: nobody asks for readers whose snapshot is older."""
+
+    def caught_up(self, row: ViewVersion) -> str | None:
+        return None
+
+
+def core_is(core: type[MemoryCore]) -> type[Simulation]:
+    store = type("Planted", (TwoStores,), {"core_class": core})
+    return type(core.__name__, (Simulation,), {"store_class": store})
+
+
+def trailing_is(trailing: type[MemoryTrailing]) -> type[Simulation]:
+    store = type("Planted", (TwoStores,), {"trailing_class": trailing})
+    return type(trailing.__name__, (Simulation,), {"store_class": store})
+
+
+def publisher_is(publisher: type[MemoryPublisher]) -> type[Simulation]:
+    return type(publisher.__name__, (Simulation,), {"publisher_class": publisher})
+
+
+class TrimmedEarly(Simulation):
+    """V3: held bytes go when the core has passed, whoever still needs them."""
+
+    def notes_below(self, vectors: Sequence[Vector]) -> dict[int, int]:
+        return self.core_vector()
+
+
+class FromNothing(Simulation):
+    """C15: a new version begins at its vector, and not with what came before."""
+
+    def accepted_for_build(self, vector: Vector) -> list[Any]:
+        return []
+
+
+class DeadOfArchive(Simulation):
+    """V5: a build takes for dead what the archive cannot read, and not what the core said."""
+
+    def accepted_for_build(self, vector: Vector) -> list[Any]:
+        same = {
+            id(r): j
+            for log, judged in zip(self.logs, self.judged, strict=True)
+            for r, j in zip(log.records.values(), judged.records.values(), strict=True)
+        }
+        return [same[id(record)] for record in accepted(self.logs, vector)]
+
+
+PLANTED: Iterable[type[Simulation]] = (
+    *map(core_is, (NoSwap, FromRows, StopsAll, NoGate, NotesOutside)),
+    *map(trailing_is, (AnyPlan, NotesFirst, PassesCore, AtOwnOffset)),
+    *map(publisher_is, (BeforeMeeting, UnderOlderSnapshot)),
+    *(TrimmedEarly, FromNothing, DeadOfArchive),
+)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
+def test_a_planted_defect_is_caught(planted: type[Simulation]) -> None:
+    for seed in range(TRIES_MAX):
+        try:
+            planted(seed).run()
+        except (Wrong, AssertionError):
+            return
+    pytest.fail(f"{planted.__name__} was not seen in {TRIES_MAX} schedules")
+
+
+# Planted defects that few schedules meet: each with the schedule that does
+
+
+class Calm(Simulation):
+    killed_builds = 0.0
+
+    def until(self, end: int) -> None:
+        """The log, the archive and all views come to an offset."""
+        self.ends = self.archived = [end, 0]
+        for _ in range(20):
+            self.go_on()
+
+    def version_2(self) -> ViewVersion:
+        """Another version of `totals` is asked for."""
+        seen = next(row for row in self.versions() if row.name == "totals")
+        row = replace(seen, version=2, status=BUILDING, published=False, built=None)
+        self.put(row)
+        return row
+
+
+class MetOnce(MemoryPublisher):
+    """The meeting of a version that was replaced is remembered when readers go back to it."""
+
+    def fell_behind(self, row: ViewVersion) -> None:
+        pass
+
+
+@pytest.mark.parametrize("publisher", [MemoryPublisher, MetOnce])
+def test_v13_a_reader_from_before_the_way_back_is_waited_for_too(
+    publisher: type[MemoryPublisher],
+) -> None:
+    simulation = Calm(0, [orders(6), Log()])
+    simulation.publisher_class = publisher  # type: ignore[misc]
+    simulation.until(3)
+    simulation.version_2()
+    simulation.until(3)
+    simulation.undo()
+    simulation.until(3)
+    simulation.undo()
+    simulation.until(3)
+    published = [(row.name, row.version) for row in simulation.versions() if row.published]
+    assert ("totals", 2) in published
+    simulation.until(6)
+    simulation.readers.append(RepeatableReader(simulation.database))
+    simulation.undo()
+    simulation.until(6)
+    if publisher is MetOnce:
+        with pytest.raises(Wrong, match="older snapshot"):
+            simulation.look()
+        return
+    simulation.look()
+    simulation.readers.clear()
+    simulation.go_on()
+    assert ("totals", 1) in [(r.name, r.version) for r in simulation.versions() if r.published]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_v6_notes_that_a_build_needs_are_not_trimmed_while_it_begins(planted: bool) -> None:
+    """Planted: its vector is read before anything holds the notes."""
+    one, two, three = history("a", [state_of("a", quantity=n) for n in (1, 2, 3)])
+    simulation = Calm(0, [logged(one, three, two), Log()])
+    simulation.until(3)
+    simulation.archived = [2, 0]
+    early = simulation.build_vector()
+    simulation.archived = [3, 0]
+    simulation.trim()
+    vector = early if planted else simulation.build_vector()
+    simulation.open_build(simulation.version_2(), vector)
+    simulation.pending.pop()()
+    if planted:
+        with pytest.raises(AssertionError, match="a view needs what was trimmed"):
+            simulation.until(3)
+        return
+    simulation.until(3)
+    simulation.look()
+
+
+class LeftBuild(Calm):
+    """A task of a build that was given up adds its rows to the next one's table."""
+
+    def is_attempt(self, row: ViewVersion, attempt: object) -> bool:
+        return (row.name, row.version) in self.database.table("view")
+
+
+@pytest.mark.parametrize("kind", [Calm, LeftBuild])
+def test_a_build_that_was_given_up_adds_nothing_to_the_next(kind: type[Calm]) -> None:
+    simulation = kind(0, [orders(6), Log()])
+    simulation.until(3)
+    row = simulation.version_2()
+    simulation.open_build(row, simulation.build_vector())
+    left = simulation.pending.pop()
+    simulation.forget(row)
+    simulation.until(6)
+    simulation.open_build(simulation.version_2(), simulation.build_vector())
+    simulation.pending.insert(0, left)
+    simulation.until(6)
+    if kind is LeftBuild:
+        with pytest.raises(Wrong, match="totals, version 2"):
+            simulation.look()
+        return
+    simulation.look()
