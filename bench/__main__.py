@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         # Two gigabytes are enough for every bench.
         config = load(folder, pipeline={"driver_memory": "2g"}, local={"kafka_heap_mb": 1024})
         with Stack(config) as stack:
-            session = Session(stack.connect(), chosen.repeat, chosen.quick, console, _real_files())
+            session = Session(stack.resolve(), chosen.repeat, chosen.quick, console, _real_files())
             session.servers = {each.name: each.pid for each in stack.status() if each.pid}
             try:
                 for name in names:

@@ -126,7 +126,7 @@ def _cassandra(session: Session, cleanup: ExitStack) -> _Side:
     log = session.config.log.model_copy(update={"prefix": name})
     update = {"cassandra": section, "log": log}
     stack = cleanup.enter_context(Stack(session.config.model_copy(update=update)))
-    config = stack.connect()
+    config = stack.resolve()
     database = cleanup.enter_context(Database(config))
     store = CassandraStore(config, ORDER, database=database)
     store.install()

@@ -1,4 +1,4 @@
-"""Writes the reference pages that the code already holds: settings, errors, the command line.
+"""Writes the reference pages that the code already holds: settings, errors, commands, the API.
 
 `python docs/generate.py` writes them; tests/unit/test_docs_reference.py fails when one is old.
 """
@@ -10,8 +10,9 @@ import enum
 import importlib
 import inspect
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,15 +27,51 @@ from everstate.cli import cli
 
 REFERENCE = Path(__file__).parent / "reference"
 _WRITTEN = "<!-- written by docs/generate.py -->\n"
+PUBLIC = {
+    "everstate.client": (
+        "Client",
+        "AsyncClient",
+        "Event",
+        "FeedPage",
+        "Found",
+        "RequestFailed",
+        "Saved",
+        "ViewRows",
+    ),
+    "everstate.testing.behaviour": ("Behaviour",),
+    "everstate.testing.view_behaviour": ("ViewBehaviour",),
+    "everstate.testing.store_contract": ("StoreContract",),
+    "everstate.testing.crud_contract": ("CrudStoreContract",),
+    "everstate.testing.view_contract": ("ViewContract",),
+    "everstate.testing.log_checker": ("check_log",),
+    "everstate.testing.command_checker": ("check_commands", "read_command_log"),
+    "everstate.sources.outbox": ("Installation", "Relay", "install_outbox"),
+    "everstate.sources.outbox.emit_sqlalchemy": ("emit",),
+    "everstate.sources.commands": ("Answer", "wait_all"),
+    "everstate.sources.crud.events": ("EventLog",),
+    "everstate.sources.stores.cassandra": ("CassandraStore",),
+    "everstate.sources.cdc.cleaning": ("cleaning_of",),
+    "everstate.archive": ("table_path",),
+    "everstate.pipeline.spark.session": ("spark_session",),
+    "everstate.changes": ("ChangeCodec",),
+    "everstate.log.consumer": ("Consumer",),
+    "everstate.log.producer": ("Producer",),
+    "everstate.log.record": ("OutRecord",),
+    "everstate.log.topics": ("TopicNames", "Topics"),
+    "everstate.log.dead_letters": ("place_headers",),
+}
+"""What a project may import beside `from everstate import …`: module → names."""
 
 
 def pages() -> dict[Path, str]:
     """Every generated page by its path."""
     return {
+        REFERENCE / "python.md": _python_page(),
         REFERENCE / "config.md": _config_page(),
         REFERENCE / "errors.md": _errors_page(),
         REFERENCE / "cli.md": _cli_page(),
         REFERENCE / "metrics.md": _metrics_page(),
+        REFERENCE / "types.md": _types_page(),
     }
 
 
@@ -91,6 +128,98 @@ def _errors_page() -> str:
                 f"{_first_line(error)} |"
             )
     return "\n".join([*lines, ""])
+
+
+def _python_page() -> str:
+    lines = [
+        f"# Python\n\n{_WRITTEN}",
+        "What is on this page is public: it changes only with a line in the changelog. Everything",
+        "else of the package may change at any time. Every error that a call raises is one of",
+        "[these](errors.md).\n",
+        "## from everstate import …\n",
+    ]
+    for name in sorted(public_names(), key=str.lower):
+        lines += _public_thing(name, getattr(everstate, name))
+    lines.append("## Other modules\n")
+    lines.append("A service or a test imports these from their modules:\n")
+    lines.append("| from | import | what |\n|---|---|---|")
+    for module, names in PUBLIC.items():
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            lines.append(f"| `{module}` | `{_call(name, thing)}` | {_plain(_first_line(thing))} |")
+    client = importlib.import_module("everstate.client").Client
+    lines.append("\n### Methods of Client and AsyncClient\n")
+    lines += [*_members(client), ""]
+    return "\n".join(lines)
+
+
+def public_names() -> list[str]:
+    """The names that `from everstate import …` offers."""
+    source = Path(everstate.__file__).read_text("utf-8")
+    return re.findall(r"^    from \S+ import (\w+) as \1$", source, re.MULTILINE)
+
+
+def _public_thing(name: str, thing: Any) -> list[str]:
+    """A name of `everstate`, what its docstring says, and its methods."""
+    text = [_plain(inspect.getdoc(thing) or ""), ""]
+    if thing is config.Config:
+        text.append("Its sections and their fields are the [settings](config.md).\n")
+    members = _members(thing) if inspect.isclass(thing) else []
+    return [
+        f"### {name}\n",
+        f"`{_call(name, thing)}`\n",
+        *text,
+        *members,
+        *([""] if members else []),
+    ]
+
+
+def _members(thing: type) -> list[str]:
+    """A table of the public methods and properties that the package itself defines."""
+    if issubclass(thing, Exception) or thing is config.Config:
+        return []
+    rows = []
+    for name, member in inspect.getmembers(thing):
+        function = member.fget if isinstance(member, property) else member
+        if name.startswith("_") or not str(getattr(function, "__module__", "")).startswith(
+            "everst"
+        ):
+            continue
+        shown = name if isinstance(member, property) else _call(name, function, bound=True)
+        rows.append(f"| `{shown}` | {_plain(_first_line(function))} |")
+    return ["| method or attribute | what |\n|---|---|", *rows] if rows else []
+
+
+def _call(name: str, thing: Callable[..., Any], *, bound: bool = False) -> str:
+    """A name with its parameters, without their types."""
+    if thing is config.Config:
+        return name
+    shown: list[str] = []
+    given = list(inspect.signature(thing).parameters.values())
+    for parameter in given[1:] if bound and given and given[0].name == "self" else given:
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(map(_is_star, shown)):
+            shown.append("*")
+        default = parameter.default
+        text = "" if default is parameter.empty else f"={_default(default)}"
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        shown.append(f"{stars.get(parameter.kind, '')}{parameter.name}{text}")
+    return f"{name}({', '.join(shown)})"
+
+
+def _is_star(shown: str) -> bool:
+    return shown.startswith("*")
+
+
+def _default(value: object) -> str:
+    """A default, if it can be read; `…` for a function or another object."""
+    plain = value is None or isinstance(value, str | int | float | bool | tuple)
+    return repr(value).replace("'", '"') if plain else "…"
+
+
+def _plain(text: str) -> str:
+    """A docstring as Markdown."""
+    named = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
+    return named.replace("``", "`").replace("|", "\\|")
 
 
 def _cli_page() -> str:
@@ -192,10 +321,10 @@ def _metrics_page() -> str:
     ]
     rows = []
     for room, metric in metrics():
-        told = vars(metric)
-        labels = ", ".join(f"`{name}`" for name in told["_labelnames"])
-        what, kind = told["_documentation"], type(metric).__name__.lower()
-        rows.append(f"| `{told['_name']}` | {kind} | {labels} | {what} | `{room}` |")
+        shown = vars(metric)
+        labels = ", ".join(f"`{name}`" for name in shown["_labelnames"])
+        what, kind = shown["_documentation"], type(metric).__name__.lower()
+        rows.append(f"| `{shown['_name']}` | {kind} | {labels} | {what} | `{room}` |")
     return "\n".join([*lines, *sorted(rows), ""])
 
 
@@ -210,6 +339,60 @@ def metrics() -> Iterator[tuple[str, MetricWrapperBase]]:
         for metric in vars(module).values():
             if isinstance(metric, MetricWrapperBase):
                 yield ".".join(place.parts[1:]), metric
+
+
+def _types_page() -> str:
+    """The tables that the tests of types run; they are beside the tests."""
+    sys.path.append(str(REFERENCE.parents[1] / "tests"))
+    table, columns = (importlib.import_module(name) for name in ("type_table", "column_table"))
+    ways, reasons = table.WAYS_IN, list[str]()
+
+    def cell(reason: str | None) -> str:
+        if reason is None:
+            return "equal"
+        if reason not in reasons:
+            reasons.append(reason)
+        return f"refused {reasons.index(reason) + 1}"
+
+    lines = [
+        f"# Types\n\n{_WRITTEN}",
+        "What becomes of the boundary and special values of each type, in every way in. The tests",
+        "of everstate run these tables. A value arrives equal, or it is refused with the reason:",
+        "as an error in the terminal or the answer, or as a dead letter. No value is rounded, cut",
+        "off, or replaced by a default.\n",
+        "## Fields of a model\n",
+        "`put` means all calls in Python, a flat form for rows of Maxwell, Canal, GoldenGate",
+        "and DMS, and for Debezium's from connectors of your own; these have days and times as",
+        "numbers, whose unit is declared. `emit` in SQL checks the type of the column, not the",
+        "model's rules.",
+        f"A value that is not refused leaves equal in each way out: {', '.join(table.WAYS_OUT)}.\n",
+        f"| field | value as JSON | {' | '.join(ways)} |",
+        f"|---|---|{'---|' * len(ways)}",
+    ]
+    for kind in table.FIELD_TYPES:
+        for given in kind.given:
+            cells = " | ".join(cell(given.reason(way)) for way in ways)
+            lines.append(f"| {_code(kind.name)} | {_code(given.text)} | {cells} |")
+    lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)), ""]
+    for database, listed in columns.COLUMNS.items():
+        lines += [f"## Columns of {database}\n", columns.INTRODUCTION[database] + "\n"]
+        lines.append("| column | field | arrives equal | is a dead letter | in the field |")
+        lines.append("|---|---|---|---|---|")
+        for column in listed.values():
+            equal = ", ".join(_code(value) for value in column.values)
+            dead = ", ".join(f"{_code(value)}: {why}" for value, why in column.dead.items())
+            row = (_code(column.type), _code(column.shown), equal, dead, column.form)
+            lines.append(f"| {' | '.join(row)} |")
+        lines += ["", "Refused when the table is added:\n", "| column | reason |", "|---|---|"]
+        lines += [f"| {_code(name)} | {why} |" for name, why in columns.REFUSED[database].items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Text as code within a cell of a table."""
+    shown = text if len(text) <= 60 else f"{text[:57]}…"
+    return f"`{shown}`".replace("|", "\\|")
 
 
 def _first_line(thing: type) -> str:

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.states import States
 
 CONFIG = load(Path(__file__).parent)
+_RECORDED_S = datetime(2026, 11, 26, tzinfo=UTC).timestamp()
 UNAVAILABLE = "__debezium_unavailable_value"
 COLUMNS = ("name", "amount", "note")
 
@@ -210,8 +212,12 @@ class Made:
 class Numbered:
     """Rows become changes, batch by batch, as cleaning has it done."""
 
-    def __init__(self, reader: RawReader, config: Config, **options: Any) -> None:
-        self.reader, self.options = reader, options
+    def __init__(
+        self, reader: RawReader, config: Config, *, restarts: bool = True, **options: Any
+    ) -> None:
+        """``restarts``: each batch is that of a new process."""
+        self.reader, self.options, self.restarts = reader, options, restarts
+        self.numbering: Numbering | None = None
         self.copy: Any = MemoryCopy()
         self.held: dict[tuple[str, str], HeldEntity] = {}
         self.composer = CaptureComposer(config, reader.capture, reader.entities)
@@ -236,12 +242,15 @@ class Numbered:
     def run(self, rows: Rows, now_s: float = 0.0, **options: Any) -> NumberedBatch:
         """One batch of rows; its changes are added to :attr:`changes`."""
         states = States(self.copy)
-        self.composer.begin(now_s)
-        numbering = Numbering(self.reader, self.composer, self.held, **{**self.options, **options})
+        # The times in the messages are before it.
+        self.composer.begin(max(now_s, _RECORDED_S))
+        if self.numbering is None or self.restarts:
+            given = {**self.options, **options}
+            self.numbering = Numbering(self.reader, self.composer, self.held, **given)
         waiting = held_rows(self.held.values())
-        batch = numbering.run(rows, [("raw", 0)], states, now_s)
+        batch = self.numbering.run(rows, [("raw", 0)], states, now_s)
         read = batch.read + waiting
-        counts = counted({}, read, batch.outcomes, held_rows(self.held.values()))
+        counts = counted({}, read, batch.added, batch.outcomes, held_rows(self.held.values()))
         assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}
         for entity in batch.held_changed & self.held.keys():
             # What is held comes back as it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import uuid
@@ -87,6 +88,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     if "shared_spark" in sys.modules:
         sys.modules["shared_spark"].check(item.nodeid)
     return result
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A test that runs a verb in this process leaves the loggers to the next test as they were."""
+    logger = logging.getLogger("everstate")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers, level, logger.propagate = before
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

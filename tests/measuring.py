@@ -181,8 +181,9 @@ class Reporting:
             for name, used in collected.files.items()
             if name.startswith("tests/unit/") and used.starts
         ]
-        if self._broken and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._broken:
+            # Not the code of failed tests: no second look makes such a run green.
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -174,13 +174,12 @@ class Roles:
     def __init__(self, options: list[str], folder: Path, env: Mapping[str, str]) -> None:
         from everstate.cli.console import load_app
         from everstate.cli.roles import Role, processes_of, run_roles
-        from everstate.config import load
-        from everstate.local import connect
+        from everstate.local import project_config
 
         self._stop = threading.Event()
         self._folder, self._env = folder, env
         with as_if_alone(folder, env):
-            config = connect(load(folder))
+            config = project_config(folder)
             app = load_app(None, config)
         named = {options[1]: [Role(options[1])]} if options else processes_of(config, app)
         self._threads = [

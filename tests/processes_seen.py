@@ -27,6 +27,8 @@ _JVMS: Final = (
     ("org.apache.cassandra.service.CassandraDaemon", "cassandra"),
     ("org.apache.spark.deploy.SparkSubmit", "spark"),
 )
+SERVERS: Final = {"mariadbd"}
+"""Programs that are a server whatever their arguments are."""
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 """Builds the command line of Spark's JVM, and is gone in a moment, as is who asks for a version."""
 _NOT_OURS_TO_END: Final = "multiprocessing.resource_tracker"
@@ -106,7 +108,7 @@ def _kind(process: psutil.Process) -> str | None:
                 return None
             return next((kind for main, kind in _JVMS if main in words), "other JVM")
         # A session of PostgreSQL has another title, and initdb's helpers have other options.
-        if name == "mariadbd" or (name == "postgres" and process.cmdline()[1:2] == ["-D"]):
+        if name in SERVERS or (name == "postgres" and process.cmdline()[1:2] == ["-D"]):
             return name
     except psutil.Error:
         return None

@@ -62,6 +62,8 @@ class Orders:
 
     def __post_init__(self) -> None:
         self.codec = ChangeCodec(ORDER)
+        # One for all: a broker takes half a second to admit a producer.
+        self._producer, self._sending = Producer(self.config), threading.Lock()
         self.topic = TopicNames(self.config.log.prefix).changes("order")
         with Topics(self.config) as topics:
             topics.ensure(["order"])
@@ -92,9 +94,9 @@ class Orders:
         return OutRecord(self.topic, encoded, value, headers)
 
     def send(self, *records: OutRecord) -> None:
-        with Producer(self.config) as producer:
-            producer.send_many(records)
-            producer.flush(30)
+        with self._sending:
+            self._producer.send_many(records)
+            self._producer.flush(30)
 
     def keep(self, most: int = 10_000) -> int:
         """Judge what came in each partition, at most so many offsets; how many there were."""

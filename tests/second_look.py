@@ -1,9 +1,9 @@
 """Run the tests; those that fail run once more, alone, in one process with new servers.
 
-A test that fails both times
-makes the run red. A test that passes the second time is *flaky*: it is named at the end, counted
-in the closing line and written to ``test-results/flaky.json``, and the run is green. More than ten
-failed tests are red at once: then something is broken that no second look explains.
+A test that fails both times makes the run red. A test that passes the second time is *flaky*: it
+is named at the end, counted in the closing line and written to ``test-results/flaky.json``, and
+the run is green. More than ten failed tests are red at once: then something is broken that no
+second look explains.
 
 As a pytest plugin, this module writes down what a run came to.
 """
@@ -98,8 +98,10 @@ def run(arguments: list[str]) -> Outcome:
     if code == pytest.ExitCode.TESTS_FAILED and 0 < len(failed) <= FAILED_MAX:
         print(f"\nsecond look at {len(failed)} failed tests, alone, on new servers", flush=True)
         junit = f"--junitxml={_SECOND / 'junit.xml'}"
-        code, again, still = _look([*failed, "-q", junit], _SECOND)
-        flaky = {name: why for name, why in failed.items() if name not in still}
-        passed, failed = passed + again, still
+        tier = [each for each in arguments if each == "--full" or each.startswith("--kills=")]
+        code, again, still = _look([*failed, "-q", junit, *tier], _SECOND)
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            flaky = {name: why for name, why in failed.items() if name not in still}
+            passed, failed = passed + again, still
     (_RESULTS / "flaky.json").write_text(json.dumps(flaky, indent=1) + "\n", "utf-8")
     return Outcome(code, passed, failed, flaky)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import psycopg
 from pydantic import BaseModel
 
-from everstate import App, Config, EntityStore, Provenance, connect, load
+from everstate import App, Config, EntityStore, Provenance, project_config
 from everstate.changes import ChangeCodec
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
@@ -129,7 +129,7 @@ def follow(config: Config) -> dict[str, tuple[int, str]]:
 if __name__ == "__main__":
     from everstate.log.topics import Topics
 
-    settings = connect(load())
+    settings = project_config()
     with Topics(settings) as topics:
         topics.ensure(app.entities)
     print(f"without a log: {without_a_log(settings)} of {KEYS} parcels differ, for good")

@@ -2,9 +2,9 @@
 
 from hotel import Guest, app
 
-from everstate import EntityStore, Provenance, VersionConflict, connect, load
+from everstate import EntityStore, Provenance, VersionConflict, project_config
 
-config = connect(load())
+config = project_config()
 desk = Provenance(api_version="v1", service_name="front-desk", identifier="clerk-7")
 
 with EntityStore(config, app.entity_type("guest")) as store:

@@ -18,7 +18,7 @@ from guests import Guest
 from psycopg import sql
 from service import GUEST, TABLES, Connection, Service, lock, own_row, replica
 
-from everstate import Config, Provenance, connect, emit, load
+from everstate import Config, Provenance, emit, project_config
 from everstate.sources.outbox import Installation, install_outbox
 
 BASELINE = Provenance(api_version="v1", service_name="migrate", identifier="baseline")
@@ -221,7 +221,7 @@ def is_kept(guest: Guest | None, nights: int | None) -> bool:
 
 def main(argv: list[str]) -> int:
     """Do what is asked; 1 when something is not as it must be."""
-    config = connect(load())
+    config = project_config()
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         if argv[0] == "init":
             connection.execute(TABLES)

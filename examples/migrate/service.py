@@ -13,7 +13,7 @@ import psycopg
 from guests import Guest, app
 from psycopg import sql
 
-from everstate import Config, EntityStore, Provenance, connect, emit, load
+from everstate import Config, EntityStore, Provenance, emit, project_config
 
 GUEST = app.entity_type("guest")
 DESK = Provenance(api_version="v1", service_name="front-desk", identifier="desk-1")
@@ -34,7 +34,7 @@ class Service:
     """Guests: saved, removed, and looked up. One instance and one connection a thread."""
 
     def __init__(self, config: Config | None = None) -> None:
-        self.config = config or connect(load())
+        self.config = config or project_config()
         self.connection: Connection = psycopg.connect(self.config.store_dsn, autocommit=True)
         self._store = EntityStore(self.config, GUEST, connections_max=1)
 

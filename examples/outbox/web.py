@@ -11,12 +11,12 @@ from shop import Purchase, app
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from everstate import DomainEvent, Provenance, connect, load
+from everstate import DomainEvent, Provenance, project_config
 from everstate.sources.outbox.emit_sqlalchemy import emit
 
 shop = FastAPI()
 PURCHASE = app.entity_type("purchase")
-ADDRESS = connect(load()).store_dsn.replace("postgresql://", "postgresql+psycopg://")
+ADDRESS = project_config().store_dsn.replace("postgresql://", "postgresql+psycopg://")
 engine = create_engine(ADDRESS)
 
 

@@ -4,7 +4,7 @@ import time
 
 from seats import AcceptOffer, BookSeat, CancelSeat, OpenShow, app
 
-from everstate import CommandClient, Provenance, connect, load
+from everstate import CommandClient, Provenance, project_config
 from everstate.sources.commands import Answer
 
 box_office = Provenance(api_version="v1", service_name="box-office", identifier="till-1")
@@ -17,7 +17,7 @@ def say(answer: Answer) -> Answer:
     return answer
 
 
-with CommandClient(connect(load()), app) as client:
+with CommandClient(project_config(), app) as client:
 
     def send(command: OpenShow | BookSeat | CancelSeat | AcceptOffer) -> Answer:
         """Send one to Hamlet, and wait."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from everstate.errors import EverstateError as EverstateError
     from everstate.errors import Rejected as Rejected
     from everstate.errors import VersionConflict as VersionConflict
-    from everstate.local import connect as connect
+    from everstate.local import project_config as project_config
     from everstate.sources.commands import CommandClient as CommandClient
     from everstate.sources.outbox import emit as emit
     from everstate.sources.outbox import emit_event as emit_event
@@ -51,7 +51,7 @@ __getattr__ = loader(
         "everstate.declarations.captures": ("Aggregate", "Outbox", "Table", "Translation"),
         "everstate.declarations.processes": ("Effect",),
         "everstate.errors": ("EverstateError", "Rejected", "VersionConflict"),
-        "everstate.local": ("connect",),
+        "everstate.local": ("project_config",),
         "everstate.sources.commands": ("CommandClient",),
         "everstate.sources.outbox": ("emit", "emit_event"),
         "everstate.sources.stores.postgres": ("EntityStore",),

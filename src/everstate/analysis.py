@@ -76,8 +76,8 @@ def read_changes(
 def _found(config: Config | None, app: App | str | None) -> tuple[Config, App]:
     """Settings and app, with the defaults of the command line."""
     from everstate.cli.console import load_app
-    from everstate.local import connect
+    from everstate.local import resolve
 
     settings = config or load()
     found = app if isinstance(app, App) else load_app(app, settings)
-    return connect(settings, needs=("postgres",)), found
+    return resolve(settings, needs=("postgres",)), found

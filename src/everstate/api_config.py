@@ -17,7 +17,7 @@ fields of ``api.masks``."""
 class ClaimsConfig(Section):
     """`[api.tokens.NAME.claims]`: what a caller may say of itself in the provenance of its writes.
 
-    Each is a list of names, in which ``*`` stands for any characters.
+    Each is a list of names, in which ``*`` matches any characters.
     """
 
     services: tuple[str, ...] = ()
@@ -67,6 +67,10 @@ class ApiConfig(Section):
     """Password of the private key, if it has one."""
     receive_timeout_s: float = Field(default=30, gt=0)
     """How long receiving a request, headers and body, may take. Then its connection is closed."""
+    send_timeout_s: float = Field(default=60, gt=0)
+    """How long a client may read nothing of its answer. Then its connection is closed."""
+    connections_max: int = Field(default=1_000, ge=1)
+    """Most connections at a time; further ones are closed at once."""
     tokens: Annotated[dict[str, TokenConfig], MAY_HOLD_SECRET] = Field(default_factory=dict)
     """Callers: one table ``[api.tokens.NAME]`` each, which `everstate token new NAME` prints.
     Without any, only this machine has access, and headers identify the caller."""
@@ -78,8 +82,8 @@ class ApiConfig(Section):
     requests_burst: int = Field(default=50, ge=1)
     """Most requests of a caller at once, when ``requests_per_s`` limits them."""
     audit_reads: Literal["log"] | Path | None = None
-    """Where each read is noted as a line of JSON: a file, relative to everstate.toml, or `log` for
-    the logger `everstate.audit`. Default: nowhere."""
+    """Where each read is recorded as a line of JSON: a file, relative to everstate.toml, or `log`
+    for the logger `everstate.audit`. Default: nowhere."""
     threads: int = Field(default=16, ge=1, le=1000)
     """Number of requests that are processed at once. Each may use a connection to the store."""
     page_max: int = Field(default=500, ge=1, le=10_000)

@@ -380,6 +380,6 @@ class App(Declares):
 
 def _config_here(*needs: str) -> Config:
     """The settings of the working folder, with the addresses of running servers."""
-    from everstate.local import connect
+    from everstate.local import resolve
 
-    return connect(load(), needs=needs)
+    return resolve(load(), needs=needs)

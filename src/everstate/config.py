@@ -10,7 +10,7 @@ import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -33,6 +33,9 @@ from everstate.sections import MAY_HOLD_SECRET, AlertsConfig, LoggingConfig, Sec
 
 CONFIG_FILE = "everstate.toml"
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>[A-Za-z_]\w*))")
+
+
+S = TypeVar("S", bound=Section)
 
 
 class ProjectConfig(Section):
@@ -71,7 +74,8 @@ class LogConfig(Section):
     before and after, only the larger one counts, so that every entity that was created can be
     updated. The Kafka message may be twice as large."""
     occurred_ahead_hours: float = Field(default=24, ge=0)
-    """How far in the future the ``occurred_at`` of a change may be."""
+    """How far in the future the ``occurred_at`` of a change may be, whatever its way in. A captured
+    row that is further ahead becomes a dead letter."""
     linger_ms: float = Field(default=5, ge=0)
     """How long a producer waits for more records to send together. With 0 it does not wait."""
     queue_messages_max: int = Field(default=200_000, ge=1)
@@ -106,6 +110,9 @@ class CassandraConfig(Section):
     """User name, for a cluster that requires authentication."""
     password: Annotated[SecretStr | None, MAY_HOLD_SECRET] = None
     """Password of the user. The environment variable is a safer place for it than the file."""
+    ssl_cafile: Path | None = None
+    """Certificates of the authorities that sign the servers' certificates, in PEM, relative to
+    everstate.toml. With it, connections use TLS, and the servers' certificates are checked."""
     datacenter: str = "datacenter1"
     """The local datacenter: it gets the requests first, and a new keyspace is created in it."""
     replication: int = Field(default=1, ge=1)
@@ -357,13 +364,19 @@ class Config(BaseSettings):
 def expanded(text: str, field: str) -> str:
     """``text`` with ``$NAME`` and ``${NAME}`` replaced from the environment, for secrets.
 
-    Raises InvalidConfig naming ``field`` and the variable that is not set.
+    Raises InvalidConfig naming ``field`` when a variable is not set.
     """
 
     def value(match: re.Match[str]) -> str:
         name = match["braced"] or match["plain"]
         if name not in os.environ:
-            raise InvalidConfig(field, f"${name}", f"the environment variable {name} to be set")
+            # A name without braces may be the end of a password that has a $: it is not shown.
+            raise InvalidConfig(
+                field,
+                f"${{{name}}}" if match["braced"] else HIDDEN,
+                "each $NAME in it to be an environment variable that is set; a password in a URL "
+                "has %24 instead of $",
+            )
         return os.environ[name]
 
     return _VARIABLE.sub(value, text)
@@ -452,10 +465,16 @@ def _read(file: Path) -> dict[str, Any]:
         where = f"{file.name}:{line[1]}" if line else file.name
         raise InvalidProject(
             f"{where}: this is not TOML: {reason or cause} ({place}).",
-            advice=f"Correct {file}; a value that is text stands in quotes.",
+            advice=f"Correct {file}; a text value needs quotes.",
         ) from None
     except (OSError, UnicodeDecodeError) as cause:
         raise InvalidProject(f"{file} cannot be read: {cause}.") from None
+
+
+def path_of(url: str) -> str:
+    """The path of a URL as it is written; an @ in it is the end of a password that has a slash."""
+    _, scheme, rest = url.partition("://")
+    return rest.partition("?")[0].partition("/")[2] if scheme else ""
 
 
 def check_dsn(field: str, dsn: str) -> None:
@@ -473,7 +492,8 @@ def check_dsn(field: str, dsn: str) -> None:
     except ProgrammingError:
         parts = {"host": " @"}
     host, ports = str(parts.get("host", "")), str(parts.get("port", "")).split(",")
-    if "@" in host[1:] or not all(port.isdigit() for port in ports if port):
+    is_misread = "@" in host[1:] or "@" in path_of(dsn)
+    if is_misread or not all(port.isdigit() for port in ports if port):
         raise InvalidConfig(
             field,
             HIDDEN,
@@ -519,13 +539,14 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
             "archive": archive,
             "local": local,
             "api": _beside(folder, config.api, "ssl_certfile", "ssl_keyfile", "audit_reads"),
+            "cassandra": _beside(folder, config.cassandra, "ssl_cafile"),
         }
     )
     found._folder = folder  # noqa: SLF001
     return found
 
 
-def _beside(folder: Path, section: ApiConfig, *names: str) -> ApiConfig:
+def _beside(folder: Path, section: S, *names: str) -> S:
     """Copy in which the paths in these settings are relative to ``folder``."""
     given = {name: getattr(section, name) for name in names}
     return section.model_copy(

@@ -28,7 +28,7 @@ import psutil
 from everstate.errors import EverstateError, Fenced
 from everstate.private import private_folder, write_private
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PartState = Literal["running", "waiting", "stopped"]
 """``waiting``: it failed and is started again at ``retry_at``; ``stopped``: it is not."""
@@ -211,7 +211,7 @@ class Journal:
             private_folder(self._path.parent)
             write_private(self._path, json.dumps(asdict(self._state)))
         except OSError as error:
-            log.warning("the state of %s is not written: %s", self._state.role, error)
+            logger.warning("the state of %s is not written: %s", self._state.role, error)
 
 
 _own = threading.local()
@@ -325,12 +325,12 @@ def run_parts(
             except fatal as error:
                 failures.append(error)
                 journal.failed(name, error, None)
-                log.error("%s ended: %s", name, error)
+                logger.error("%s ended: %s", name, error)
                 stop.set()
                 return
             except Fenced as error:
                 journal.failed(name, error, None)
-                log.error("%s ended: %s", name, error)
+                logger.error("%s ended: %s", name, error)
                 fenced[name] = error
                 if len(fenced) == len(parts):
                     failures.append(error)
@@ -343,7 +343,7 @@ def run_parts(
                 attempt += 1
                 journal.failed(name, error, pause)
                 traceback = None if isinstance(error, EverstateError) else error
-                log.error(
+                logger.error(
                     "%s stopped and is started again in %.0f s: %s",
                     *(name, pause, error),
                     exc_info=traceback,

@@ -34,8 +34,8 @@ def within(
 ) -> Retrying:
     """Repeats a call after each ``passing`` error; raises the error that comes after ``seconds``.
 
-    ``passing``: a class of errors, or what tells whether an error may pass. Other errors are raised
-    at once. Threads may share it. Cost: 5 to 10 µs a call.
+    ``passing``: a class of errors, or a function that decides whether one may pass. Others are
+    raised at once. Threads may share it. Cost: 5 to 10 µs a call.
     """
     return Retrying(
         retry=(

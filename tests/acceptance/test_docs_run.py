@@ -26,21 +26,23 @@ def alone(tmp_path: Path, spark: SparkSession) -> Iterator[Reader]:
     Stack(load(tmp_path)).stop()
 
 
+PAGES = (
+    "commands.md",
+    "rest.md",
+    "access.md",
+    "drift.md",
+    "clean.md",
+    "derived-topics.md",
+    "triggers-and-policies.md",
+    "alerts-and-monitoring.md",
+    "read-views-over-http.md",
+)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "page",
-    [
-        "commands.md",
-        "rest.md",
-        "access.md",
-        "drift.md",
-        "outbox.md",
-        "clean.md",
-        "derived-topics.md",
-        "triggers-and-policies.md",
-        "alerts-and-monitoring.md",
-        "read-views-over-http.md",
-    ],
+    ["outbox.md", *(pytest.param(page, marks=pytest.mark.full) for page in PAGES)],
 )
 def test_a_howto_does_what_it_says(reader: Reader, page: str) -> None:
     assert reader.follow(HOWTO / page) >= 4
@@ -103,7 +105,7 @@ def test_the_shop_has_what_its_own_book_says(reader: Reader, tmp_path: Path) -> 
 @pytest.mark.timeout(600)
 @pytest.mark.kafka
 @pytest.mark.postgres
-@pytest.mark.parametrize(("page", "count"), [("import-a-file.md", 7), ("own-servers.md", 2)])
+@pytest.mark.parametrize(("page", "count"), [("import-a-file.md", 9), ("own-servers.md", 2)])
 def test_a_howto_does_what_it_says_for_who_has_nothing(
     alone: Reader, page: str, count: int
 ) -> None:

@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field
 
 from everstate.app import App
 from everstate.changes import Provenance
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.errors import NotFound, Unavailable
-from everstate.local import connect
+from everstate.local import project_config
 from everstate.sources.stores.postgres import EntityStore
 
 ENTITY = "parcel"
@@ -102,4 +102,4 @@ def tell(acknowledged: TextIO, line: str) -> None:
 if __name__ == "__main__":
     folder, path, seed = sys.argv[1:]
     with open(path, "a", encoding="utf-8") as lines:
-        write(connect(load(folder)), lines, int(seed), 0.04)
+        write(project_config(folder), lines, int(seed), 0.04)

@@ -157,7 +157,7 @@ class KindsUnderFault:
         """Wait until every view has everything, and no version is on its way."""
         behind = (
             "SELECT count(*) FROM view v WHERE status NOT IN ('live', 'kept') OR (published "
-            "AND reason IS NOT NULL)"
+            "AND error IS NOT NULL)"
         )
         self.until("the views are live", lambda: self.rows(behind) == [(0,)])
         wanted = {name: len(told.steps) for name, told in self.told.items()}

@@ -56,6 +56,7 @@ def test_a_right_archive_holds_and_what_was_not_served_is_proved(shop: Shop) -> 
     assert {run.kind for run in report.runs} >= {"aborted"}
 
 
+@pytest.mark.full
 def test_after_the_log_is_gone_the_same_offsets_are_told_as_not_proved(shop: Shop) -> None:
     shop.transact([shop.record(change(f"o{i}", 1)) for i in range(9)], commit=True)
     shop.write_orders(keys=9, versions=1, first=2)
@@ -110,6 +111,7 @@ def test_a_changed_record_is_found_against_the_log(shop: Shop) -> None:
     assert rules(report) == {"differs"}
 
 
+@pytest.mark.full
 def test_c26_the_audit_remembers_commits_that_the_table_forgot(shop: Shop) -> None:
     for version in (1, 2, 3):
         shop.write_orders(keys=9, versions=1, first=version)

@@ -235,6 +235,7 @@ def test_c25_a_table_whose_commits_do_not_say_where_it_is_is_refused(shop: Shop)
         shop.archiver().step()
 
 
+@pytest.mark.full
 def test_c26_the_ledger_is_the_same_however_often_it_is_filled(shop: Shop) -> None:
     log, ledger = ArchiveLog(shop.config, "order"), Ledger(shop.config, "order")
     assert ledger.sync(log) == 0
@@ -276,6 +277,7 @@ def test_explain_finds_file_and_commit_of_an_offset_and_the_changes_of_a_key(sho
         ArchiveReader(shop.config, "nothing").files()
 
 
+@pytest.mark.full
 def test_programs_that_know_nothing_of_us_read_the_same_counts(shop: Shop) -> None:
     shop.write_orders(keys=20, versions=2)
     shop.write([shop.record(change("o1", 3, Kind.DELETED))])

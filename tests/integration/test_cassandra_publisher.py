@@ -12,12 +12,18 @@ import pytest
 
 from cassandra_cases import committed, drop, empty, own_keyspace
 from everstate.config import Config
-from everstate.errors import Fenced, SourceError
-from everstate.log.topics import Topics
+from everstate.errors import Fenced, LogTruncated, SourceError
+from everstate.log.bound import changelogs
+from everstate.log.producer import Producer
+from everstate.log.publisher import read_progress
+from everstate.log.record import OutRecord
+from everstate.log.tails import Tail, decode_tails, encode_tails
+from everstate.log.topics import TopicNames, Topics
 from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
 from everstate.sources.stores.cassandra import partition as partition_module
 from everstate.sources.stores.cassandra import publisher as publisher_module
 from everstate.sources.stores.cassandra import unpublished as unpublished_module
+from everstate.sources.stores.cassandra.bound import BATCH, bind, read_batch, write_batch
 from everstate.sources.stores.cassandra.partition import Partitions
 from everstate.testing.log_checker import LogReport, check_changes
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
@@ -127,6 +133,44 @@ class Killed(Exception):
     """Where the process would have ended."""
 
 
+def test_C8_a_log_that_lost_batches_is_noticed_before_anything_is_published(
+    config: Config, database: Database, store: CassandraStore, publisher: Publisher
+) -> None:
+    write_some(store, "a")
+    drain(publisher)
+    write_batch(database, BATCH, read_batch(database, BATCH) + 10)
+    write_some(store, "b")
+    with Publisher(config, [ORDER], database=database) as restarted:
+        with pytest.raises(LogTruncated, match="lost its newest records"):
+            restarted.step()
+        # As `everstate log begin` does: a new log has none of the batches.
+        bind(database, changelogs(config, [ORDER.name]), replace=True)
+        assert drain(restarted) == 50
+    assert problems(config, database) == []
+
+
+def test_C8_a_changelog_that_lost_its_tail_is_noticed_by_the_publisher(
+    config: Config, database: Database, store: CassandraStore, publisher: Publisher
+) -> None:
+    """The progress of the publisher is a topic of its own: it may be whole."""
+    write_some(store, "a")
+    drain(publisher)
+    name, names = f"publisher-cassandra-{database.keyspace}", TopicNames(config.log.prefix)
+    progress = read_progress(config, name)
+    assert progress is not None
+    tails = decode_tails(progress.tails)
+    more = {topic: Tail(tuple(end + 9 for end in tail.ends), 1) for topic, tail in tails.items()}
+    batch = str(progress.batch).encode()
+    headers = [("batch", batch), ("tails", encode_tails(more))]
+    with Publisher(config, [ORDER], database=database) as whole:
+        assert whole.step() == 0
+    with Producer(config) as producer:
+        producer.send(OutRecord(names.progress, name.encode(), progress.note, headers))
+    with Publisher(config, [ORDER], database=database) as restarted:
+        with pytest.raises(LogTruncated, match=names.changes("order")):
+            restarted.step()
+
+
 def test_a_second_publisher_fences_the_first(
     config: Config, database: Database, store: CassandraStore, publisher: Publisher
 ) -> None:
@@ -211,7 +255,7 @@ def test_a_change_of_a_writer_whose_clock_is_behind_is_published(
     with CassandraStore(config, ORDER) as writer:
         writer.put(StoredOrder(order_id="o-1"), provenance=CLERK)
         assert publish() == 1
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while database.execute(publisher._unpublished._sql.buckets):
             assert time.monotonic() < deadline
             publish()

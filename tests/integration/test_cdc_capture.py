@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -162,6 +163,8 @@ class Note(BaseModel):
     numbers: list[int] | None = None
     ids: list[UUID] | None = None
     tags: dict[str, str] | None = None
+    blob: str | None = None
+    blobs: list[str] | None = None
     price: str | None = None
     exact: Annotated[Decimal, Field(max_digits=9, decimal_places=2)] | None = None
     at: datetime | None = None
@@ -176,13 +179,15 @@ def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_i
     source.run(
         "CREATE EXTENSION hstore",
         "CREATE TABLE notes (id int PRIMARY KEY, title text, body text, numbers bigint[], "
-        "ids uuid[], tags hstore, price numeric, exact numeric, at timestamptz, "
-        "local_at timestamp, day date)",
+        "ids uuid[], tags hstore, blob bytea, blobs bytea[], price numeric, exact numeric, "
+        "at timestamptz, local_at timestamp, day date)",
         "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL, ALTER numbers SET STORAGE EXTERNAL, "
-        "ALTER ids SET STORAGE EXTERNAL, ALTER tags SET STORAGE EXTERNAL",
-        "INSERT INTO notes (id, title, body, numbers, ids, tags) SELECT 1, 'a', "
+        "ALTER ids SET STORAGE EXTERNAL, ALTER tags SET STORAGE EXTERNAL, "
+        "ALTER blob SET STORAGE EXTERNAL, ALTER blobs SET STORAGE EXTERNAL",
+        "INSERT INTO notes (id, title, body, numbers, ids, tags, blob, blobs) SELECT 1, 'a', "
         "repeat('x', 9000), array_agg(n), array_agg(gen_random_uuid()), "
-        "hstore('a', repeat('y', 9000)) FROM generate_series(1, 2000) n",
+        "hstore('a', repeat('y', 9000)), repeat('z', 9000)::bytea, array_agg(n::text::bytea) "
+        "FROM generate_series(1, 2000) n",
     )
     table = Table(entity="note", types={"price": "numeric"})
     capture = Capture(
@@ -209,8 +214,9 @@ def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_i
     read = [reader.read("", r.key, r.value)[0] for r in records]
     rows = [row for row in read if isinstance(row, CleanRow)]
     assert [row.key for row in rows] == ["1", "1", "1", "2"], read
-    _inserted, titled, texted, priced = rows
-    long = {"body", "numbers", "ids", "tags"}
+    inserted, titled, texted, priced = rows
+    long = {"body", "numbers", "ids", "tags", "blob", "blobs"}
+    assert json.loads(inserted.state or b"")["blob"] == b64encode(b"z" * 9000).decode()
     assert titled.known is not None
     assert set(Note.model_fields) - titled.known.keys() == long
     assert texted.known is not None

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from pydantic import BaseModel
 
 from capture_cases import (
     MariaSource,
@@ -17,6 +18,7 @@ from capture_cases import (
     make_tables,
     maria_source,
 )
+from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed
@@ -24,6 +26,36 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
 
 ROLE, PASSWORD = "reader", "only-for-this-test"
+
+
+class Customer(BaseModel):
+    """A row of the tables that `make_tables` makes."""
+
+    id: int
+    name: str
+    email: str | None
+
+
+class Order(BaseModel):
+    """What a customer ordered."""
+
+    id: int
+    customer_id: int
+    amount: str
+
+
+class Note(BaseModel):
+    """A text that is stored apart."""
+
+    id: int
+    title: str | None
+    body: str | None
+
+
+ENTITIES = {
+    model.__name__.lower(): EntityType(model.__name__.lower(), model, "id")
+    for model in (Customer, Order, Note)
+}
 
 
 def failed(findings: list[Finding]) -> dict[str, Finding]:
@@ -82,6 +114,108 @@ def test_everything_that_postgres_lacks_is_found_and_mended(
     source.run(f"ALTER PUBLICATION {names} ADD TABLE public.customers")
     source.run(f"ALTER PUBLICATION {names} SET (publish = 'insert')")
     assert "every kind" in failed(capturing.check())[f"publication {names}"].found
+
+
+BROKEN: dict[str, tuple[str, str, str]] = {
+    "it was dropped": ("DROP PUBLICATION {name}", "publication {name}", "there is none"),
+    "it lacks deletes": (
+        "ALTER PUBLICATION {name} SET (publish = 'insert, update')",
+        "publication {name}", "it does not publish every kind of change"),
+    "a table was taken out": (
+        "ALTER PUBLICATION {name} DROP TABLE orders", "publication {name}", "lacks public.orders"),
+    "a table was swapped": (
+        "ALTER TABLE notes RENAME TO old; CREATE TABLE notes (id int PRIMARY KEY, "
+        "title varchar(80), body text)", "publication {name}", "lacks public.notes"),
+    "a table was dropped": (
+        "DROP TABLE notes", "table public.notes", "there is none of that name"),
+    "a column list": (
+        "ALTER PUBLICATION {name} DROP TABLE notes; ALTER PUBLICATION {name} ADD TABLE notes "
+        "(id, body)", "column public.notes.title", "leaves it out, so field title would never"),
+    "a row filter": (
+        "ALTER PUBLICATION {name} DROP TABLE notes; ALTER PUBLICATION {name} ADD TABLE notes "
+        "WHERE (id > 7)", "rows of public.notes", "leaves out those without (id > 7)"),
+    "a column was renamed": (
+        "ALTER TABLE notes RENAME title TO heading", "columns of public.notes", "title"),
+    "a column was dropped": ("ALTER TABLE notes DROP title", "columns of public.notes", "title"),
+    "a column has another type": (
+        "ALTER TABLE notes ALTER title TYPE float8[] USING NULL",
+        "column public.notes.title", "is stored apart from the row of public.notes"),
+    "the key is gone": (
+        "ALTER TABLE notes DROP CONSTRAINT notes_pkey", "key of public.notes", "no primary key"),
+    "the signals are gone": (
+        "DROP TABLE everstate_capture.signals_{name}", "table everstate_capture.signals_{name}",
+        "there is none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_status_and_doctor_see_what_breaks_a_capture_of_postgres_from_outside(
+    config: Config, database: str, case: str
+) -> None:
+    source = PostgresSource(database)
+    make_tables(source)
+    capturing = Capturing(config, capture_of(source), local=True, entities=ENTITIES)
+    name = capturing.names.identifier
+    with capturing.database() as opened:
+        opened.prepare()
+    assert capturing.status().problems == ()
+    breaking, finding, reason = BROKEN[case]
+    source.run(*breaking.format(name=name).split("; "))
+    every = failed(capturing.check())
+    found = every[finding.format(name=name)]
+    assert reason in found.found
+    del every[f"slot {name}"]  # A connector makes it, and none is here.
+    assert {f"{e.name}: {e.found}" for e in every.values()} == set(capturing.status().problems)
+    source.run(*found.sql)
+    mended = case not in ("a table was dropped", "a column was renamed", "a column was dropped")
+    if mended:
+        with capturing.database() as opened:
+            opened.prepare()
+    assert (capturing.status().problems == ()) is mended
+
+
+def test_a_publication_that_was_made_again_is_found_and_says_how_to_go_on(
+    config: Config, database: str
+) -> None:
+    source = PostgresSource(database)
+    make_tables(source)
+    capturing = Capturing(config, capture_of(source), local=True, entities=ENTITIES)
+    name = capturing.names.identifier
+    with capturing.database() as opened:
+        opened.prepare()
+    source.run(("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (name,)))
+    try:
+        assert capturing.status().problems == ()
+        source.run(f"DROP PUBLICATION {name}")
+        with capturing.database() as opened:
+            opened.prepare()
+        found = failed(capturing.check())[f"publication {name}"]
+        assert "made anew" in found.found
+        assert "--new-epoch" in str(found.advice)
+        assert found.found in str(capturing.status().problems)
+    finally:
+        source.run(("SELECT pg_drop_replication_slot(%s)", (name,)))
+
+
+def test_a_role_that_owns_nothing_removes_what_it_may_and_names_the_rest(
+    config: Config, postgres: tuple[PostgresSource, str]
+) -> None:
+    source, role = postgres
+    with Capturing(config, capture_of(source), local=True).database() as opened:
+        opened.prepare()
+    source.run(f"GRANT USAGE ON SCHEMA everstate_capture TO {role}")
+    reader = Capturing(config, capture_of(PostgresSource(as_role(source.dsn, role))), local=True)
+    with reader.database() as opened:
+        kept = {step.what: step.note for step in opened.remove() if step.done == "kept"}
+    name = reader.names.identifier
+    assert set(kept) == {
+        f"publication {name}",
+        f"table everstate_capture.signals_{name}",
+        f"table everstate_capture.beats_{name}",
+    }
+    for note in kept.values():
+        assert "must be owner" in str(note)
+        source.run(str(note).partition("runs: ")[2])
 
 
 def mend(source: PostgresSource | MariaSource, statement: str) -> None:
@@ -150,6 +284,8 @@ def test_mariadb_tables_whose_rows_would_be_lost_or_have_no_name_are_found(
         "CREATE TABLE c (id int PRIMARY KEY, p int, CONSTRAINT c_to_p FOREIGN KEY (p) "
         "REFERENCES p (id) ON DELETE CASCADE)",
         "CREATE TABLE keyless (code int, a int, b int AS (a * 2) STORED)",
+        "CREATE TABLE named (id int PRIMARY KEY, a uuid, "
+        "b uuid DEFAULT '00000000-0000-4000-8000-000000000001')",
     )
 
     def looked_at(**tables: Table) -> tuple[dict[str, Finding], Capturing]:
@@ -166,6 +302,15 @@ def test_mariadb_tables_whose_rows_would_be_lost_or_have_no_name_are_found(
     assert {each.outcome for each in found.values()} == {"ok"}
     found, _ = looked_at(c=Table(entity="c"))
     assert "changed by c_to_p" in found["foreign keys of"].found
+    capture = Capture(
+        name="shop", kind="mariadb", dsn=maria.dsn,
+        tables={f"{maria.schema}.named": Table(entity="n", drop=("a", "b"))},
+    )  # fmt: skip
+    with Capturing(config, capture, local=True).database() as database:
+        (stops,) = failed(database.check_tables()).values()
+        assert stops.name == f"default of {maria.schema}.named.b"
+        maria.run(*stops.sql)
+        assert failed(database.check_tables()) == {}
     found, capturing = looked_at(keyless=Table(entity="k"))
     assert found["key of"].outcome == "fail"
     with pytest.raises(CaptureFailed, match="nothing was made"):

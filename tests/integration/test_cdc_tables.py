@@ -18,6 +18,7 @@ from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
+from everstate.sources.cdc.refusing import shape_findings
 
 
 class Item(BaseModel):
@@ -25,10 +26,21 @@ class Item(BaseModel):
 
     id: int
     a: int
+
+
+class Total(Item):
+    """A row with a column that the database computes."""
+
     total: int | None = None
 
 
-ITEM = EntityType("item", Item, "id")
+class Long(Item):
+    """A row with columns that may be stored apart from it."""
+
+    b: str | None = None
+    w: list[float] | None = None
+
+
 PLAIN = "CREATE TABLE t (id int NOT NULL, a int)"
 PARTED = "CREATE TABLE t (id int PRIMARY KEY, a int) PARTITION BY RANGE (id)"
 KEYLESS_PARTED = "CREATE TABLE t (id int, a int) PARTITION BY RANGE (id)"
@@ -49,10 +61,20 @@ def config(stack: Any, topic_prefix: str) -> Config:
     return base.model_copy(update={"log": base.log.model_copy(update={"prefix": topic_prefix})})
 
 
-def capture_tables(config: Config, source: PostgresSource, **tables: Table) -> Capturing:
+def capture_tables(
+    config: Config, source: PostgresSource, model: type[BaseModel] = Item, **tables: Table
+) -> Capturing:
     declared = {f"public.{name}": table for name, table in tables.items()}
     capture = Capture(name="shop", kind="postgresql", tables=declared, dsn=source.dsn)
-    return Capturing(config, capture, local=True, entities={"item": ITEM})
+    entities = {"item": EntityType("item", model, "id")}
+    return Capturing(config, capture, local=True, entities=entities)
+
+
+def capture_case(config: Config, source: PostgresSource, options: dict[str, Any]) -> Capturing:
+    """A capture of the table `t`; ``options`` are those of its Table, and its model."""
+    rest = {name: value for name, value in options.items() if name != "model"}
+    table = Table(entity="item", **rest)
+    return capture_tables(config, source, options.get("model", Item), t=table)
 
 
 def failed(findings: list[Finding]) -> dict[str, Finding]:
@@ -62,7 +84,10 @@ def failed(findings: list[Finding]) -> dict[str, Finding]:
 def checked(capturing: Capturing) -> dict[str, Finding]:
     """What fails of the tables."""
     with capturing.database() as database:
-        return failed(database.check_tables())
+        settings = capturing.capture.settings
+        shapes = database.shapes(settings)
+        shaped = shape_findings(capturing.capture, capturing.entities, shapes, settings)
+        return failed([*database.check_tables(), *shaped])
 
 
 def change_every_row(source: PostgresSource, table: str = "t") -> None:
@@ -81,6 +106,30 @@ def publish(capturing: Capturing) -> list[str]:
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "long values that nobody could tell from null": (
+        ["CREATE TABLE t (id int PRIMARY KEY, a int, b bytea, w float8[])"], {"model": Long},
+        "column public.t.w: a long value of type double precision[] is stored apart"),
+    "a long value that is never null, in a column that no field has": (
+        ["CREATE TABLE t (id int PRIMARY KEY, a int, w float8[] NOT NULL DEFAULT '{}')"], {},
+        "and fail because the column is NOT NULL"),
+    "a field whose column was renamed": (
+        ["CREATE TABLE t (id int PRIMARY KEY, a int, sum int)"], {"model": Total},
+        "columns of public.t: it has no column for this field total"),
+    "a column of a type that is not carried": (
+        ["CREATE TYPE pair AS (a int, b int)", "CREATE TABLE t (id int PRIMARY KEY, a pair)"], {},
+        "Debezium carries no values of type pair"),
+    "a column of nested arrays": (
+        ["CREATE TABLE t (id int PRIMARY KEY, a int[][])"], {}, "cannot read nested arrays"),
+    "two columns for one field": (
+        ['CREATE TABLE t (id int PRIMARY KEY, a int, "toTal" int, "to_Tal" int)'],
+        {"model": Total, "columns": {"to_Tal": "total", "toTal": "total"}},
+        "total: the columns toTal and to_Tal both become it"),
+    "a key that leaves out a column of the primary key": (
+        ["CREATE TABLE t (id int, line_no int DEFAULT 0, a int, PRIMARY KEY (id, line_no))"], {},
+        "does not depend on line_no"),
+    "key columns that leave out a column of the primary key": (
+        ["CREATE TABLE t (id int, line_no int DEFAULT 0, a int, PRIMARY KEY (id, line_no))"],
+        {"key_columns": ("id",)}, "key_columns lack line_no"),
     "no key at all": ([PLAIN], {}, "there is no primary key"),
     "a unique index that nobody declared": (
         [PLAIN, "CREATE UNIQUE INDEX t_id ON t (id)"], {}, "but the unique index t_id"),
@@ -110,7 +159,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "a partition that is not logged": (
         [PARTED, PART.replace("TABLE", "UNLOGGED TABLE")], {}, "public.t_1 is UNLOGGED"),
     "a generated column that the model has": (
-        [COMPUTED], {}, "field total would never have a value"),
+        [COMPUTED], {"model": Total}, "field total would never have a value"),
     "a generated column as the key": (
         ["CREATE TABLE t (a int, id int GENERATED ALWAYS AS (a) STORED PRIMARY KEY)"], {},
         "id is generated"),
@@ -123,17 +172,18 @@ def test_add_refuses_what_it_cannot_capture_right_before_it_makes_anything(
 ) -> None:
     statements, options, reason = REFUSED[case]
     source.run(*statements)
-    capturing = capture_tables(config, source, t=Table(entity="item", **options))
+    capturing = capture_case(config, source, options)
     with pytest.raises(CaptureFailed, match="nothing was made") as caught:
         capturing.add()
     assert reason in str(caught.value)
     assert source.rows("SELECT pubname FROM pg_publication") == []
     assert source.rows("SELECT FROM pg_namespace WHERE nspname = 'everstate_capture'") == []
-    if "GENERATED" not in statements[0]:
+    if "GENERATED" not in statements[0] and " a int," in statements[0]:
         change_every_row(source)
 
 
-MENDED = [case for case in REFUSED if not case.startswith(("heirs", "a generated"))]
+UNMENDED = ("heirs", "a generated", "a field", "a column", "two col", "a key that l", "key col")
+MENDED = [case for case in REFUSED if not case.startswith(UNMENDED)]
 
 
 @pytest.mark.parametrize("case", MENDED)
@@ -142,7 +192,7 @@ def test_what_the_doctor_prints_makes_a_refused_table_fit_to_be_captured(
 ) -> None:
     statements, options, _reason = REFUSED[case]
     source.run(*statements)
-    capturing = capture_tables(config, source, t=Table(entity="item", **options))
+    capturing = capture_case(config, source, options)
     for finding in checked(capturing).values():
         source.run(*finding.sql)
     if case == "a unique index that nobody declared":
@@ -236,7 +286,7 @@ def test_a_generated_column_is_left_out_and_its_field_is_computed_or_dropped(
     config: Config, source: PostgresSource, options: dict[str, Any]
 ) -> None:
     source.run(COMPUTED)
-    capturing = capture_tables(config, source, t=Table(entity="item", **options))
+    capturing = capture_case(config, source, {"model": Total, **options})
     found = {each.name: each for each in capturing.check()}
     assert found["generated column public.t.total"].outcome == "ok"
     with capturing.database() as database:

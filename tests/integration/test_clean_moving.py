@@ -93,6 +93,7 @@ def capture(config: Config, spark: SparkSession) -> Capture:
     return Capture(config, spark)
 
 
+@pytest.mark.full
 def test_former_topics_are_read_to_their_ends_then_the_one_log_and_never_both(
     config: Config, capture: Capture
 ) -> None:

@@ -376,7 +376,7 @@ def test_a_preview_shows_raw_and_clean_and_writes_nothing(rig: Rig) -> None:
     found = sorted(preview(rig.config, capture, rig.app.entities, 5), key=lambda one: str(one.key))
     assert [(one.table, one.key, one.outcome) for one in found] == [
         ("public.customers", "1", "whole"),
-        ("public.customers", "2", "refused: name: Field required"),
+        ("public.customers", "2", "refused: name: public.customers has no column for this field"),
     ]
     assert found[0].clean == {"id": 1, "name": "Ann"}
     assert rig.changes("customer") == []

@@ -58,6 +58,7 @@ def test_up_outlives_its_command_and_down_stops_it(project: Path) -> None:
     assert (gone.returncode, "stopped" in gone.stdout) == (6, True)
 
 
+@pytest.mark.full
 def test_a_crash_shows_in_the_status_and_up_mends_it(project: Path) -> None:
     everstate(project, "up")
     kill_for_good(servers(project)[0]["pid"])
@@ -129,6 +130,7 @@ def test_a_wrong_setting_is_a_sentence_and_an_exit_code(project: Path) -> None:
     assert "Traceback" in everstate(project, "--debug", "status").stderr
 
 
+@pytest.mark.full
 def test_nothing_is_started_for_who_has_both_servers(project: Path) -> None:
     (project / "everstate.toml").write_text(
         '[log]\nbootstrap_servers = "kafka:9092"\n[store]\ndsn = "postgresql://db/shop"\n'

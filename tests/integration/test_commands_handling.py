@@ -10,12 +10,22 @@ from uuid import uuid4
 
 import pytest
 from commands_rig import owned, running, until
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 import command_cases as bank
 from everstate.app import App
 from everstate.changes import ChangeCodec
 from everstate.config import Config
-from everstate.errors import MissingProvenance, NotFound, Rejected, StateStoreFailed
+from everstate.errors import (
+    MissingProvenance,
+    NotFound,
+    Rejected,
+    StateStoreFailed,
+    TopicResized,
+)
+from everstate.log.client import admin_settings
+from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands import (
@@ -289,6 +299,41 @@ def test_a_failed_snapshot_is_made_again_from_the_log(
         assert send(client, "a1", bank.Deposit(amount=1)).version == 4
         assert failures == []
     assert problems(config) == []
+
+
+def test_topics_that_grew_are_refused_before_anything_is_decided(
+    config: Config, client: CommandClient
+) -> None:
+    """In a new partition no account is known: one that goes there could be opened again."""
+    names = TopicNames(config.log.prefix)
+    with running(config, bank.app) as handler, Consumer(config) as consumer:
+        opened(client, "a1")
+        tail = consumer.tail([names.changes(bank.ENTITY)], from_end=False)
+        assert next(tail).key == b"a1"
+        of_entity = [
+            name(bank.ENTITY)
+            for name in (names.changes, names.state, names.commands, names.replies, names.parked)
+        ]
+        grow(config, of_entity[:1], 5)
+        with pytest.raises(TopicResized, match="has 5 partitions"):
+            handler.work.check_topics()
+        with pytest.raises(TopicResized, match="has 5 partitions"):
+            next(tail)
+        grow(config, of_entity[1:], 5)
+    with pytest.raises(TopicResized, match="has 5 partitions"):
+        CommandHandler(config, bank.app)
+    assert read_parked(config, bank.ENTITY) == []
+
+
+def grow(config: Config, topics: list[str], partitions: int) -> None:
+    """Add partitions, and wait until the broker has them."""
+    admin = AdminClient(admin_settings(config))
+    for future in admin.create_partitions(
+        [NewPartitions(topic, partitions) for topic in topics]
+    ).values():
+        future.result(30)
+    with Topics(config) as known:
+        until(lambda: all(known.partitions(topic) == partitions for topic in topics))
 
 
 def test_a_group_that_was_forgotten_goes_on_where_the_answers_end(

@@ -16,9 +16,11 @@ import command_cases as bank
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, Kind
 from everstate.config import Config
+from everstate.errors import LogIdentityChanged, Unavailable
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
-from everstate.log.topics import TopicNames
+from everstate.log.topics import TopicNames, Topics
+from everstate.retrying import within
 from everstate.sources.commands import CommandClient, Effect, ProcessRunner
 from everstate.testing.command_checker import check_commands, read_command_log
 from everstate.testing.log_checker import read_topic
@@ -186,6 +188,17 @@ def test_a_change_that_is_published_again_has_no_second_effect_however_late(
     # The log had lost version 4 and 5, and gets them back.
     assert reactions(config, greeter, [6, 5]) == [1, 2, 3, 6, 5]
     assert reactions(config, greeter, [4, 5, 6]) == [1, 2, 3, 6, 5, 4]
+
+
+def test_a_changelog_that_was_made_again_and_has_grown_past_the_position_is_refused(
+    config: Config, greeter: Greeter
+) -> None:
+    assert reactions(config, greeter, [1]) == [1]
+    with Topics(config) as topics:
+        topics.delete([greeter.changes])
+        within(30, Unavailable, pause_s=0.05)(lambda: topics.ensure([bank.ENTITY]))
+    with pytest.raises(LogIdentityChanged, match="the stored positions belong to"):
+        reactions(config, greeter, [1, 2, 3])
 
 
 def test_ids_of_effects_are_derived(seats: Any) -> None:

@@ -101,8 +101,8 @@ def test_states_that_are_not_there_are_told(console: httpx.Client) -> None:
     assert 'max="4"' in before, "the versions can still be chosen"
     assert "deleted by desk at version 2" in page(console, "/console/guest/ada", 404, at=at(5.5))
     assert "it has 1 to 4" in page(console, "/console/guest/eva", 404, version=9)
-    assert "never seen" in page(console, "/console/guest/nobody", 404)
-    assert "never seen" in page(console, "/console/guest/no%00body", 404)
+    assert "the views have no" in page(console, "/console/guest/nobody", 404)
+    assert "there can be no" in page(console, "/console/guest/no%00body", 404)
     assert "unknown entity type" in page(console, "/console/gust/eva", 404)
     assert "cannot be read" in page(console, "/console/guest/eva", 400, at="yesterday")
     assert "whole number" in page(console, "/console/guest/eva", 400, version="x")
@@ -137,7 +137,7 @@ def test_keys_are_listed_from_what_was_typed(console: httpx.Client) -> None:
     listed = page(console, "/console/guest")
     assert "&lt;script&gt;" in listed
     missed = page(console, "/console/guest", key="n")
-    assert "was never seen" in missed
+    assert "The views have no" in missed
     assert "tom" in missed
     assert "eva" not in missed
     assert "guest" in page(console, "/console")

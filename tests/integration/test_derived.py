@@ -229,6 +229,7 @@ def test_a_new_version_is_built_beside_the_old_one_and_readers_follow_the_barrie
     reader.close()
 
 
+@pytest.mark.full
 def test_a_topic_that_is_declared_later_has_all_changes_from_the_first_one(
     config: Config, spark: SparkSession
 ) -> None:
@@ -353,6 +354,7 @@ def test_the_proof_of_a_topic_finds_what_is_lost_doubled_or_wrong(patches: Rig) 
     assert any("the patch is wrong" in each.key for each in wrong.differences)
 
 
+@pytest.mark.full
 def test_a_topic_that_was_dropped_and_is_declared_again_begins_anew(patches: Rig) -> None:
     rig = patches
     rig.send(*some(rig, 12))

@@ -169,6 +169,7 @@ def config(
     )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_raw_topic_has_each_change_though_its_process_is_killed(

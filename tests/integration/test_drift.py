@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +52,9 @@ class Side(Protocol):
     def overwrite(self, key: str, state: str) -> None:
         """Change a state behind the store's back."""
 
+    def record_ahead(self, key: str) -> None:
+        """As if the clock of the writer of an entity were half a minute ahead."""
+
 
 class PostgresSide:
     def __init__(self, config: Config) -> None:
@@ -72,6 +75,11 @@ class PostgresSide:
 
     def overwrite(self, key: str, state: str) -> None:
         self.execute('UPDATE everstate_store."order" SET state = %s WHERE key = %s', state, key)
+
+    def record_ahead(self, key: str) -> None:
+        for table in ("order", "outbox"):
+            later = "SET recorded_at = recorded_at + interval '30 s' WHERE key = %s"
+            self.execute(f'UPDATE everstate_store."{table}" {later}', key)
 
     def execute(self, statement: str, *values: Any) -> None:
         with psycopg.connect(self.config.store_dsn) as connection:
@@ -106,6 +114,12 @@ class CassandraSide:
         # By the one way in which this row may be written.
         statement = f"UPDATE {table} SET after = ? WHERE key = ? AND version = ? IF EXISTS"
         self.database.execute(statement, [state, key, found.version])
+
+    def record_ahead(self, key: str) -> None:
+        later = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+        table = table_of(self.database.keyspace, ORDER.name)
+        statement = f"UPDATE {table} SET recorded_at = ? WHERE key = ? AND version = 1 IF EXISTS"
+        self.database.execute(statement, [later, key])
 
     def close(self) -> None:
         drop(self.database)
@@ -179,8 +193,15 @@ def without_block(change: dict[str, Any]) -> dict[str, Any]:
     return {**change, "provenance": provenance}
 
 
+def recorded(change: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(change["recordedAt"])
+
+
 def check_log(config: Config) -> int:
-    """Assert law 2 and 3 of the whole log, and that `.state` ends with the newest; its changes."""
+    """Assert law 2 and 3 of the whole log, and that `.state` ends with the newest; its changes.
+
+    The time of recording never runs back for a key.
+    """
     names = TopicNames(config.log.prefix)
     newest: dict[str, dict[str, Any]] = {}
     ids: dict[tuple[str, int], str] = {}
@@ -198,6 +219,7 @@ def check_log(config: Config) -> int:
             assert change["version"] == at, f"{key} {[each['version'] for each in changes]}"
             below = newest.get(key, {}).get("currentEntityState")
             assert change["originalEntityState"] == below
+            assert recorded(change) >= recorded(newest.get(key, change))
             newest[key] = change
     for record in read_topic(config, names.state(ORDER.name)):
         newest[f"state of {(record.key or b'').decode()}"] = json.loads(record.value or b"")
@@ -242,6 +264,7 @@ def test_each_kind_of_drift_is_found_named_and_mended(
     side: Side, check: Callable[..., DriftReport]
 ) -> None:
     put(side, range(150), "a")
+    side.record_ahead("o-0030")
     side.publish()
     put(side, range(150, 155), "a")
     for note in ("b", "c"):
@@ -302,15 +325,21 @@ def test_a_state_that_the_entity_type_refuses_is_reported_and_not_published(
     side.publish()
     side.overwrite("o-0003", '{"order_id":"o-0003","note":"a","weight":"4","lines":[]}')
     tamper(side, "o-0004", "tampered")
+    side.overwrite("o-0005", '{"order_id":"o-0006","note":"a","lines":[]}')
     report = check(repair=True, rebuild_share=1)
-    assert (report.different, report.repaired, report.refused) == (2, 1, 1)
+    assert (report.different, report.repaired, report.refused) == (3, 1, 2)
     assert not report.holds
     side.publish()
     assert check_log(side.config) == 21
     left = check()
-    assert [(each.key, each.what) for each in left.keys] == [("o-0003", "different")]
+    assert [(each.key, each.what) for each in left.keys] == [
+        ("o-0003", "different"),
+        ("o-0005", "different"),
+    ]
     assert "weight" in left.keys[0].why
+    assert "other_key:o-0006" in left.keys[1].why
     tamper(side, "o-0003", "corrected")
+    tamper(side, "o-0005", "a")
     assert check(repair=True, rebuild_share=1).holds
     side.publish()
     assert check().drifted == 0

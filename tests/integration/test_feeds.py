@@ -155,6 +155,7 @@ def test_the_checker_catches_a_page_without_what_was_released_on_it(
     assert all(told(orders, each) for each in walkers)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_the_checker_catches_a_page_that_is_closed_before_it_is_judged(
     orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +206,7 @@ def filled(orders: Orders, changes: int = 150) -> None:
     orders.keep()
 
 
+@pytest.mark.full
 def test_a_closed_page_has_the_same_bytes_for_ever(orders: Orders, address: str) -> None:
     """Whatever is written, released, forgotten by the log, or read by another server."""
     early = [orders.change("late", quantity=n, status="open") for n in range(3)]

@@ -159,7 +159,7 @@ def test_c13_a_view_whose_sql_fails_is_behind_alone(world: World) -> None:
     world.send(world.put("o-2", "NL", "5.00", parts=0))
     with pytest.raises(PipelineError, match=r"DIVIDE_BY_ZERO|zero"):
         keeper.step()
-    ((status, reason),) = world.rows("SELECT status, reason FROM view WHERE name = 'share'")
+    ((status, reason),) = world.rows("SELECT status, error FROM view WHERE name = 'share'")
     assert status == "live", "readers see it as it was"
     assert "zero" in reason.lower()
     journal = Journal("pipeline", states_folder(world.config.project.data_dir))
@@ -294,7 +294,7 @@ def test_c14_a_partition_that_would_hold_too_much_waits_and_the_others_go_on(wor
     keeper = world.keeper(held_max=2)
     world.send(first, *held, *others)
     drain(keeper)
-    ((reason,),) = world.rows("SELECT reason FROM view WHERE reason IS NOT NULL")
+    ((reason,),) = world.rows("SELECT error FROM view WHERE error IS NOT NULL")
     assert "3 changes wait behind version gaps, and pipeline.held_max is 2" in reason
     assert world.rows("SELECT version FROM ordr_latest WHERE key = 'o-1'") == [(1,)]
     assert world.rows("SELECT count(*) > 5 FROM ordr_latest") == [(True,)]
@@ -305,5 +305,5 @@ def test_c14_a_partition_that_would_hold_too_much_waits_and_the_others_go_on(wor
     drain(keeper)
     assert world.rows(BY_COUNTRY) == [("BE", 20, Decimal("20.00")), ("NL", 1, Decimal("5.00"))]
     assert world.rows("SELECT sum(applied), sum(held) FROM counters") == [(25, 0)]
-    assert world.rows("SELECT DISTINCT status, reason FROM view") == [("live", None)]
+    assert world.rows("SELECT DISTINCT status, error FROM view") == [("live", None)]
     keeper.close()

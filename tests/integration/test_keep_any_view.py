@@ -53,7 +53,7 @@ def test_views_made_at_random_equal_their_batch(
     keeper = world.keeper(batch_changes_max=CHANGES // 3)
     world.send(*(world.change(key, state) for key, state in histories(random, 9, CHANGES)))
     assert drain(keeper) == (CHANGES, 0, 0, 0)
-    assert world.rows("SELECT name, reason FROM view WHERE status <> 'live'") == []
+    assert world.rows("SELECT name, error FROM view WHERE status <> 'live'") == []
     reports = world.verify()
     keeper.close()
     assert {name: report.differences for name, report in reports.items() if not report.holds} == {}

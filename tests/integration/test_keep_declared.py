@@ -170,9 +170,26 @@ def test_a_view_that_spark_refuses_waits_alone_with_the_reason(world: World) -> 
     with closing(world.keeper()) as keeper:
         world.send(world.put("o-1", "NL", "5.00"))
         assert drain(keeper) == (1, 0, 0, 0)
-    ((status, reason),) = world.rows("SELECT status, reason FROM view WHERE name = 'odd'")
+    ((status, reason),) = world.rows("SELECT status, status_reason FROM view WHERE name = 'odd'")
     assert (status, reason.startswith("refused: view odd:")) == ("waiting", True)
     assert world.rows("SELECT orders FROM by_country") == [(1,)]
+
+
+def test_b9_a_name_that_is_taken_ends_no_start_and_is_published_when_it_is_free(
+    world: World,
+) -> None:
+    with closing(world.keeper()):
+        world.change_tables("CREATE TABLE parts (of_mine int)")
+    world.app = orders_app(PARTS)
+    with closing(world.keeper()) as keeper:
+        ((status, reason),) = world.rows("SELECT status, waits_for FROM view WHERE name = 'parts'")
+        assert (status, '"parts" is not a view' in reason) == ("building", True)
+        world.change_tables("DROP TABLE parts")
+        world.send(world.put("o-1", "NL", "5.00"))
+        assert drain(keeper) == (1, 0, 0, 0)
+    how = "SELECT version, status, waits_for FROM view WHERE name = 'parts'"
+    assert world.rows(how) == [(1, "live", None)]
+    assert world.rows("SELECT count(*) FROM parts") == [(1,)]
 
 
 def two_types() -> App:
@@ -220,9 +237,9 @@ def test_c14_a_core_that_cannot_go_on_waits_alone_and_is_told(
     world.send(*others(world, 20))
     drain(keeper)
     assert world.rows("SELECT count(*) FROM other_latest") == [(20,)]
-    ((reason,),) = world.rows("SELECT reason FROM view WHERE name = 'ordr_latest'")
+    ((reason,),) = world.rows("SELECT error FROM view WHERE name = 'ordr_latest'")
     assert ("held_max is 2" if trouble == "too many held" else "ordr_latest") in reason
-    assert world.rows("SELECT DISTINCT reason FROM view WHERE entity = 'other'") == [(None,)]
+    assert world.rows("SELECT DISTINCT error FROM view WHERE entity = 'other'") == [(None,)]
     if trouble == "table gone":
         world.change_tables("ALTER TABLE elsewhere RENAME TO ordr_latest__v1")
         keeper._retries.forget("ordr_latest")
@@ -232,6 +249,6 @@ def test_c14_a_core_that_cannot_go_on_waits_alone_and_is_told(
         drain(keeper)
         world.send(lost)
     drain(keeper)
-    assert world.rows("SELECT DISTINCT status, reason FROM view") == [("live", None)]
+    assert world.rows("SELECT DISTINCT status, error FROM view") == [("live", None)]
     assert world.rows("SELECT orders, amount FROM by_country") == [(1, Decimal("5.00"))]
     keeper.close()

@@ -148,6 +148,7 @@ def halves(told: Story) -> tuple[Story, Story]:
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_law_6_views_of_every_kind_equal_their_batch_and_defects_are_found(
     kinds: Kinds, keeper: Together
@@ -157,7 +158,7 @@ def test_law_6_views_of_every_kind_equal_their_batch_and_defects_are_found(
     sales, shops = halves(sale_story(random, 60)), halves(shop_story(random))
     kinds.send(sales[0], shops[0])
     drain(keeper)
-    assert kinds.sales.rows("SELECT name, reason FROM view WHERE status <> 'live'") == []
+    assert kinds.sales.rows("SELECT name, error FROM view WHERE status <> 'live'") == []
     assert read_wrongly(kinds.sales.rows, kinds.told) == {}
     with psycopg.connect(kinds.config.views_dsn, autocommit=True) as connection:
         control = Control(connection, kinds.config.views.schema_name)

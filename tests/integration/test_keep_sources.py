@@ -106,7 +106,7 @@ def test_c8_what_the_log_lost_stops_its_entity_type_alone_until_the_archive_has_
         assert drain(keeper)[0] == 1
     position = "SELECT sum(next_offset) FROM position WHERE view = 'ordr_latest'"
     assert world.rows(position) == [(0,)]
-    reason = "SELECT reason FROM view WHERE name = 'ordr_latest'"
+    reason = "SELECT error FROM view WHERE name = 'ordr_latest'"
     assert "neither in the log nor in the archive" in world.rows(reason)[0][0]
     world.archive()
     world.forget(forgotten)
@@ -124,6 +124,7 @@ def _begins_at(world: World, ends: dict[int, int]) -> Any:
     }
 
 
+@pytest.mark.full
 def test_v12_a_topic_that_got_partitions_is_refused_and_the_proof_names_them(
     world: World,
 ) -> None:
@@ -159,7 +160,7 @@ def test_c8_a_log_that_lost_its_end_is_data_loss_at_once(
     lose_records(monkeypatch, world.config, world.topic)
     world.send(world.put("o-1", "BE", "8.00"))
     drain(keeper)
-    ((reason,),) = world.rows("SELECT reason FROM view WHERE name = 'ordr_latest'")
+    ((reason,),) = world.rows("SELECT error FROM view WHERE name = 'ordr_latest'")
     assert re.search(r"ends at 1, and offsets 1 to 6 are lost.*log begin", reason)
     (report,) = [each for each in world.proofs() if each.name == "by_country"]
     assert not report.holds
@@ -184,6 +185,7 @@ def test_c8_the_views_of_one_prefix_are_not_kept_from_the_topics_of_another(worl
     assert world.rows("SELECT country, orders FROM by_country") == [("NL", 20)]
 
 
+@pytest.mark.full
 def test_c19_what_the_store_refused_is_not_expected_by_the_proof(world: World) -> None:
     keeper = world.keeper()
     good, bad, later = (world.put("o-1", "NL", f"{n}.00") for n in range(1, 4))

@@ -17,7 +17,7 @@ from everstate.pipeline.spark.session import spark_session
 config = load(sys.argv[1], pipeline={"master": "local[1]", "driver_memory": "1g"},
               store={"dsn": "postgresql://127.0.0.1:1/none"})
 with Stack(config) as stack:
-    config = stack.connect()
+    config = stack.resolve()
     print("kafka", [server.state for server in stack.status()])
     print("java", java_home(config))
     spark = spark_session(config)

@@ -19,7 +19,7 @@ import pytest
 
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
-from everstate.local import Silent, Stack, connect, supervise, unprivileged
+from everstate.local import Silent, Stack, resolve, supervise, unprivileged
 from everstate.local.processes import free_port, strays
 
 OWN_KAFKA = {"bootstrap_servers": "127.0.0.1:1"}
@@ -47,7 +47,7 @@ def postgres(folder: Path) -> Stack:
 
 
 def ask(stack: Stack, query: str) -> object:
-    with psycopg.connect(stack.connect().store_dsn) as connection:
+    with psycopg.connect(stack.resolve().store_dsn) as connection:
         row = connection.execute(query.encode()).fetchone()
         return row[0] if row else None
 
@@ -56,7 +56,7 @@ def test_two_projects_run_side_by_side(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with Stack(load(tmp_path / "one")) as one, Stack(load(tmp_path / "two")) as two:
-        first, second = one.connect(), two.connect()
+        first, second = one.resolve(), two.resolve()
         assert first.bootstrap_servers != second.bootstrap_servers
         assert first.store_dsn != second.store_dsn
         assert {s.state for s in (*one.status(), *two.status())} == {"running"}
@@ -69,7 +69,7 @@ def test_two_projects_run_side_by_side(tmp_path: Path) -> None:
 
 
 def test_data_outlives_a_restart_and_a_kill(postgres: Stack) -> None:
-    with psycopg.connect(postgres.connect().store_dsn) as connection:
+    with psycopg.connect(postgres.resolve().store_dsn) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
     postgres.restart("postgres")
     assert ask(postgres, "SELECT answer FROM kept") == 42
@@ -108,7 +108,7 @@ def test_postgres_is_set_up_as_the_store_needs_it(postgres: Stack) -> None:
 def test_postgres_asks_for_the_password_that_only_the_owner_can_read(
     postgres: Stack, folder: Path
 ) -> None:
-    dsn = postgres.connect().store_dsn
+    dsn = postgres.resolve().store_dsn
     wrong = dsn.replace(dsn.split(":")[2].split("@")[0], "guess")
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(wrong)
@@ -126,7 +126,7 @@ def test_a_crash_is_noticed_and_told_with_the_log(postgres: Stack, folder: Path)
     assert str(folder / ".everstate" / "logs" / "postgres.log") in str(caught.value.advice)
     assert "database system is ready" in caught.value.message
     with pytest.raises(LocalStackError, match="postgres crashed") as caught:
-        postgres.connect()
+        postgres.resolve()
     assert "everstate up" in str(caught.value.advice)
 
 
@@ -253,7 +253,7 @@ def test_a_stack_that_was_killed_midway_through_its_first_start_starts(tmp_path:
 
 def test_without_a_stack_the_advice_is_to_start_it(tmp_path: Path) -> None:
     with pytest.raises(LocalStackError, match="is not running") as caught:
-        connect(load(tmp_path))
+        resolve(load(tmp_path))
     assert "everstate up" in str(caught.value.advice)
     assert Stack(load(tmp_path)).stop() == []
 
@@ -266,8 +266,8 @@ def test_who_has_both_servers_gets_nothing_started(tmp_path: Path) -> None:
     with Stack(config) as stack:
         assert stack.names == ()
         assert stack.status() == []
-        assert stack.connect() == config
-        assert connect(config) == config
+        assert stack.resolve() == config
+        assert resolve(config) == config
     assert not (tmp_path / ".everstate").exists()
 
 
@@ -276,7 +276,7 @@ def test_the_memory_names_pid_start_and_ports(postgres: Stack, folder: Path) -> 
     entry = stored["servers"]["postgres"]
     assert entry["process"]["pid"] == postgres.pid("postgres")
     assert abs(entry["process"]["started"] - time.time()) < 3600
-    assert postgres.connect().store_dsn.endswith(f"127.0.0.1:{entry['ports']['client']}/everstate")
+    assert postgres.resolve().store_dsn.endswith(f"127.0.0.1:{entry['ports']['client']}/everstate")
 
 
 WAYS = [False, *([True] if os.geteuid() == 0 and unprivileged.namespaces_work() else [])]
@@ -299,9 +299,9 @@ def test_postgres_starts_by_each_way_that_is_open_here_and_again_by_another(
 def test_kafka_answers_again_after_a_kill_on_the_same_port(tmp_path: Path) -> None:
     own = {"dsn": f"postgresql://127.0.0.1:{free_port(set())}/none"}
     with Stack(load(tmp_path, store=own)) as stack:
-        before = stack.connect().bootstrap_servers
+        before = stack.resolve().bootstrap_servers
         stack.kill("kafka")
         assert [server.state for server in stack.status()] == ["crashed"]
         stack.start()
-        assert stack.connect().bootstrap_servers == before
+        assert stack.resolve().bootstrap_servers == before
         assert [server.state for server in stack.status()] == ["running"]

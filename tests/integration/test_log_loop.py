@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ class Copy:
         self.trouble: list[Exception] = []
         self.opened: list[tuple[LogPartition, int | None]] = []
         self.settled = 0
+        self.refused: list[bytes] = []
 
     def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
         alive()
@@ -39,6 +41,11 @@ class Copy:
             send(self.target, message.key(), message.value())
         if self.trouble:
             raise self.trouble.pop()
+
+    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
+        assert "larger than Kafka accepts" in reason
+        self.refused.append((message.value() or b"")[:2])
+        send(self.target, message.key(), b"refused")
 
     def settle(self) -> None:
         self.settled += 1
@@ -106,6 +113,28 @@ def test_a_batch_that_fails_leaves_nothing_and_is_done_again(
     # What was begun is remembered even where nothing was read: the group has an offset.
     assert {committed for _, committed in work.opened[:2]} == {None}
     assert None not in {committed for _, committed in work.opened[2:]}
+
+
+def test_a_record_that_the_broker_refuses_is_found_and_refused_alone(
+    config: Config, topics: tuple[str, str]
+) -> None:
+    """The topic's own limit is lower than that of the producers."""
+    with Topics(config) as made:
+        made.set_config(topics[1], {"max.message.bytes": "20000"})
+    values = [b"%d" % number for number in range(10, 30)]
+    large = {b"17": random.Random(1).randbytes(60_000)}
+    with Producer(config) as producer:
+        for value in values:
+            producer.send_raw(topics[0], value, value + large.get(value, b""))
+    runner, work = loop(config, topics)
+    with runner:
+        while runner.records < len(values):
+            try:
+                runner.step(0.2)
+            except Unavailable:
+                runner.close()
+    assert work.refused == [b"17"]
+    assert copied(config, topics) == sorted({*values, b"refused"} - {b"17"})
 
 
 def test_C3_a_second_process_of_the_same_name_ends_the_first(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from everstate.changes import DomainEvent, EntityType, Kind, Provenance
+from everstate.changes import ChangeCodec, DomainEvent, EntityType, Kind, Provenance
 from everstate.config import Config
 from everstate.errors import (
     ChainBroken,
@@ -38,6 +39,8 @@ from everstate.sources.outbox import (
     read_emitters,
     read_registered,
 )
+from everstate.sources.outbox.compose import Composer, read_rows
+from everstate.sources.outbox.pending import Pending, Transaction
 from everstate.sources.stores.postgres import EntityStore
 from outbox_service import CLICK, PURCHASE, SHOP, Click, Purchase, make_service
 
@@ -45,6 +48,8 @@ PLAIN = """
 SELECT everstate_store.emit('purchase', {key}, {before}, {after},
     '{{"apiVersion": "v1", "serviceName": "shop", "identifier": "psql"}}')
 """
+
+DEEP = "[" * 101 + "]" * 101
 
 
 @pytest.fixture
@@ -300,8 +305,19 @@ def test_plain_sql_is_the_same_way_in(service: psycopg.Connection[Any]) -> None:
             "provenance.who",
         ),
         ("event => '{\"data\": 1}'", "event"),
+        ("event => '{\"type\": 5}'", "event"),
+        ('event => \'{"type": 5, "type": "Paid"}\'', "event"),
+        ('event => \'{"type": "Paid", "data": -1e400}\'', "event"),
+        (f'event => \'{{"type": "Paid", "data": {DEEP}}}\'', "event"),
+        (f'event => \'{{"type": "{"x" * 16_384}"}}\'', "headers"),
+        (f'after => \'{{"id": {DEEP}, "id": "a", "total": 1, "note": ""}}\'', "after"),
+        ('after => \'{"id": "a", "total": 1, "note": "", "more": 1e309}\'', "after.more"),
+        ('after => \'{"id": "a", "total": 1e309, "note": ""}\'', "after.total"),
         ("occurred_at => '2026-01-01 00:00'", "occurredAt"),
         ("occurred_at => '2026-01-01T00:00:00'", "occurredAt"),
+        ("occurred_at => '2026-01-01T23:59:60Z'", "occurredAt"),
+        ("occurred_at => '2026-01-01T24:00:00Z'", "occurredAt"),
+        ("occurred_at => '2026-01-01T10:00:00+05:99'", "occurredAt"),
         ("occurred_at => '0001-01-01T00:00:00+12:00'", "occurredAt"),
         ("occurred_at => '9999-12-31T23:59:59-00:01'", "occurredAt"),
         ("chain => 'loose'", "chain"),
@@ -313,13 +329,53 @@ def test_plain_sql_names_the_field_that_is_wrong(
     given = "" if change.startswith("provenance") else (
         'provenance => \'{"apiVersion":"1","serviceName":"s","identifier":"i"}\', '
     )  # fmt: skip
+    after = "" if change.startswith("after") else (
+        'after => \'{"id": "a", "total": 1, "note": ""}\', '
+    )  # fmt: skip
     query = (
         "SELECT everstate_store.emit(entity => 'purchase', key => 'a', before => NULL,"
-        f' after => \'{{"id": "a", "total": 1, "note": ""}}\', {given}{change})'
+        f" {after}{given}{change})"
     )
     with pytest.raises(psycopg.Error) as caught:
         service.execute(query.encode())
     assert (caught.value.diag.sqlstate, caught.value.diag.column_name) == ("EV001", field)
+
+
+def test_what_plain_sql_may_emit_the_log_takes(
+    service: psycopg.Connection[Any], stack_config: Config
+) -> None:
+    """The other side of the cases above: what the function accepts becomes a message."""
+    nested = "[" * 99 + "]" * 99
+    moments = ("2026-01-01T23:59:59.999999Z", "0001-01-01T00:00:00Z", "2026-01-01T00:00:00-15:59")
+    events = (
+        "null",
+        '{"type": "Paid"}',
+        f'{{"type": "Paid", "data": {nested}}}',
+        f'{{"type": "{"x" * 16_000}", "data": [1e308, -1e-400, {"9" * 308}]}}',
+        f'{{"type": "Paid", "data": [{",".join(["[{}]"] * 300)}, "{"[" * 300}\\\\"]}}',
+    )
+    for number, (moment, event) in enumerate(product(moments, events)):
+        service.execute(
+            "SELECT everstate_store.emit('purchase', %s, NULL, %s::json, %s::json, %s::json, %s)",
+            [
+                str(number),
+                f'{{"id": "{number}", "total": 1, "note": ""}}',
+                '{"apiVersion": "v1", "serviceName": "shop", "identifier": "psql"}',
+                *(event, moment),
+            ],
+        )
+    listed = [
+        Pending._make(row)
+        for row in service.execute(
+            "SELECT id, xid::text, entity, key, bytes FROM everstate_store.outbox_pending"
+        ).fetchall()
+    ]
+    rows = read_rows(service, [(row.id, row.id) for row in listed])
+    transactions = [Transaction(row.xid, [row]) for row in listed]
+    records = Composer(stack_config, [PURCHASE]).compose(transactions, rows)
+    read = [ChangeCodec(PURCHASE).decode(record.value or b"") for record in records]
+    assert len({change.key for change in read}) == len(moments) * len(events)
+    assert max(row.bytes for row in listed) > 16_000, "the relay counts the bytes of events too"
 
 
 def test_a_cursor_of_any_row_shape_will_do(service: psycopg.Connection[Any]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -17,9 +19,13 @@ from pyspark.sql import functions as F
 from everstate.changes import EntityType
 from everstate.pipeline.spark.parse import state_fault
 from everstate.sources.outbox import Installation, install_outbox
+from type_table import FIELD_TYPES, TYPE, entity_of, same_value
 
 PROVENANCE = {"apiVersion": "v1", "serviceName": "shop", "identifier": "psql"}
 EMIT = "SELECT version FROM everstate_store.emit('thing', %s, NULL, %s::json, %s)"
+
+
+AFTER = "SELECT after FROM everstate_store.outbox WHERE key = %s"
 
 
 class Part(BaseModel):
@@ -48,11 +54,12 @@ class Thing(BaseModel):
 THING = EntityType("thing", Thing, "id")
 TAKEN = [
     "flag:true",
-    'id:"a\\"b"',
     "count:-9223372036854775808",
     "count:0",
     "share:1",
     "share:-1.5e300",
+    "share:0.30000000000000004",
+    "share:5e-324",
     "price:9999.99",
     'price:"12.5"',
     "price:null",
@@ -64,7 +71,6 @@ TAKEN = [
     'part:{"size":1,"name":7}',
     'parts:[{"size":1},null]',
     'tags:{"a":1,"b":null}',
-    "unknown:[1,2]",
 ]
 REFUSED = [
     'flag:"true"',
@@ -75,6 +81,9 @@ REFUSED = [
     "count:9223372036854775808",
     'share:"1.5"',
     "share:1e999",
+    "share:1e-400",
+    "share:9007199254740993",
+    "share:12345678901234567890.12",
     "price:10000",
     'price:"x"',
     "price:true",
@@ -94,13 +103,17 @@ REFUSED = [
     'parts:[{"size":1.5}]',
     "tags:[1]",
     'tags:{"a":"1"}',
+    "unknown:[1,2]",
+    'part:{"size":1,"unknown":2}',
+    'parts:[{"size":1,"unknown":2}]',
+    'id:"another"',
 ]
 
 
-def state(case: str) -> str:
+def state(case: str, key: str = "a") -> str:
     """The state of a thing with this field."""
     field, _, value = case.partition(":")
-    whole = {"id": '"a"', "parts": "[]", "tags": "{}", field: value}
+    whole = {"id": json.dumps(key), "parts": "[]", "tags": "{}", field: value}
     return "{" + ",".join(f'"{name}":{text}' for name, text in whole.items()) + "}"
 
 
@@ -117,7 +130,7 @@ def test_what_sql_may_emit_readers_take_and_wrong_types_are_refused(
     taken, refused = list[str](), dict[str, tuple[Any, Any]]()
     for number, case in enumerate(TAKEN + REFUSED):
         try:
-            service.execute(EMIT, [f"k{number}", state(case), Json(PROVENANCE)])
+            service.execute(EMIT, [f'k"{number}', state(case, f'k"{number}'), Json(PROVENANCE)])
             taken.append(case)
         except psycopg.Error as error:
             refused[case] = (error.diag.sqlstate, error.diag.column_name)
@@ -130,6 +143,43 @@ def test_what_sql_may_emit_readers_take_and_wrong_types_are_refused(
     )
     faults = rows.select("name", state_fault(F.col("text"), THING).alias("fault")).collect()
     assert [tuple(row) for row in faults if row["fault"] is not None] == []
+
+
+def test_every_value_of_the_table_of_types_is_emitted_equal_or_refused(
+    service: psycopg.Connection[Any],
+) -> None:
+    wrong = []
+    named = {f"value{number}": kind for number, kind in enumerate(FIELD_TYPES)}
+    types = [replace(entity_of(kind), name=name) for name, kind in named.items()]
+    install_outbox(service, Installation(entity_types=types))
+    for name, kind in named.items():
+        emit = EMIT.replace("'thing'", f"'{name}'")
+        for given in kind.given:
+            reason, found = given.reason("SQL emit"), None
+            state = given.state.replace('"a"', json.dumps(key := str(uuid4())), 1)
+            try:
+                service.execute(emit, [key, state, Json(PROVENANCE)])
+                found = service.execute(AFTER, [key]).fetchone()
+            except (psycopg.Error, UnicodeError) as error:
+                if reason is None or (reason is not TYPE and reason not in str(error)):
+                    wrong.append(f"{kind.name} {given.text}: {error}")
+            else:
+                is_equal = found is not None and same_value(kind, given.text, found[0].encode())
+                if reason is not None or not is_equal:
+                    wrong.append(f"{kind.name} {given.text}: emitted as {found}")
+    assert wrong == []
+
+
+def test_equal_values_are_no_change_whatever_their_text(service: psycopg.Connection[Any]) -> None:
+    emit = "SELECT version, kind FROM everstate_store.emit('thing', 'a', %s::json, %s::json, %s)"
+    first = state('price:"2.5"')[:-1] + ',"at":"2026-01-01T10:00:00Z"}'
+    same = state("price:2.50")[:-1] + ',"at":"2026-01-01T11:00:00.000+01:00"}'
+    other = state('price:"2.51"')
+    found = [
+        service.execute(emit, [before, after, Json(PROVENANCE)]).fetchone()
+        for before, after in ((None, first), (first, same), (same, other))
+    ]
+    assert found == [(1, "created"), (1, None), (2, "updated")]
 
 
 def test_a_lost_change_is_added_only_with_a_before_of_the_right_type(

@@ -67,7 +67,7 @@ def test_json_lines_are_imported_and_importing_again_changes_nothing(
         '{"thing_id": "a", "day": "2013-01-01", "size": NaN, "parts": [{"name": "x"}]}\n'
         "\n"
         '{"thing_id": "b", "day": "2013-01-01", "size": 1.5}\n'
-        '{"thing_id": "a", "day": "2013-01-01", "size": 2}'
+        '{"thing_id": "a", "day": "2013-01-01", "size": 2, "parts": []}'
     )
     seen: list[Imported] = []
     imported = import_file(store, path, provenance=CLERK, on_progress=seen.append)
@@ -78,6 +78,42 @@ def test_json_lines_are_imported_and_importing_again_changes_nothing(
         Thing(thing_id="b", day=DAY, size=1.5),
     ]
     assert store.put(Thing(thing_id="a", day=DAY, size=2), provenance=CLERK).version == 2
+    imported = import_file(store, path, provenance=CLERK)
+    assert (imported.rows, imported.changes, imported.unchanged) == (3, 0, 3)
+
+
+def test_a_file_with_some_fields_is_refused_or_keeps_or_resets_the_others(
+    store: EntityStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "CHUNK_ROWS", 1)
+    whole, some = tmp_path / "whole.csv", tmp_path / "some.csv"
+    whole.write_text("thing_id,day,size,note\na,2013-01-01,1.5,x\nb,2013-01-01,2.5,y\n")
+    some.write_text("thing_id,day,size\nb,2013-01-01,2.5\na,2013-01-01,3\nc,2013-01-01,1\n")
+    import_file(store, whole, provenance=CLERK)
+    with pytest.raises(ImportFailed, match=r"row 1: note: .* 'b' is stored .*--missing keep"):
+        import_file(store, some, provenance=CLERK)
+    kept = import_file(store, some, provenance=CLERK, missing="keep")
+    assert (kept.changes, kept.unchanged) == (2, 1)
+    assert things(store, "a", "b") == [
+        Thing(thing_id="a", day=DAY, size=3, note="x"),
+        Thing(thing_id="b", day=DAY, size=2.5, note="y"),
+    ]
+    assert import_file(store, some, provenance=CLERK, missing="reset").changes == 2
+    assert things(store, "a") == [Thing(thing_id="a", day=DAY, size=3)]
+    assert import_file(store, some, provenance=CLERK).changes == 0
+
+
+def test_a_key_that_comes_in_several_transactions_is_imported_once(
+    store: EntityStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "CHUNK_ROWS", 2)
+    path = tmp_path / "x.csv"
+    rows = [f"{'abc'[n % 3]},2013-01-01,{n}" for n in range(9)]
+    path.write_text("\n".join(["thing_id,day,size", *rows]))
+    assert import_file(store, path, provenance=CLERK).changes == 9
+    assert import_file(store, path, provenance=CLERK).changes == 0
+    path.write_text("\n".join(["thing_id,day,size", *rows, "a,2013-01-01,99"]))
+    assert import_file(store, path, provenance=CLERK).changes == 4, "a has a new last state"
 
 
 def test_csv_cells_become_values_and_empty_ones_null(store: EntityStore, tmp_path: Path) -> None:

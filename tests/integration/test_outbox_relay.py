@@ -16,8 +16,12 @@ from prometheus_client import REGISTRY
 
 from everstate.changes import DomainEvent
 from everstate.config import Config
-from everstate.errors import ChangeTooLarge, Fenced, LogIdentityChanged, Unavailable
+from everstate.errors import ChangeTooLarge, Fenced, LogIdentityChanged, LogTruncated, Unavailable
 from everstate.log.bound import changelogs
+from everstate.log.producer import Producer
+from everstate.log.publisher import read_progress
+from everstate.log.record import OutRecord
+from everstate.log.tails import Tail, decode_tails, encode_tails
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.outbox import OutboxStatus, Relay, marks, read_status
 from everstate.sources.stores.postgres import EntityStore
@@ -378,6 +382,83 @@ def test_C3_a_log_that_lost_its_tail_is_refilled_with_the_same_changes(
         bind(connection, changelogs(config, [ORDER.name]), replace=True)
     assert relay.refill(datetime.now(UTC) - timedelta(hours=1)) == 30
     assert drain(relay) == 31
+    assert problems_of(config) == []
+
+
+def test_a_message_that_somebody_writes_to_the_wal_is_not_listed_as_a_change(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    """Any login role may write one; the relay reads only rows of the outbox (decision 28)."""
+    with connect(config.store_dsn, "test") as connection:
+        for prefix in ("everstate", "everstate_outbox", "everstate_store"):
+            connection.execute(
+                "SELECT pg_logical_emit_message(true, %s, %s)", [prefix, '{"xid": "x"}']
+            )
+    put(store, "o-1")
+    assert drain(relay) == 1
+    assert problems_of(config) == []
+
+
+def test_C8_a_log_that_lost_batches_is_noticed_before_anything_is_published(
+    config: Config, store: EntityStore, relay: Relay
+) -> None:
+    """A broker that was restored from a backup: its newest batch is older than the outbox's."""
+    put(store, "o-1")
+    drain(relay)
+    relay.close()
+    with connect(config.store_dsn, "test") as connection:
+        connection.execute("UPDATE everstate_store.relay SET batch = batch + 9")
+        put(store, "o-2")
+        with pytest.raises(LogTruncated, match="up to 1, and the store has marked those up to 10"):
+            relay.step()
+        # As `everstate log begin` does: a new log has none of the batches.
+        bind(connection, changelogs(config, [ORDER.name]), replace=True)
+        assert drain(relay) == 1
+        relay.close()
+        connection.execute(
+            "UPDATE everstate_store.relay SET batch = batch + 9 WHERE name NOT LIKE '%.begun'"
+        )
+        with pytest.raises(LogTruncated):
+            relay.step()
+        assert relay.refill(datetime.now(UTC) - timedelta(hours=1)) == 2
+    assert drain(relay) == 2
+    # This log had lost nothing: it has both changes twice, which readers skip by their versions.
+    assert [each.partition(": ")[2].split(" ")[0] for each in problems_of(config)] == [
+        "doubled"
+    ] * 2
+
+
+@pytest.mark.parametrize(("ends", "sent"), [(9, 0), (0, 9)])
+def test_C8_a_changelog_that_lost_its_tail_is_noticed_by_its_relay(
+    config: Config, store: EntityStore, relay: Relay, ends: int, sent: int
+) -> None:
+    """The progress of the relay is a topic of its own: it may be whole when a changelog is not."""
+    put(store, "o-1")
+    put(store, "o-2")
+    drain(relay)
+    relay.close()
+    assert relay.step() == 0  # a whole log is taken
+    relay.close()
+    progress = read_progress(config, "relay-main")
+    assert progress is not None
+    ((topic, tail),) = decode_tails(progress.tails).items()
+    assert (topic, tail.sent) == (TopicNames(config.log.prefix).changes("order"), 2)
+    # As if the changelog had had more records, or the newest batch had.
+    more = Tail(tuple(end + ends for end in tail.ends), tail.sent + sent)
+    headers = [("batch", b"1"), ("tails", encode_tails({topic: more}))]
+    with Producer(config) as producer:
+        names = TopicNames(config.log.prefix)
+        producer.send(OutRecord(names.progress, b"relay-main", progress.note, headers))
+    put(store, "o-3")
+    with pytest.raises(LogTruncated, match=r"has 2 of the newest batch's 11|ended at \d+ before"):
+        relay.step()
+    relay.close()
+    with connect(config.store_dsn, "test") as connection:
+        # As `everstate log begin` does.
+        bind(connection, changelogs(config, [ORDER.name]), replace=True)
+    assert drain(relay) == 1
+    relay.close()
+    assert relay.step() == 0
     assert problems_of(config) == []
 
 

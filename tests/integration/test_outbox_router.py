@@ -268,6 +268,7 @@ def test_what_cannot_go_on_is_told_and_goes_on_when_it_is_mended(
         topics.delete([each for each in topics.existing() if each.startswith(f"{topic_prefix}.")])
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_log_equals_what_a_service_committed_whatever_is_killed(
     connect: Any, config: Config, source: MariaSource

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.errors import SerializationFailure
+from pydantic import AwareDatetime, BaseModel, Field
 
 from everstate.changes import EntityType
 from everstate.config import Config
@@ -125,6 +127,31 @@ def test_any_history_of_writes_leaves_what_a_dictionary_would(
     assert [(change.key, change.version) for change in changes] == model.changes
     for key, (version, state) in model.rows.items():
         assert store.get(key) == (None if state is None else (state, version))
+
+
+class Price(BaseModel):
+    price_id: str
+    amount: Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
+    since: AwareDatetime | None = None
+
+
+def test_equal_values_are_no_change_whatever_their_text(config: Config) -> None:
+    def price(amount: str, since: str = "2026-01-02T03:00:00+01:00") -> dict[str, str]:
+        return {"price_id": "p", "amount": amount, "since": since}
+
+    with EntityStore(config, EntityType("price", Price, "price_id")) as prices:
+        prices.install()
+        written = [
+            prices.put(price(*given), provenance=CLERK).version
+            for given in (("2.5",), ("2.50",), ("2.50", "2026-01-02T02:00:00Z"), ("2.51",))
+        ]
+        assert written == [1, 1, 1, 2]
+        many = prices.put_many(
+            [price(amount) for amount in ("2.510", "2.5", "2.50", "3", "3.0")], provenance=CLERK
+        )
+        assert (many.changes, many.unchanged) == (2, 3)
+        assert prices.put_many([price("3.00")], provenance=CLERK, force=True).changes == 1
+    check_chain(recorded(config))
 
 
 def test_a_caller_s_transaction_takes_writes_and_rows_of_its_own_or_nothing(

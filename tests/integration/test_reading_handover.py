@@ -95,8 +95,8 @@ class Follower:
         return all(at[place] >= spot for place, spot in end.positions["order"].spots.items())
 
 
-def load(orders: Orders, ended: threading.Event, random: Random) -> None:
-    """Changes of some orders, with duplicates, and versions that come late."""
+def load(orders: Orders, ended: threading.Event, random: Random, pause_s: float = 0.2) -> None:
+    """Some 16 changes of orders, then a pause; with duplicates, and versions that come late."""
     late: list[OutRecord] = []
     sent: list[OutRecord] = []
     while not ended.is_set():
@@ -118,7 +118,7 @@ def load(orders: Orders, ended: threading.Event, random: Random) -> None:
             records.append(late.pop(random.randrange(len(late))))
         orders.send(*records)
         sent += records
-        ended.wait(0.01)
+        ended.wait(pause_s)
     orders.send(*late)
 
 

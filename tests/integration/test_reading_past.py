@@ -175,6 +175,7 @@ def test_a_view_at_a_token_is_what_readers_saw_there(world: History) -> None:
         everstate.read(world.spark, "nothing", **given)
 
 
+@pytest.mark.full
 def test_a_result_is_kept_until_a_change_comes_that_counts_then(world: History) -> None:
     queries, moment = Queries(world.config, world.app), Moment(at=at(17.5))
     assert queries.cached("by_country", moment) is None
@@ -212,6 +213,7 @@ def answering(world: History) -> Iterator[None]:
         answers.close()
 
 
+@pytest.mark.full
 def test_the_verb_asks_the_running_pipeline_and_shows_what_was_kept(
     world: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

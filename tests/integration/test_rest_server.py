@@ -21,11 +21,11 @@ from pydantic import BaseModel, field_validator
 from rest_cases import DESK, EVA, HOTEL, client, configured, hotel, serving
 
 import command_cases as bank
-from everstate.api.guards import is_loopback
 from everstate.api.server import serve
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidConfig
+from everstate.loopback import is_loopback
 from tiers import TIER
 
 TLS = Path(__file__).parents[1] / "tls"

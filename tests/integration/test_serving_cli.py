@@ -204,13 +204,13 @@ def test_what_the_store_has_was_not_never_seen(committed: Run) -> None:
     assert "the store has guest 'new' at version 5, which is not in the views yet" in err
     assert "never seen" not in err
     assert "everstate run" in err
-    assert "never seen" in committed("get", "guest", "nobody")[2]
+    assert "the views have no guest 'nobody'" in committed("get", "guest", "nobody")[2]
 
 
 def test_an_answer_of_a_view_that_does_not_go_on_says_why(everstate: Run, database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
-            f"UPDATE {SCHEMA}.view SET reason = 'no number at offset 3' "
+            f"UPDATE {SCHEMA}.view SET error = 'no number at offset 3' "
             "WHERE name = 'names'".encode()
         )
     code, out, err = everstate("views", "show", "names")
@@ -226,7 +226,9 @@ def test_views_list_and_status_say_how_far_a_version_is_and_what_waits_for_whom(
         control = Control(connection, SCHEMA)
         made = ViewVersion("names", 2, "guest", "row", {}, (), "", status=BUILDING)
         control.add_version(made)
-        control.add_version(replace(made, version=3, status=WAITING, reason="its SQL changed"))
+        control.add_version(
+            replace(made, version=3, status=WAITING, status_reason="its SQL changed")
+        )
         seen = {"doing": "reading the archive", "share": 0.34, "rate": 45_000.0, "left_s": 12.0}
         control.set_progress("names", 2, seen)
     _, out, _ = everstate("views", "list")
@@ -237,3 +239,25 @@ def test_views_list_and_status_say_how_far_a_version_is_and_what_waits_for_whom(
     _, out, _ = everstate("status")
     assert "view names, version 2 building: reading the archive 34%" in out
     assert "view names, version 3 waiting: its SQL changed" in out
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM everstate_views.guest_latest",
+        "SET default_transaction_read_only = off",
+        "COMMIT; DELETE FROM everstate_views.guest_latest",
+        "SET TRANSACTION READ WRITE",
+        "WITH gone AS (DELETE FROM everstate_views.guest_latest RETURNING 1) SELECT * FROM gone",
+    ],
+)
+def test_psql_reads_only(everstate: Run, database: str, statement: str) -> None:
+    """One SET must not make what follows a writer."""
+    rows = "SELECT count(*) FROM everstate_views.guest_latest"
+    with psycopg.connect(database) as connection:
+        before = connection.execute(rows.encode()).fetchone()
+        code, _, err = everstate("psql", "-c", statement)
+        assert code != 0 or statement.startswith("SET default")
+        assert code == 0 or "refused the statement" in err
+        assert connection.execute(rows.encode()).fetchone() == before
+    assert json_of(everstate("psql", "-c", "SELECT name FROM names", "--json")) == [{"name": "Eva"}]

@@ -62,7 +62,7 @@ def test_get_at_a_version_and_as_recorded_give_that_version(reader: Reader) -> N
         ("tom", {"version": 2}, "deleted by desk at version 2"),
         ("eva", {"version": 9}, "no version 9; it has 1 to 3"),
         ("eva", {"at": at(0.5)}, "did not exist at 2026-01-01T00:30.*first seen 2026-01-01T01:00"),
-        ("eve", {}, "never seen. Near it are 'eva' or 'tom'"),
+        ("eve", {}, "views have no guest 'eve'. Near it are 'eva' or 'tom'"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is_known(
@@ -150,7 +150,7 @@ def test_history_shows_the_grave_and_what_came_after(reader: Reader) -> None:
     versions = reader.history("guest", "tom")
     assert [version.kind for version in versions] == ["created", "deleted", "updated"]
     assert versions[1].state is None
-    with pytest.raises(NotFound, match="never seen"):
+    with pytest.raises(NotFound, match="views have no"):
         reader.history("guest", "nobody")
 
 
@@ -263,9 +263,9 @@ def test_a_history_read_in_pages_is_the_whole_history(reader: Reader, long_histo
     }
 
 
-def test_a_short_history_and_a_key_that_was_never_seen_are_read_in_pages_too(
+def test_a_short_history_and_a_key_that_no_view_has_are_read_in_pages_too(
     reader: Reader,
 ) -> None:
     assert [each.version for each in reader.newest_first("guest", "eva")] == [3, 2, 1]
-    with pytest.raises(NotFound, match="never seen"):
+    with pytest.raises(NotFound, match="the views have no guest"):
         next(reader.newest_first("guest", "nobody"))

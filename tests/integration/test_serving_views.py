@@ -132,7 +132,7 @@ def test_where_no_history_is_kept_a_key_is_looked_up_in_the_lake_and_a_list_is_r
             lambda: reader.history("room", "1"),
             lambda: reader.explain("room", "1"),
         ):
-            with pytest.raises(NotFound, match="never seen"):
+            with pytest.raises(NotFound, match="views have no"):
                 ask()
         with pytest.raises(InvalidQuery, match="no history is kept of room"):
             reader.list("room", at=now)

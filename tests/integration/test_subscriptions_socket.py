@@ -345,8 +345,11 @@ def test_a_connection_outlives_the_time_of_a_request_and_ends_with_its_client(
             assert left == []
         until(lambda: len(left) == 1)
         with opened(address) as socket:
+            received = frames(socket)
+            assert next(received)
             socket.send("x" * 10_000)
-            assert list(frames(socket))
+            for _ in received:
+                pass
             assert socket.close_code == 1009, "it says too much"
         until(lambda: len(left) == 2)
 

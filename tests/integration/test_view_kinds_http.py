@@ -136,6 +136,7 @@ def test_rows_are_read_while_the_log_is_away_and_no_lag_is_told(kinds: Kinds) ->
     )
 
 
+@pytest.mark.full
 def test_every_column_can_be_sorted_and_paged(kinds: Kinds) -> None:
     """Each order is that of the rows at once, whatever the type, with nulls at the end."""
     listed = got(kinds.api, "/views/v1")["items"]

@@ -115,6 +115,7 @@ def some(world: World, random: Random, count: int) -> None:
     world.send(*records)
 
 
+@pytest.mark.full
 def test_views_with_rules_equal_their_batch_while_changes_wait_and_after(kinds: World) -> None:
     random, world = Random(5), kinds
     keeper: Together = world.keeper()
@@ -173,6 +174,7 @@ def test_live_changes_pass_an_import_and_a_key_keeps_its_order(world: World) -> 
     keeper.close()
 
 
+@pytest.mark.full
 def test_facts_are_counted_once_and_never_taken_away(world: World) -> None:
     keeper: Together = world.keeper()
     world.send(

@@ -18,7 +18,7 @@ from kind_oracle import CASES, TYPES, made, query, wanted, wrong
 from kinds_rig import KeptKinds, plan_changes
 from tiers import counted
 
-HISTORIES, MADE = counted((10, 12), full=(100, 60))
+HISTORIES, MADE = counted((5, 12), full=(100, 60))
 
 
 @pytest.mark.timeout(counted(300, full=3000))

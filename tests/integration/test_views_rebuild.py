@@ -19,13 +19,15 @@ from everstate.app import App
 from everstate.cli.plan import planned
 from everstate.cli.proofs import prove
 from everstate.config import Config, load
-from everstate.errors import EverstateError, InvalidQuery, NotFound, PublishRefused
+from everstate.errors import ArchiveError, EverstateError, InvalidQuery, NotFound, PublishRefused
 from everstate.pipeline.keeping import build
 from everstate.pipeline.keeping.alone import build_until
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.requests.answers import Answers
 from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
-from everstate.views.control import Control
+from everstate.views.control import Control, ViewVersion
+from everstate.views.kinds import ViewPlan
+from everstate.views.stores import ViewTables
 
 HOW = "SELECT version, status, published FROM view WHERE name = 'by_country' ORDER BY version"
 
@@ -80,6 +82,7 @@ def holding(world: World) -> list[str]:
     return [report.name for report in world.verify().values() if not report.holds]
 
 
+@pytest.mark.full
 def test_v7_a_version_that_meets_the_core_while_a_job_runs_rides_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +138,7 @@ def test_changed_sql_is_built_beside_the_old_version_and_published(world: World)
     keeper.close()
 
 
+@pytest.mark.full
 def test_another_text_of_the_same_meaning_builds_nothing(world: World) -> None:
     begun(world)
     text = orders_app().views["by_country"].sql.replace("FROM ordr", "FROM  ordr  -- orders\n")
@@ -148,6 +152,7 @@ def test_another_text_of_the_same_meaning_builds_nothing(world: World) -> None:
         assert holding(world) == []
 
 
+@pytest.mark.full
 def test_ask_waits_for_the_verb_and_readers_keep_the_old_version(
     world: World, control: Control
 ) -> None:
@@ -160,7 +165,7 @@ def test_ask_waits_for_the_verb_and_readers_keep_the_old_version(
         drain(keeper)
         assert world.rows(HOW) == [(1, "live", True), (2, "waiting", False)]
         (asked,) = [row for row in control.versions("by_country") if row.status == "waiting"]
-        assert "everstate views rebuild by_country" in (asked.reason or "")
+        assert "everstate views rebuild by_country" in (asked.status_reason or "")
         assert world.rows("SELECT sum(orders) FROM by_country") == [(21,)]
         ask_rebuild(control, "by_country")
         drain(keeper)
@@ -181,8 +186,34 @@ def test_undo_goes_back_to_the_version_before_which_catches_up_first(
         assert world.rows(HOW) == [(1, "live", True), (2, "kept", False)]
         amounts = "SELECT country, orders, amount FROM by_country ORDER BY country"
         assert world.rows(amounts) == [("BE", 10, Decimal(60)), ("NL", 11, Decimal(57))]
-        with pytest.raises(NotFound, match="no older version"):
-            ask_undo(control, "large")
+        for name in ("large", "by_country"):
+            with pytest.raises(NotFound, match="no older version"):
+                ask_undo(control, name)
+    # It rode from the first change, so nothing was built; and a start leaves it.
+    assert world.rows("SELECT built FROM view WHERE name = 'by_country' AND published") == [({},)]
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True), (2, "kept", False)]
+        assert ask_rebuild(control, "by_country").version == 2
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+    assert holding(world) == []
+
+
+def test_an_undo_that_the_model_cannot_keep_is_refused_when_it_is_asked_for(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    world.app = changed_app(CHANGED)
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+
+    def check(row: ViewVersion) -> None:
+        raise InvalidQuery(f"version {row.version} is of another model")
+
+    with pytest.raises(InvalidQuery, match="version 1 is of another model"):
+        ask_undo(control, "by_country", check=check)
+    assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
 
 
 def test_a_damaged_view_is_repaired_by_a_rebuild_and_require_equal_holds_it_back(
@@ -195,14 +226,69 @@ def test_a_damaged_view_is_repaired_by_a_rebuild_and_require_equal_holds_it_back
         drain(keeper)
         assert world.rows(HOW) == [(1, "live", True), (2, "building", False)]
         row = control.versions("by_country")[1]
-        assert "2 rows differ from version 1" in (row.reason or "")
+        assert "2 rows differ from version 1" in (row.waits_for or "")
         assert [each.version for each in cancel(control, "by_country")] == [2]
+        # A number is never used twice.
         ask_rebuild(control, "by_country")
         drain(keeper)
-        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+        assert world.rows(HOW) == [(1, "kept", False), (3, "live", True)]
         assert holding(world) == []
 
 
+def test_a_view_that_cannot_be_read_or_waits_does_not_end_the_proofs_of_others(
+    world: World,
+) -> None:
+    begun(world)
+    world.change_tables("ALTER TABLE large__v1 RENAME TO gone")
+    world.app.view("more", sql="SELECT count(*) AS n FROM ordr")
+    found = world.verify()
+    assert {name: report.outcome for name, report in found.items()} == {
+        "ordr_latest": "holds",
+        "ordr_history": "holds",
+        "by_country": "holds",
+        "large": "differs",
+        "more": "not compared",
+    }
+    assert any("large__v1" in said for said in found["large"].not_compared)
+    assert "more has no version that readers see yet" in found["more"].not_compared[0]
+
+
+def test_what_is_wrong_with_one_view_stops_no_other(
+    world: World, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive that cannot be read, and an error of PostgreSQL when a version is published."""
+    begun(world)
+    with closing(world.keeper()) as keeper:
+        world.change_tables(
+            "UPDATE position SET next_offset = next_offset - 1 WHERE view = 'large'"
+        )
+        with monkeypatch.context() as during:
+
+            def damaged(*_: object) -> None:
+                raise ArchiveError("the archive of ordr is damaged")
+
+            during.setattr(keeper.trailer._reader, "sources", damaged)
+            assert keeper.trailer.step() == 0
+            assert "is damaged" in (control.versions("large")[0].error or "")
+    world.app = changed_app(CHANGED)
+    world.app.view("more", sql="SELECT count(*) AS n FROM ordr")
+    point = ViewTables.point
+
+    def refused(tables: ViewTables, plan: ViewPlan, version: int) -> None:
+        if plan.name == "by_country":
+            raise psycopg.errors.RaiseException("not by this trigger")
+        point(tables, plan, version)
+
+    with closing(world.keeper()) as keeper, monkeypatch.context() as during:
+        during.setattr(ViewTables, "point", refused)
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "live", True), (2, "building", False)]
+        assert "not by this trigger" in (control.versions("by_country")[1].waits_for or "")
+        assert [(row.published, row.why) for row in control.versions("more")] == [(True, None)]
+        assert control.versions("large")[0].error is None
+
+
+@pytest.mark.full
 def test_the_history_is_rebuilt_too_and_latest_is_not(world: World, control: Control) -> None:
     begun(world)
     world.change_tables("DELETE FROM ordr_history__v1 WHERE key = 'o-3'")
@@ -237,6 +323,20 @@ def test_a_build_that_was_killed_begins_again(
         assert holding(world) == []
 
 
+def test_v6_a_version_is_built_by_one_process_at_a_time(world: World, control: Control) -> None:
+    """As while an old process ends and the new one has begun; the duty ends with its connection."""
+    begun(world)
+    world.app = changed_app(CHANGED)
+    with closing(world.keeper()) as keeper:
+        with control.duty("builds") as is_mine:
+            assert is_mine
+            assert keeper.builder.step() is None
+            assert control.vector("by_country", 2) == {}
+        drain(keeper)
+        assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
+    assert holding(world) == []
+
+
 def test_v13_readers_of_older_snapshots_and_dependents_hold_a_version_back(
     world: World, control: Control
 ) -> None:
@@ -252,7 +352,7 @@ def test_v13_readers_of_older_snapshots_and_dependents_hold_a_version_back(
         ).fetchone()
         drain(keeper)
         assert world.rows(HOW) == [(1, "live", True), (2, "building", False)]
-        waits = control.versions("by_country")[1].reason or ""
+        waits = control.versions("by_country")[1].waits_for or ""
         assert "waits for the transaction of report" in waits
         seen = reader.execute(f"SELECT count(*) FROM {schema}.by_country".encode()).fetchone()
         assert seen == (2,)
@@ -260,7 +360,7 @@ def test_v13_readers_of_older_snapshots_and_dependents_hold_a_version_back(
         reader.commit()
         world.change_tables("CREATE VIEW of_mine AS SELECT amount FROM by_country")
         drain(keeper)
-        reason = control.versions("by_country")[1].reason or ""
+        reason = control.versions("by_country")[1].waits_for or ""
         assert "everstate_views.of_mine depends on it" in reason
         world.change_tables("GRANT SELECT ON by_country TO PUBLIC; DROP VIEW of_mine")
         drain(keeper)
@@ -304,6 +404,7 @@ def test_a_view_that_is_not_declared_can_be_dropped(world: World, control: Contr
         assert control.versions("large") == []
 
 
+@pytest.mark.full
 def test_recompute_asked_of_the_pipeline_names_what_differs_and_promotes_the_batch(
     world: World, control: Control
 ) -> None:
@@ -356,7 +457,7 @@ def test_c15_where_the_archive_does_not_reach_back_a_view_is_born_from_latest(
     kept = "SELECT country, orders FROM by_country ORDER BY country"
     live = "SELECT country, count(*) FROM ordr GROUP BY country ORDER BY country"
     assert world.rows(kept) == world.rows(live)
-    reason = control.versions("ordr_history")[1].reason or ""
+    reason = control.versions("ordr_history")[1].error or ""
     assert "lacks the first changes of the log" in reason
     assert {report.outcome for report in world.proofs()} == {"not compared"}
 
@@ -374,6 +475,7 @@ def test_without_a_pipeline_a_verb_builds_by_itself(world: World, control: Contr
     assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
 
 
+@pytest.mark.full
 def test_v3_a_view_that_nobody_declares_counts_no_more_after_a_while_and_is_built_again(
     world: World,
 ) -> None:
@@ -406,6 +508,7 @@ class Wider(BaseModel):
     note: str | None = None
 
 
+@pytest.mark.full
 def test_a_new_optional_field_builds_nothing_and_a_view_of_it_is_built(world: World) -> None:
     begun(world)
     app = App("orders")
@@ -455,7 +558,7 @@ CREATE TABLE position_0 AS SELECT entity AS view_group, entity, generation, part
 CREATE TABLE counters_0 AS SELECT entity AS view_group, generation, partition, applied, duplicate,
     held, dead FROM counters;
 CREATE TABLE view_0 AS SELECT name, entity, version, entity AS view_group, definition, fingerprint,
-    status, reason, verified_at, verified, changed_at FROM view;
+    status, error AS reason, verified_at, verified, changed_at FROM view;
 CREATE TABLE held_0 (view_group text NOT NULL, generation int NOT NULL, partition int NOT NULL,
     key text COLLATE "C" NOT NULL, version bigint NOT NULL, "offset" bigint NOT NULL,
     change_id uuid NOT NULL, row bytea NOT NULL, held_at timestamptz NOT NULL DEFAULT now());

@@ -65,6 +65,32 @@ def test_c19_a_change_that_would_wait_and_cannot_be_stored_is_dead_at_once(
     check(views, [log])
 
 
+def test_many_texts_that_jsonb_may_refuse_are_asked_about_in_one_statement(
+    views: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each savepoint that is not released slows every reader of the database; emoji are common."""
+    log = orders(200)
+    changes = unstorable(log, 0, 200, 150)
+    emoji = [
+        value.replace(b'"status":"open"', b'"status":"open","face":"\\ud83d\\ude00"')
+        for value in changes["raw_value"].to_pylist()
+    ]
+    changes = changes.set_column(changes.column_names.index("raw_value"), "raw_value", [emoji])
+    said: list[str] = []
+    execute = PostgresCore._execute
+
+    def spied(self: PostgresCore, statement: str) -> None:
+        said.append(statement)
+        execute(self, statement)
+
+    monkeypatch.setattr(PostgresCore, "_execute", spied)
+    done = views.apply(0, 0, 200, changes)
+    assert done.dead == 1
+    ((offset, reason),) = views.connection.execute('SELECT "offset", reason FROM dead').fetchall()
+    assert (offset, reason.partition(":")[0]) == (150, "refused_by_store")
+    assert sum("asked" in statement for statement in said) <= 4
+
+
 def test_c19_a_trailing_view_does_not_apply_what_latest_refused(views: PostgresKeptOrders) -> None:
     first, second, third = history("a", [state_of("a", quantity=n) for n in range(3)])
     log = Log()

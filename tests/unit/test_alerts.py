@@ -110,7 +110,6 @@ def view(**changed: Any) -> ViewRow:
         verified_at=None,
         verified=None,
         status="live",
-        reason=None,
         throttled=0,
         progress=None,
     )
@@ -134,7 +133,7 @@ def test_each_sort_of_condition_is_found_and_nothing_else() -> None:
     assert keys(of_views([view(verified={"holds": True})], LIMITS)) == []
     late = view(lag_seconds=61.0, lag_changes=7)
     assert keys(of_views([late], LIMITS)) == ["view-late:by_city.1"]
-    assert keys(of_views([view(status="behind", reason="1 / 0")], LIMITS)) == [
+    assert keys(of_views([view(status="behind", error="1 / 0")], LIMITS)) == [
         "view-behind:by_city.1"
     ]
     assert keys(of_views([view(verified={"holds": False})], LIMITS)) == [

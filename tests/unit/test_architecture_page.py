@@ -1,4 +1,4 @@
-"""The page that says where to look names files that exist."""
+"""Somebody new finds their way: README → a row of the architecture page → a file that answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,52 @@ def missing(text: str) -> list[str]:
     ]
 
 
+def rows() -> dict[str, list[str]]:
+    """Questions of the page, and the files that each row names."""
+    cells = (line.strip("|").split(" | ") for line in section().splitlines() if "? |" in line)
+    return {question.strip(): NAMED.findall(answer) for question, answer in cells}
+
+
+# Ten questions of somebody new; the first file of the row must have the words of the answer.
+QUESTIONS = {
+    "Where does a version number come from?": "version",
+    "Where is a duplicate recognised?": "verdict.duplicates.append",
+    "What happens to a record that cannot be read?": "why it cannot be read",
+    "What happens to a value that does not fit the model?": "what fits it",
+    "What is read after a kill?": "the next offset",
+    "How does a captured row become a change?": "Clean: the raw log of a capture becomes changes",
+    "Where would I add a verb?": "def register",
+    "Where would I add a kind of view?": "class ViewPlan",
+    "Where would I add a way in?": "What a way in is",
+    "Where would I add a store?": "class ViewTables",
+    "Who compares a view with its definition?": "a kept view equals its definition",
+    "Where does an error become an HTTP answer, or an exit code?": "exit_code",
+}
+
+
+def test_step_one_the_readme_leads_to_the_table() -> None:
+    assert "(docs/explanation/architecture.md#where-to-look)" in (ROOT / "README.md").read_text(
+        "utf-8"
+    )
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_steps_two_and_three_a_row_leads_to_the_file_that_answers(question: str) -> None:
+    first = ROOT / "src" / "everstate" / rows()[question][0]
+    files = sorted(first.rglob("*.py")) if first.is_dir() else [first]
+    assert QUESTIONS[question] in "".join(file.read_text("utf-8") for file in files)
+
+
+def test_every_question_has_a_file() -> None:
+    assert len(rows()) >= len(QUESTIONS)
+    assert [question for question, files in rows().items() if not files] == []
+
+
 def test_every_file_that_the_page_names_exists() -> None:
+    whole = PAGE.read_text("utf-8")
+    way = whole.partition("## The way of one change")[2].partition("\n## ")[0]
+    assert len(NAMED.findall(way)) > 10
+    assert missing(way.rpartition("```")[2]) == []
     assert len(NAMED.findall(section())) > 20
     assert missing(section()) == []
 

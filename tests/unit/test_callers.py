@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import tomllib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from callers import caller_entry
-from everstate.api.subscribing import StreamEvent, while_valid
+from everstate.api.subscribing import EventBatches, StreamEvent, while_valid
 from everstate.api_config import ApiConfig, ClaimsConfig, Right
 from everstate.cli import cli
 from everstate.config import load
@@ -292,16 +291,16 @@ def test_a_name_that_is_no_name_of_a_table_is_refused(tmp_path: Path) -> None:
 def test_a_subscription_ends_when_its_token_expires() -> None:
     closed: list[bool] = []
 
-    async def events() -> AsyncIterator[StreamEvent]:
+    async def events() -> EventBatches:
         try:
-            yield StreamEvent("live")
+            yield [StreamEvent("live")]
             await asyncio.sleep(60)
-            yield StreamEvent("change")
+            yield [StreamEvent("change")]
         finally:
             closed.append(True)
 
     async def seen(expires: datetime) -> list[StreamEvent]:
-        return [event async for event in while_valid(events(), expires)]
+        return [event async for batch in while_valid(events(), expires) for event in batch]
 
     live, ended = asyncio.run(seen(datetime.now(UTC) + timedelta(seconds=0.5)))
     assert (live.name, ended.name) == ("live", "error")
@@ -310,10 +309,10 @@ def test_a_subscription_ends_when_its_token_expires() -> None:
 
 
 def test_a_subscription_with_a_token_that_never_expires_ends_with_its_events() -> None:
-    async def events() -> AsyncIterator[StreamEvent]:
-        yield StreamEvent("live")
+    async def events() -> EventBatches:
+        yield [StreamEvent("live")]
 
     async def seen() -> list[str]:
-        return [event.name async for event in while_valid(events(), None)]
+        return [event.name async for batch in while_valid(events(), None) for event in batch]
 
     assert asyncio.run(seen()) == ["live"]

@@ -57,7 +57,8 @@ class Connector:
         was, self.is_former = self.is_former, False
         return was
 
-    def check_source(self) -> None:
+    def check_source(self, *, renew: bool = False) -> None:
+        assert renew
         if self.replaced is not None:
             raise self.replaced
 

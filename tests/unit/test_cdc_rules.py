@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 import traceback
 from dataclasses import replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from capture_cases import UNAVAILABLE, fold
+from everstate.changes import EntityType
 from everstate.config import Config, expanded, load
-from everstate.declarations.captures import Capture, DatabaseKind, ProvenanceFrom, Table
+from everstate.declarations.captures import (
+    Aggregate,
+    Capture,
+    DatabaseKind,
+    Outbox,
+    ProvenanceFrom,
+    Table,
+)
 from everstate.errors import InvalidCapture, InvalidConfig
 from everstate.sources.cdc.connectors import (
     Address,
@@ -22,8 +32,14 @@ from everstate.sources.cdc.connectors import (
     writes_one_log,
 )
 from everstate.sources.cdc.database import key_values
+from everstate.sources.cdc.inexact import (
+    inexact_findings,
+    inexact_in_mariadb,
+    inexact_in_outbox,
+    inexact_in_postgres,
+)
 from everstate.sources.cdc.mariadb import mariadb_address
-from everstate.sources.cdc.mariadb_checks import _grants, checks
+from everstate.sources.cdc.mariadb_checks import _grants, checks, quoted
 from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
 from everstate.sources.cdc.notifications import (
     INITIAL,
@@ -103,6 +119,122 @@ def test_settings_of_a_connector_hold_no_password(tmp_path: Path) -> None:
     assert made["heartbeat.action.query"] == "BEAT"
 
 
+def test_a_null_stays_null_and_a_number_keeps_its_digits_on_the_way_to_the_log(
+    tmp_path: Path,
+) -> None:
+    kinds: tuple[DatabaseKind, ...] = ("postgresql", "mariadb")
+    for kind in kinds:
+        made = settings(load(tmp_path), declared(kind))
+        for side in ("key", "value"):
+            assert made[f"{side}.converter.replace.null.with.default"] == "false"
+            assert made[f"{side}.converter.decimal.format"] == "NUMERIC"
+        assert made["event.converting.failure.handling.mode"] == "fail", "it would be null"
+    assert made["bigint.unsigned.handling.mode"] == "precise"
+    assert made["enable.time.adjuster"] == "false", "it would move the year 1 to 2001"
+
+
+CHECKED = "CHECK (('0001-01-01'::date <= ALL (days)))"
+
+
+def test_columns_whose_values_would_be_changed_are_refused_where_a_field_has_them() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "public.orders", "column": "at", "type": "time with time zone"},
+        {"name": "public.orders", "column": "unused", "type": "time with time zone[]"},
+        {"name": "public.orders", "column": "hours", "type": "time without time zone[]"},
+        {"name": "public.orders", "column": "day", "type": "date"},
+        {"name": "public.orders", "column": "due", "type": "date"},
+        {"name": "public.orders", "column": "days", "type": "date[]", "checks": [CHECKED + " x"]},
+        {"name": "public.orders", "column": "paid", "type": "date[]", "checks": ["x", CHECKED]},
+        {"name": "public.orders", "column": "bits", "type": "bit varying"},
+    ]
+
+    def odd_days(table: str, columns: list[str]) -> list[str]:
+        assert (table, columns) == ("public.orders", ["day", "due"])
+        return ["due"]
+
+    class Order(BaseModel):
+        id: int
+        at: str
+        hours: list[int]
+        day: date
+        due: date
+        days: list[date]
+        paid: list[date]
+        bits: str
+
+    order = {"order": EntityType("order", Order, "id")}
+    inexact = inexact_in_postgres(rows, odd_days)
+    found = inexact_findings(declared(), order, inexact)
+    assert [(each.name, each.outcome) for each in found] == [
+        ("values of public.orders.at", "fail"),
+        ("values of public.orders.hours", "fail"),
+        ("values of public.orders.days", "fail"),
+        ("values of public.orders.bits", "fail"),
+        ("values of public.orders.due", "fail"),
+    ]
+    (statement,) = found[2].sql
+    wanted = """ALTER TABLE "public"."orders" ADD CHECK (DATE '0001-01-01' <= ALL ("days"));"""
+    assert statement == wanted
+    assert "loses its own offset, so field at would have other values" in found[0].found
+    without = replace(declared(), tables={"public.orders": Table(entity="order", drop=("at",))})
+    assert len(inexact_findings(without, order, inexact)) == 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "types", "refused"),
+    [
+        ("STRICT_TRANS_TABLES", {}, ["due", "due_at"]),
+        ("STRICT_TRANS_TABLES", {"due": "days", "DUE_AT": "us"}, []),
+        ("STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE", {}, []),
+        ("NO_ZERO_DATE,NO_ZERO_IN_DATE", {}, ["due", "due_at"]),
+    ],
+)
+def test_a_date_of_no_calendar_that_would_arrive_as_null_is_refused_before(
+    mode: str, types: dict[str, Any], refused: list[str]
+) -> None:
+    columns = [
+        {"name": "day", "type": "date", "has_other": 0},
+        {"name": "due", "type": "date", "has_other": 1},
+        {"name": "due_at", "type": "datetime", "has_other": 1},
+        {"name": "weight", "type": "float", "has_other": 1},
+    ]
+
+    def run(query: str, *_: object) -> list[dict[str, Any]]:
+        if "@@GLOBAL.sql_mode AS mode" in query:
+            return [{"mode": mode}]
+        return columns if "information_schema" in query else [{"a": 0, "b": None, "c": 0}]
+
+    class Order(BaseModel):
+        id: int
+        day: date
+        due: date | None
+        due_at: datetime | None
+        weight: float
+
+    inexact = inexact_in_mariadb(run, ["shop.orders"], quoted)
+    table = Table(entity="order", types=types)
+    capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": table})
+    found = inexact_findings(capture, {"order": EntityType("order", Order, "id")}, inexact)
+    assert found[0].name == "values of shop.orders.weight"
+    assert "snapshots round a float to six digits" in found[0].found
+    assert [each.name for each in found[1:]] == [
+        f"values of shop.orders.{name}" for name in refused
+    ]
+    for each in found[1:]:
+        assert (each.outcome, len(each.sql)) == ("fail", 1)
+        assert "as null or as the column's default" in each.found
+
+
+def test_a_null_of_an_outbox_that_would_be_its_default_is_refused() -> None:
+    outbox = Outbox(table="shop.outbox", aggregates={"order": Aggregate(entity="order")})
+    capture = Capture(name="shop", kind="mariadb", outbox=outbox)
+    inexact = inexact_in_outbox(lambda *_: [{"name": "payload"}], "shop.outbox")
+    (found,) = inexact_findings(capture, {}, inexact)
+    assert (found.name, found.outcome) == ("values of shop.outbox.payload", "fail")
+    assert found.found == "a null in it would be read as its default"
+    assert inexact_in_outbox(lambda *_: [], "shop.outbox") == {}
+
+
 def test_a_declarations_own_settings_win(tmp_path: Path) -> None:
     capture = declared(settings={"max.batch.size": "7"})
     assert settings(load(tmp_path), capture)["max.batch.size"] == "7"
@@ -145,6 +277,34 @@ def test_a_database_that_the_binlog_leaves_out_is_a_failure() -> None:
     assert "log of shop" not in {each.name for each in checks(rows, capture, OwnTables("shop.s"))}
 
 
+@pytest.mark.parametrize(
+    ("mode", "missing"),
+    [
+        ("STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE", None),
+        ("STRICT_ALL_TABLES,NO_ZERO_IN_DATE", ",NO_ZERO_DATE"),
+        ("", ",NO_ZERO_DATE,NO_ZERO_IN_DATE,STRICT_TRANS_TABLES"),
+    ],
+)
+def test_a_server_that_takes_dates_of_no_calendar_is_found(mode: str, missing: str | None) -> None:
+    told: dict[str, list[dict[str, Any]]] = {
+        "SHOW GLOBAL VARIABLES": [{"Variable_name": "sql_mode", "Value": mode}],
+        "SELECT current_user": [{"name": "u@h"}],
+        "SHOW GRANTS": [],
+        "SELECT version": [{"v": "11-MariaDB"}],
+    }
+
+    def rows(query: str, *_arguments: object) -> list[dict[str, Any]]:
+        return next((answer for begin, answer in told.items() if query.startswith(begin)), [])
+
+    capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": Table(entity="order")})
+    (found,) = [f for f in checks(rows, capture, OwnTables("shop.s")) if f.name == "sql_mode"]
+    if missing is None:
+        assert found.outcome == "ok"
+    else:
+        assert found.outcome == "warn"
+        assert found.sql == (f"SET GLOBAL sql_mode = concat(@@GLOBAL.sql_mode, '{missing}');",)
+
+
 def test_messages_that_carry_provenance_are_captured(tmp_path: Path) -> None:
     table = Table(entity="order", provenance=ProvenanceFrom(message_prefix="who"))
     capture = Capture(name="shop", kind="postgresql", tables={"public.orders": table})
@@ -174,6 +334,7 @@ def test_addresses_are_read_with_their_password_apart() -> None:
     [
         "postgresql://u:hunter2@db/shop",
         "mariadb://u:a/hunter2@db/shop",
+        "mariadb://u:a@b:2024/hunter2@db/shop",
         "mariadb://u:a[hunter2@db/shop",
         "mariadb://u:a#hunter2@db/shop",
         "mariadb://u@db:hunter2/shop",
@@ -195,7 +356,13 @@ def test_secrets_come_in_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert expanded("postgresql://u:${SHOP_PASSWORD}@db/x", "dsn") == "postgresql://u:s3cret@db/x"
     assert expanded("mariadb://u:$SHOP_PASSWORD@db/x", "dsn") == "mariadb://u:s3cret@db/x"
     with pytest.raises(InvalidConfig, match="NOT_SET_ANYWHERE"):
-        expanded("$NOT_SET_ANYWHERE", "dsn")
+        expanded("${NOT_SET_ANYWHERE}", "dsn")
+
+
+def test_the_end_of_a_password_that_has_a_dollar_is_not_shown() -> None:
+    with pytest.raises(InvalidConfig, match="%24") as caught:
+        expanded("mariadb://u:pa$hunter2@db/x", "dsn of capture shop")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_the_local_workers_secret_is_a_file_of_ours(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from everstate.declarations.captures import CaptureForm
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING, OWN_SETTING, placeholder_of
 from everstate.sources.cdc.rows import RawMessage, SourceRow, Unreadable, is_after, is_same
 from everstate.sources.cdc.shapes import READERS, debezium
+from everstate.sources.cdc.shapes.moves import moved
 from everstate.sources.cdc.shapes.places import lacks_position, position_of, stream_place
 
 
@@ -246,7 +247,7 @@ def test_maxwell_updates_of_the_key_end_one_row_and_begin_another() -> None:
         **MAXWELL, "type": "update", "primary_key_columns": ["id"],
         "data": {"id": 2, "a": 3}, "old": {"id": 1},
     }  # fmt: skip
-    gone, come = read("maxwell", message)
+    gone, come = moved(one("maxwell", message), ())
     assert (gone.op, gone.key) == ("d", {"id": 1})
     assert (come.op, come.key, come.moved_from) == ("c", {"id": 2}, {"id": 1})
 
@@ -310,6 +311,8 @@ def test_dms_has_data_and_metadata() -> None:
     found = one("dms", message)
     assert (found.op, found.before) == ("u", {"id": 1, "a": 1})
     assert read("dms", {"metadata": {"record-type": "control"}}) == []
+    emptied = {"record-type": "control", "operation": "truncate-table", "table-name": "item"}
+    assert one("dms", {"metadata": emptied}).op == "t"
 
 
 @pytest.mark.parametrize(
@@ -325,6 +328,9 @@ def test_dms_has_data_and_metadata() -> None:
         ("maxwell", {"type": "table-create"}, "'table-create' is none of"),
         ("maxwell", {"type": "insert", "data": None}, "data is no row"),
         ("canal", {**CANAL, "type": "UPDATE", "data": [{}], "old": [{}, {}]}, "one length"),
+        ("canal", {**CANAL, "type": "INSERT", "data": None}, "INSERT without rows: data is None"),
+        ("canal", {**CANAL, "type": "UPDATE", "data": None}, "UPDATE without rows: data is None"),
+        ("canal", {**CANAL, "type": "DELETE", "data": []}, r"DELETE without rows: data is \[\]"),
         ("goldengate", {"op_type": "U"}, "no row after"),
         ("dms", b"[]", "not a JSON object"),
     ],

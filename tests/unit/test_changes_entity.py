@@ -123,6 +123,20 @@ def test_fields_that_differ_by_case_alone_are_refused_at_any_depth() -> None:
             EntityType("thing", model, "a" if model is inner else "key")
 
 
+@pytest.mark.parametrize("name", ["_key", "_Version", "unit price", "a.b", "a;b", 'a"b', "a=b"])
+def test_a_name_that_no_column_can_have_is_refused_when_it_is_declared(name: str) -> None:
+    given: Any = (str | None, Field(alias=name, default=None))
+    with pytest.raises(InvalidEntityType, match=r"the name .* another alias"):
+        EntityType("thing", create_model("Thing", key=(str, ...), value=given), "key")
+    inner = create_model("Inner", value=given)
+    outer = create_model("Outer", key=(str, ...), parts=(list[inner], ...))
+    if name.startswith("_"):
+        EntityType("thing", outer, "key")
+    else:
+        with pytest.raises(InvalidEntityType, match="Inner: the name"):
+            EntityType("thing", outer, "key")
+
+
 @pytest.mark.parametrize("name", ["", "Thing", "1st", "a-b", "x" * 41])
 def test_names_are_checked(name: str) -> None:
     with pytest.raises(InvalidEntityType, match="must match"):
@@ -241,7 +255,7 @@ class Weighed:
 def test_numbers_that_json_would_lose_are_refused_in_events_facts_and_commands_too() -> None:
     event = DomainEvent(type="Weighed", data={"grams": [float("nan")]})
     with pytest.raises(InvalidChange, match="NaN"):
-        event_text("thing", "a", event)
+        event_text("thing", "a", event, "shop")
     for fact in (Weighed(float("inf")), Open(key="a", more=float("nan"))):
         with pytest.raises(ValueError, match="NaN"):
             fact_json(fact)

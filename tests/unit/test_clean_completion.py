@@ -68,7 +68,7 @@ def test_every_state_is_there_once_whatever_the_form_the_batches_and_the_rereads
     for key, values in writes:
         database.write(key, values)
     cleaner = cleaned(with_rewinds(database.log, rewinds), cuts, form)
-    # Canal tells no place, so what it sends again after a restart cannot be told from a change.
+    # Canal tells no place, so what it sends again after a restart looks the same as a change.
     may_repeat = form == "canal"
     assert broken_laws(cleaner.changes, database.history, may_repeat=may_repeat) == []
     assert not cleaner.held

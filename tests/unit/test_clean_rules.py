@@ -18,12 +18,15 @@ from everstate.app import App
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, ProvenanceFrom, Table, Translation
 from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
+from everstate.sources.cdc.absent import AbsentRows
 from everstate.sources.cdc.columns import Rows, Slices
 from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
+from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.numbering import NumberedBatch
 from everstate.sources.cdc.reading import RawReader, RefusedRow, TransactionProvenance
+from everstate.sources.cdc.states import States
 
 
 class Customer(BaseModel):
@@ -175,7 +178,8 @@ def reading(**columns: Any) -> CleanRow | RefusedRow:
     table = Table(entity="reading", key_columns=("id",), types={"level": "numeric"})
     declared = Capture(name="shop", kind="postgresql", tables={"public.readings": table})
     reader = RawReader(declared, {"reading": EntityType("reading", Reading, "id")})
-    message = {"op": "c", "after": {"id": 1, **columns}, "source": {"connector": "postgresql"}}
+    row = {**dict.fromkeys(Reading.model_fields), "id": 1, **columns}
+    message = {"op": "c", "after": row, "source": {"connector": "postgresql"}}
     (parsed,) = reader.read("readings", b'{"id":1}', json.dumps(message).encode())
     assert isinstance(parsed, CleanRow | RefusedRow)
     return parsed
@@ -309,8 +313,19 @@ def test_a_truncation_deletes_what_is_known_and_older_where_that_is_declared() -
         place = {"file": "b.1", "pos": number * 10}
         rig.take(rig.row("customers", "c", row, source=place))
     said = json.dumps({"op": "t", "source": {"file": "b.1", "pos": 15}}).encode()
-    rig.take(rig.read(("customers", None, said)))
+    batch = rig.take(rig.read(("customers", None, said)))
     assert [(one.key, one.kind) for one in rig.changes] == [("1", "deleted")]
+    assert (batch.read.total(), batch.added.total()) == (1, 1), "one record was read"
+
+
+@pytest.mark.parametrize("dsn", [None, "mariadb://u@h/s"])
+def test_a_truncation_that_is_refused_says_what_deletes_the_entities(dsn: str | None) -> None:
+    rig = Rig(dsn=dsn)
+    said = json.dumps({"op": "t", "source": {"db": "s", "table": "customers"}}).encode()
+    (refused,) = rig.reader.read("" if dsn else "customers", None, said)
+    assert isinstance(refused, RefusedRow)
+    assert "with truncate='delete' of its Table the next TRUNCATE deletes them" in refused.reason
+    assert ("`everstate cdc snapshot shop --new-epoch`" in refused.reason) == (dsn is not None)
 
 
 def test_a_restored_database_is_a_new_epoch_whose_places_are_newer() -> None:
@@ -323,6 +338,25 @@ def test_a_restored_database_is_a_new_epoch_whose_places_are_newer() -> None:
     new = {"CUSTOMER_ID": 1, "NAME": "b"}
     assert rig.made(rig.row("customers", "u", new, **restarted)) == []
     assert len(rig.made(rig.row("customers", "u", new, **restarted), epoch=2)) == 1
+
+
+def test_what_a_first_snapshot_that_is_taken_again_changes_says_why() -> None:
+    rig = Rig(tables={"s.customers": Table(entity="customer")})
+    rows = [{"CUSTOMER_ID": number, "NAME": "a"} for number in (1, 2)]
+    rig.take(*(rig.row("customers", "c", row, source={"file": "b.9", "pos": 9}) for row in rows))
+    renamed = rig.row("customers", "r", rows[0] | {"NAME": "b"}, source={"file": "b.1", "pos": 4})
+    (again,) = rig.made(renamed, epoch=2)
+    assert again.value["provenance"]["reason"] == "a snapshot read the row again"
+    there = {"customer": {"1"}}
+    place = RawPlace("raw", 0, 9)
+    absent = AbsentRows({"s.customers": "customer"}, there, b'{"binlog":[1,4,0]}', place, 5)
+    rig.composer.begin(0.0)
+    assert rig.numbering is not None
+    assert rig.numbering.delete_absent(absent, States(rig.copy), 0.0).changes == 1
+    (deleted,) = {one.value: Made.of(one) for one in rig.composer.records()}.values()
+    assert (deleted.key, deleted.kind) == ("2", "deleted")
+    assert "a first snapshot that was taken again" in deleted.value["provenance"]["reason"]
+    assert rig.composer.with_provenance == 0, "none of it says who wrote the row"
 
 
 def test_a_row_whose_key_changed_takes_what_it_does_not_know_from_its_old_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -13,15 +14,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clean_cases import ITEM, capture_of
 from everstate.errors import RowsUnplaced, SourceReplaced
 from everstate.sources.cdc import stream
-from everstate.sources.cdc.columns import ENDED, NOTE, SOURCE, WHOLE, Rows, as_batch
-from everstate.sources.cdc.reading import SourceIdentity, TransactionProvenance
+from everstate.sources.cdc.columns import (
+    ENDED,
+    NOTE,
+    REFUSED,
+    SOURCE,
+    WHOLE,
+    Rows,
+    Slices,
+    as_batch,
+)
+from everstate.sources.cdc.reading import RawReader, SourceIdentity, TransactionProvenance
 from everstate.sources.cdc.stream import SEEN, Stream, StreamStanding
 from tiers import counted
 
 EXAMPLES = counted(100, full=1_000)
-NOTHING = (None,) * 11
+NOTHING = (None,) * 12
 encode = msgspec.msgpack.Encoder().encode
 standing_json = msgspec.json.Encoder().encode
 standing_of = msgspec.json.Decoder(StreamStanding).decode
@@ -62,7 +73,7 @@ class Source:
         rows: list[tuple[Any, ...]] = []
         for at, (what, tx, key, place, time) in enumerate(self.raw[offset:end], offset):
             if what == WHOLE:
-                whole = (None, None, None, tx, place, b'{"lsn":[1]}', time, None, None)
+                whole = (None, None, None, tx, place, b'{"lsn":[1]}', time, None, None, None)
                 rows.append((0, at, WHOLE, 0, "c", key, *whole))
             elif what == ENDED:
                 rows.append((0, at, ENDED, -1, None, None, None, None, None, tx, *NOTHING[6:]))
@@ -70,10 +81,10 @@ class Source:
                 rows.append((0, at, SOURCE, -1, None, None, None, None, key, *NOTHING[5:]))
             elif what == NOTE:
                 said = TransactionProvenance(transaction=tx, prefix="p", fields={"actor": key})
-                noted = (None, None, encode(said), tx, place, None, time, None, None)
+                noted = (None, None, encode(said), tx, place, None, time, None, None, None)
                 rows.append((0, at, NOTE, -1, "m", "p", *noted))
             else:
-                rows.append((0, at, WHOLE, 0, "r", key, *(None,) * 9))
+                rows.append((0, at, WHOLE, 0, "r", key, *(None,) * 10))
         return Rows.of(as_batch(rows))
 
 
@@ -503,3 +514,71 @@ def test_another_database_without_a_new_epoch_is_refused() -> None:
     now.raise_replaced()
     assert now.standing().identity == "two"
     assert stream.SEEN.count is None
+
+
+def test_the_newest_mark_of_the_database_is_part_of_the_standing() -> None:
+    def said(**facts: Any) -> tuple[Any, ...]:
+        return (SOURCE, None, encode(SourceIdentity(**facts)), None, None)
+
+    source = Source([[1]])
+    source.raw = [
+        *(said(identity="one", mark="a"), *source.log),
+        *(said(identity="one"), said(identity="one", mark="b"), said(identity="two", mark="c")),
+    ]
+    now, marks = Stream("shop"), list[str | None]()
+    for at in range(len(source.raw) - 1):
+        now.scan(source.read(at, at + 1))
+        now.take()
+        marks.append(standing_of(standing_json(now.standing())).mark)
+    assert marks == ["a", "a", "a", "a", "b"]
+    now.scan(source.read(len(source.raw) - 1, len(source.raw)))
+    assert now.standing().mark == "b", "another database is refused, and its mark with it"
+    source.raw.append(said(identity="two", epoch=2))
+    now.scan(source.read(len(source.raw) - 1, len(source.raw)))
+    assert now.standing().mark is None
+
+
+@pytest.mark.parametrize("refused", ["invalid", "unreadable", "truncated"])
+def test_a_refused_row_counts_as_arrived_and_holds_no_other_row(refused: str) -> None:
+    """As read of a raw log: the rows of its transaction, and the table's later ones, go on."""
+    capture = capture_of("debezium", dsn="postgresql://u@h/d", transactions=True)
+    reader = RawReader(capture, {"item": ITEM})
+
+    def event(lsn: int, transaction: int, op: str = "c", **image: Any) -> bytes:
+        source = {"connector": "postgresql", "schema": "public", "table": "item", "ts_us": lsn}
+        source |= {"snapshot": "false", "lsn": lsn, "txId": transaction}
+        source |= {"sequence": f'["{transaction * 100}","{lsn}"]'}
+        block = {"id": f"{transaction}:{lsn}", "total_order": 1, "data_collection_order": 1}
+        return json.dumps({"op": op, "source": source, "transaction": block, **image}).encode()
+
+    def row(key: int, **more: Any) -> dict[str, Any]:
+        return {"after": {"id": key, "name": "a", "amount": None, "note": None, **more}}
+
+    def end(transaction: int) -> tuple[bytes | None, bytes, tuple[bytes | None, bytes | None]]:
+        said = {"status": "END", "id": f"{transaction}:999", "event_count": 3}
+        return None, json.dumps(said).encode(), (b"transaction", None)
+
+    bad = {
+        "invalid": event(120, 1, **row(2, name=None)),
+        "unreadable": b"{",
+        "truncated": event(120, 1, "t"),
+    }[refused]
+    none = (None, None)
+    records = [
+        (b'{"id":1}', event(110, 1, **row(1)), none),
+        (b'{"id":2}', bad, none),
+        (b'{"id":3}', event(130, 1, **row(3)), none),
+        end(1),
+        (b'{"id":4}', event(210, 2, **row(4)), none),
+        end(2),
+    ]
+    raw = [(0, at, key, value, headers, 0) for at, (key, value, headers) in enumerate(records)]
+    slices = Slices(reader, [""], {"public.item": 0})
+    now = Stream("shop", StreamStanding())
+    now.scan(Rows.of(slices.begin().columns(raw)))
+    assert not now.is_waiting
+    rows = now.take()
+    assert rows.what == [WHOLE, REFUSED, WHOLE, ENDED, WHOLE, ENDED]
+    count = 2 if refused == "unreadable" else 3
+    told = [(rows.index[at], block and block.count) for at, block in enumerate(rows.block)]
+    assert [told[0], told[2], told[4]] == [(1, count), (count, count), (1, 1)]

@@ -62,6 +62,13 @@ def test_a_slip_of_the_pen_is_answered_with_the_verb_that_was_meant() -> None:
     assert "Did you mean 'status'?" in result.stderr
 
 
+def test_a_value_that_begins_with_a_minus_is_answered_with_how_to_write_it() -> None:
+    answer = CliRunner().invoke(cli, ["get", "sale", "-5"])
+    assert answer.exit_code == 2
+    assert "write -- before" in answer.output
+    assert "write --" not in CliRunner().invoke(cli, ["get", "sale", "--jsn"]).output
+
+
 def test_an_error_is_a_sentence_with_advice_and_an_exit_code(tmp_path: Path) -> None:
     (tmp_path / "everstate.toml").write_text("[log]\npartitions = 0\n")
     result = CliRunner().invoke(cli, ["-C", str(tmp_path), "status"])

@@ -225,3 +225,34 @@ def test_a_full_queue_is_not_waited_for_longer_than_the_time_out(
     log.is_full = True
     assert asyncio.run(send(client, uuid4(), 0.05)).outcome is Outcome.TIMED_OUT
     assert log.sent == []
+
+
+def test_a_caller_who_does_not_wait_sends_its_command_all_the_same(
+    log: Log, client: CommandClient
+) -> None:
+    answer = asyncio.run(
+        client.send_async(bank.ENTITY, "a1", DEPOSIT, provenance=bank.TELLER, timeout_s=0)
+    )
+    assert answer.outcome is Outcome.TIMED_OUT
+    assert len(log.sent) == 1
+
+
+def test_the_event_loop_does_not_wait_for_a_thread_that_sends(
+    log: Log, client: CommandClient
+) -> None:
+    """Another thread has the lock while the answer of a request is given up."""
+
+    async def once() -> Answer:
+        sending = client.send_async(
+            bank.ENTITY, "a1", DEPOSIT, provenance=bank.TELLER, timeout_s=0.01
+        )
+        task = asyncio.create_task(sending)
+        while not log.sent:
+            await asyncio.sleep(0)
+        with client._lock:
+            answer = await task
+        while client._waiting:
+            await asyncio.sleep(0.01)
+        return answer
+
+    assert asyncio.run(asyncio.wait_for(once(), 30)).outcome is Outcome.TIMED_OUT

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,9 +12,19 @@ import command_cases as bank
 from everstate.app import App
 from everstate.changes import ChangeCodec, derived_change_id
 from everstate.declarations.commands import CommandGroup, group_of
-from everstate.errors import InvalidCommand, InvalidEntityType, Rejected, UnknownEntity
+from everstate.errors import (
+    InvalidChange,
+    InvalidCommand,
+    InvalidEntityType,
+    Rejected,
+    UnknownEntity,
+)
+from everstate.log.record import Record
 from everstate.sources.commands.deciding import NOTHING, Decided, Decider, RememberedEntity
+from everstate.sources.commands.restoring import _answer_of, _state_rows
+from everstate.sources.commands.store import read_state_row, state_name
 from everstate.sources.commands.wire import (
+    OFFSET,
     Outcome,
     WireCommand,
     decode_answer,
@@ -45,7 +55,8 @@ def command(
 
 def decide(held: RememberedEntity, asked: Any, **other: Any) -> Decided:
     sent = asked if isinstance(asked, WireCommand) else command(asked, **other)
-    return Decider(bank.GROUP, message_bytes_max=1_048_576).decide(held, sent, NOW)
+    decider = Decider(bank.GROUP, message_bytes_max=1_048_576, ahead_hours=24)
+    return decider.decide(held, sent, NOW)
 
 
 def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
@@ -75,6 +86,38 @@ def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
 def test_the_same_command_is_decided_to_the_same_bytes() -> None:
     asked = command(bank.Open(account_id="a1", owner="Eva"))
     assert decide(NOTHING, asked) == decide(NOTHING, asked)
+
+
+def test_a_command_whose_answer_is_too_large_without_its_data_is_parked() -> None:
+    held = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).held
+    decided = decide(held, bank.Split(amounts=[1] * 15_000))
+    assert (decided.changes, decided.held, decided.outcome) == ((), held, Outcome.PARKED)
+    assert "without any data" in (decided.parked or "")
+    assert len(decided.answer) < 1_000
+
+
+def test_a_command_of_a_time_that_is_far_ahead_is_parked() -> None:
+    """A record in Kafka may name any time; a request's is checked before."""
+    opening = bank.Open(account_id="a1", owner="Eva")
+    decided = decide(NOTHING, command(opening, occurred_at=NOW + timedelta(hours=25)))
+    assert (decided.changes, decided.outcome) == ((), Outcome.PARKED)
+    assert "24 hours ahead" in (decided.parked or "")
+    near = decide(NOTHING, command(opening, occurred_at=NOW + timedelta(hours=23)))
+    assert near.outcome is Outcome.ACCEPTED
+
+
+def test_records_that_no_handler_wrote_stop_no_handler() -> None:
+    """An unreadable answer is skipped; an unreadable state parks the commands of its entity."""
+    for value, headers in ((b"{", []), (b"[" * 9_000, [(OFFSET, b"1")]), (b"{}", [(OFFSET, b"x")])):
+        assert _answer_of(Record("replies", 0, 7, 0, b"a1", value, tuple(headers))) is None
+    opened = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).changes[0][1]
+    far = opened.replace(b'"version":1,', b'"version":%d,' % 2**64)
+    assert far != opened
+    for value in (b"{", b"[" * 9_000, b'{"account_id":"a1","owner":"Eva","balance":1}', far):
+        ((name, row),) = _state_rows(Record("state", 0, 7, 0, b"a1", value, ()))
+        assert name == state_name(b"a1")
+        with pytest.raises(InvalidChange):
+            bank.GROUP.entity_type.validate_json(read_state_row(row)[1] or b"")
 
 
 def test_a_rejection_changes_nothing_and_says_why() -> None:

@@ -54,7 +54,7 @@ from everstate.errors import EverstateError, InvalidConfig, InvalidProject
             "Correct it there",
         ),
         ("[archive\ntrigger_s = 2", "everstate.toml:1: this is not TOML", "Correct"),
-        ("[project]\napp = hotel:app", "everstate.toml:2: this is not TOML", "stands in quotes"),
+        ("[project]\napp = hotel:app", "everstate.toml:2: this is not TOML", "needs quotes"),
     ],
 )
 def test_a_mistake_in_the_settings_is_told_with_its_line_and_remedy(

@@ -119,6 +119,9 @@ def test_a_setting_that_holds_no_secret_is_shown_as_it_is(tmp_path: Path) -> Non
         f"postgresql://u:a@{SECRET}@db/x",
         f"postgresql://u:100%{SECRET}@db/x",
         f"postgresql://u:a/{SECRET}@db/x",
+        f"postgresql://u:2024/{SECRET}@db/x",
+        f"postgresql://u:/{SECRET}@db/x",
+        f"postgresql://u:a@b:2024/{SECRET}@db/x",
         f"postgresql://u:a {SECRET}@db/x",
         f"postgresql://db/x?password=100%{SECRET}",
         f"host=db password=a {SECRET}",
@@ -142,6 +145,7 @@ def test_a_connection_string_that_libpq_would_take_apart_is_refused_before_it_is
     [
         "postgresql://u:p%40s%25s@db:6000,other/x?sslmode=require",
         "postgresql://u:it:s@[::1]:5432/x",
+        "postgresql://u:p@db/a%40b?application_name=a@b",
         "host=db port=6000,6001 user=u password='it\\'s a secret'",
         "host=@/abstract dbname=x",
         "",

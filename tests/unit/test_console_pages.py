@@ -203,4 +203,4 @@ def test_a_caller_sees_the_views_of_what_it_may_read() -> None:
 
 def row(name: str, entity: str) -> ViewRow:
     """A version of a view."""
-    return ViewRow(name, 1, "sql", entity, None, {}, 0, 0.0, None, None, None, "live", None)
+    return ViewRow(name, 1, "sql", entity, None, {}, 0, 0.0, None, None, None, "live")

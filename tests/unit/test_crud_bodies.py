@@ -89,3 +89,9 @@ def test_the_description_says_which_objects_take_no_other_fields() -> None:
         "Item",
     }
     assert "additionalProperties" not in Schemas([LOOSE]).components["Loose"]
+
+
+def test_a_body_with_very_many_faults_is_refused_without_a_list_of_them() -> None:
+    body = b'{"order_id":"a","items":[' + b",".join([b"1"] * 100_001) + b"]}"
+    with pytest.raises(InvalidBody, match="100,001 values are wrong"):
+        read_entity(ORDER, body)

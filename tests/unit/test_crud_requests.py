@@ -192,6 +192,9 @@ def test_scalar_fields_may_be_filtered_by_their_json_name() -> None:
         ("owner", "0199C8A2-7C11-7D3E-9A55-0D8F2F6B1C77", "0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77"),
         ("roomKind", "null", None),
         ("roomKind", "suite", "suite"),
+        ("roomKind", '"null"', "null"),
+        ("roomKind", "suite ", "suite "),
+        ("roomKind", '"suite', '"suite'),
     ],
 )
 def test_a_filter_has_the_form_that_states_have(name: str, value: str, wanted: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +15,7 @@ from uuid import UUID
 import pytest
 from rich.console import Console, RenderableType
 
-from everstate.demo import show
+from everstate.demo import picture, show
 from everstate.demo.play import BLIZZARD, NEW_YORK
 from everstate.demo.watch import Course, Display, PeakMemory, Sample, Troubles
 from everstate.parts import Journal, Part, states_folder
@@ -144,3 +145,20 @@ def test_why_a_part_does_not_go_on_is_shown_once_with_its_advice(tmp_path: Path)
     troubles.look()
     troubles.look()
     assert shown.getvalue() == "pipeline: [Java] is not there.\n  Install it.\n"
+
+
+def test_a_picture_has_the_recorded_lines_and_loads_nothing() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print("not recorded")
+    console.record = True
+    console.print(show.board([flight("cancelled")], NOW, "JFK", 100))
+    svg = picture.of_recorded(console)
+    assert "DEPARTURES" in svg
+    assert "CANCELLED" in svg
+    assert "recorded" not in svg
+    assert "@font-face" not in svg
+    assert "url(http" not in svg
+    assert set(re.findall(r"https?://[\w./]+", svg)) <= {
+        "http://www.w3.org/2000/svg",
+        "https://www.textualize.io",
+    }

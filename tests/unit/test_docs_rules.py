@@ -1,4 +1,4 @@
-"""Every rule that code, tests or pages cite is explained, and names tests that exist."""
+"""Every law and rule that code, tests or pages cite is explained, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "rules.md"
-_CITED = re.compile(r"\b([CV]\d{1,2})\b")
-_RULE = re.compile(r"^\*\*([CV]\d{1,2})\. ", re.MULTILINE)
+_CITED = re.compile(r"\b([CV]\d{1,2}|[Ll]aw \d{1,2})\b")
+_RULE = re.compile(r"^\*\*([CV]\d{1,2}|Law \d{1,2})\. ", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")
 _WHERE = ("src/**/*.py", "src/**/*.md", "src/**/*.sql", "tests/**/*.py", "docs/**/*.md")
 
@@ -16,13 +16,20 @@ _WHERE = ("src/**/*.py", "src/**/*.md", "src/**/*.sql", "tests/**/*.py", "docs/*
 def test_every_rule_that_is_cited_is_explained() -> None:
     explained = set(_RULE.findall(PAGE.read_text("utf-8")))
     cited = {
-        rule: path.relative_to(ROOT)
+        rule[0].upper() + rule[1:]: path.relative_to(ROOT)
         for pattern in _WHERE
         for path in ROOT.glob(pattern)
         for rule in _CITED.findall(path.read_text("utf-8"))
     }
     assert {rule: path for rule, path in cited.items() if rule not in explained} == {}
-    assert len(cited) > 30
+    assert len(cited) > 40
+
+
+def test_each_law_names_its_test() -> None:
+    laws = PAGE.read_text("utf-8").partition("## The laws")[2].partition("\n## ")[0]
+    shown = [part for part in laws.split("\n\n") if part.startswith("**Law")]
+    assert len(shown) == 10
+    assert [law for law in shown if not _TEST.search(law)] == []
 
 
 def test_the_tests_that_the_rules_name_exist() -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from everstate.changes.drift import Drifted, Stored
+from everstate.changes.keys import OwnKey
 from everstate.pipeline.drift.tasks import (
     SIDES,
     decoding,
@@ -62,7 +63,9 @@ def judge(
     )
     truth = Listed({} if now is None else {"k": now}, frozenset(["k"] if waits else []))
     batch = pa.RecordBatch.from_pylist([row], schema=schema)
-    found = [each for out in judging(truth)([batch]) for each in out.to_pylist()]
+    found = [
+        each for out in judging(truth, OwnKey("a", "integer"))([batch]) for each in out.to_pylist()
+    ]
     return found[0]["what"] if found else None
 
 
@@ -141,3 +144,20 @@ def test_repairs_reach_the_source_as_they_were_found() -> None:
     batch = pa.RecordBatch.from_pylist(rows)
     assert [out.to_pylist() for out in repairing(truth)([batch])] == [[{"done": 2}]]
     assert [each.what for each in truth.repaired] == ["stale", "extra"]
+
+
+def test_a_state_that_has_another_key_is_refused() -> None:
+    assert OwnKey("a", "integer").fault(STATE, "1") is None
+    assert OwnKey("a", "integer").fault(STATE, "k") == "other_key:1"
+    assert OwnKey("a", "decimal").fault('{"a": "1.50"}', "1.5") is None
+    assert OwnKey("at", "timestamp").fault('{"at": "2026-01-01T01:00:00+01:00"}', "x") == (
+        "other_key:2026-01-01T00:00:00Z"
+    )
+    assert OwnKey("a", "text").fault("[]", "k") is None
+    assert OwnKey("a", "text").fault(None, "k") is None
+
+
+def test_states_that_differ_in_a_digit_that_no_float_holds_are_told_apart() -> None:
+    one, other = (f'{{"a": 12345678901234567890.{digits}}}' for digits in (1, 2))
+    assert fingerprint(1, ID, one) != fingerprint(1, ID, other)
+    assert fingerprint(1, ID, one) == fingerprint(1, ID, one.replace(" ", ""))

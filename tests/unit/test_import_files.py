@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 from pydantic import BaseModel, ConfigDict, computed_field
 from typer.testing import CliRunner
 
-from everstate.changes import EntityType
+from everstate.changes import EntityType, Provenance
 from everstate.cli import cli
 from everstate.errors import ImportFailed
 from everstate.sources.stores.postgres import Checked, check_file
-from everstate.sources.stores.postgres.files import read_rows
+from everstate.sources.stores.postgres.files import guesses, read_file, read_rows
+from everstate.sources.stores.postgres.settling import Settling, repeated_keys
+from everstate.sources.stores.rows import prepare
 
 
 class Guest(BaseModel):
@@ -37,6 +41,7 @@ class Computing(Guest):
 
 
 GUEST = EntityType("guest", Guest, "guest_id")
+CLERK = Provenance(api_version="v1", service_name="test", identifier="clerk")
 
 
 def check(path: Path, model: type[BaseModel] = Guest, **more: Any) -> Checked:
@@ -67,8 +72,8 @@ def test_a_header_that_lacks_a_field_is_told_with_the_columns_that_are_there(
     path = file(tmp_path, "g.csv", "id;name\ng1;Eva\n")
     with pytest.raises(ImportFailed) as raised:
         check(path)
-    assert "guest needs guest_id, name" in raised.value.reason
-    assert "its columns are id;name" in raised.value.reason
+    assert "guest has no field id; guest needs guest_id" in raised.value.reason
+    assert "its columns are id, name" in raised.value.reason
 
 
 def test_ignored_columns_are_left_out_of_every_form(tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_ignored_columns_are_left_out_of_every_form(tmp_path: Path) -> None:
         file(tmp_path, "g.jsonl", '{"guest_id": "g1", "name": "Eva", "room": 7}'),
         tmp_path / "g.parquet",
     ):
-        assert check(path, ignored=["room"]) == Checked(rows=1, done=1.0)
+        assert check(path, ignored=["room"]) == Checked(1, 0, (), 1.0, 1, ("city", "nights"))
     with pytest.raises(ImportFailed, match="it has no column rom to ignore"):
         check(tmp_path / "g.csv", ignored=["rom"])
 
@@ -175,3 +180,91 @@ def test_the_verb_checks_without_a_server(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text("guest_id,nights\ng1,3\n")
     told = CliRunner().invoke(cli, ["-C", str(tmp_path), "import", "guest", str(path), "--check"])
     assert told.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "reason"),
+    [
+        ('g1,Eva\ng2,"Tom\ng3,Ida\ng4,Max\n', 2, "a quote is never closed"),
+        ('g1,"Eva"x\ng2,Tom\n', 1, "has text after its closing quote"),
+        ('g1,"Eva\ng2,"Tom"\n', 1, "has text after its closing quote"),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_named_with_its_row(
+    tmp_path: Path, content: str, row: int, reason: str
+) -> None:
+    checked = check(file(tmp_path, "g.csv", f"guest_id,name\n{content}"))
+    assert checked.bad_rows == 1
+    assert checked.bad[0][0] == row
+    assert reason in checked.bad[0][1]
+
+
+def test_a_cell_of_any_length_that_a_change_takes_is_read(tmp_path: Path) -> None:
+    long = "x" * 150_000
+    path = file(tmp_path, "g.csv", f'guest_id,name\ng1,"{long}"\n')
+    (row,) = read_rows(path, GUEST)
+    assert isinstance(row.entity, Guest)
+    assert row.entity.name == long
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("guest_id,name,nights", "g1,Eva,3", ()),
+        ("guest_id;name;nights", "g1;Eva;3", ("separated by semicolons",)),
+        ("guest_id\tname\tnights", "g1\tEva\t3", ("separated by tabs",)),
+        ("Guest_ID, NAME ,nights", "g1,Eva,3", ("'Guest_ID'", "is the field name")),
+        ('"guest_id";"Name";"nights"', '"g1";"Eva";"3"', ("semicolons", "'Name'")),
+    ],
+)
+def test_separators_and_the_case_of_columns_are_guessed_and_said(
+    tmp_path: Path, header: str, row: str, said: tuple[str, ...]
+) -> None:
+    path = file(tmp_path, "g.csv", f"{header}\n{row}\n")
+    assert [found.entity for found in read_rows(path, GUEST)] == [
+        Guest(guest_id="g1", name="Eva", nights=3)
+    ]
+    found = guesses(path, GUEST)
+    assert len(found) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, found, strict=True))
+
+
+def test_a_check_counts_the_rows_that_have_some_of_the_fields(tmp_path: Path) -> None:
+    rows = '{"guest_id": "g1", "name": "Eva"}\n{"guest_id": "g2", "name": "Ida", "city": null}\n'
+    whole = '{"guest_id": "g3", "name": "Max", "city": "Rome", "nights": 1}\n'
+    path = file(tmp_path, "g.jsonl", f"{rows}{whole}{{}}\n")
+    found = check(path)
+    assert (found.rows, found.bad_rows, found.partial_rows) == (4, 1, 2)
+    assert found.absent == ("city", "nights")
+
+
+@pytest.mark.parametrize(
+    ("lines", "stored", "is_imported"),
+    [
+        (["g1,Eva,1", "g1,Eva,2"], {"name": "Eva", "city": "Rome", "nights": 2}, True),
+        (["g1,Eva,1", "g1,Eva,2"], {"name": "Eva", "city": "Rome", "nights": 1}, False),
+        (["g1,Eva,2", "g1,Ida,2"], {"name": "Eva", "city": "Rome", "nights": 2}, False),
+    ],
+)
+def test_rows_of_one_key_that_keep_what_they_lack_are_imported_once(
+    tmp_path: Path, lines: list[str], stored: dict[str, Any], is_imported: bool
+) -> None:
+    path = file(tmp_path, "g.csv", "\n".join(["guest_id,name,nights", *lines]))
+    last = repeated_keys(path, GUEST, 1, (), "keep")
+    settling = Settling(GUEST, "keep", last)
+    (chunk,) = read_file(path, GUEST, 10)
+    old = json.dumps({"guest_id": "g1", **stored}, separators=(",", ":"))
+    rows = list(prepare(GUEST, chunk.entities, provenance=CLERK, occurred_at=datetime.now(UTC)))
+    settled = settling.of_chunk(chunk)({"g1": old}, rows)
+    states = [json.loads(settled.get(n) or row.state or "") for n, row in enumerate(rows)]
+    assert all(state["city"] == "Rome" for state in states)
+    assert all(state == json.loads(old) for state in states) is is_imported
+
+
+def test_the_last_given_value_of_each_field_is_the_last_state_of_rows_that_keep(
+    tmp_path: Path,
+) -> None:
+    first = '{"guest_id": "g1", "name": "Eva", "city": "Rome"}\n'
+    path = file(tmp_path, "g.jsonl", first + '{"guest_id": "g1", "name": "Ida"}\n')
+    last = repeated_keys(path, GUEST, 1, (), "keep")
+    assert json.loads(last["g1"]) == {"guest_id": "g1", "name": "Ida", "city": "Rome"}

@@ -9,12 +9,12 @@ from confluent_kafka import KafkaError
 from everstate.config import Config, load
 from everstate.errors import Fenced, InvalidConfig, LogError, Unavailable
 from everstate.log.client import (
-    LOGGER,
     READ_COMMITTED,
     changelog_bytes_max,
     client_settings,
     consumer_settings,
     dead_bytes_max,
+    logger,
     producer_settings,
     raw_bytes_max,
     record_bytes_max,
@@ -214,7 +214,7 @@ def test_what_librdkafka_repeats_is_said_once_in_ten_seconds(
     monkeypatch.setattr("everstate.log.client._last_logged_s", {})
 
     def said(message: str) -> bool:
-        return bool(LOGGER.filter(logging.LogRecord("x", 30, "", 1, message, None, None)))
+        return bool(logger.filter(logging.LogRecord("x", 30, "", 1, message, None, None)))
 
     away = "FAIL [everstate-producer] connect failed: Connection refused"
     assert not said("CONFWARN [everstate-producer] gapless is experimental")

@@ -71,10 +71,11 @@ def test_a_type_that_takes_every_old_value_is_wider(before: Any, after: Any, wha
 
 def test_fields_that_come_and_go() -> None:
     one = model(old=(int, ...), same=(str, "x"))
-    other = model(same=(str, "x"), new=(int | None, None), must=(int, ...))
+    other = model(same=(str, "x"), new=(int | None, None), stars=(int, 0), must=(int, ...))
     assert between(one, other) == {
         "old": ("removed", False),
         "new": ("added", False),
+        "stars": ("added", False),
         "must": ("required", True),
     }
     assert between(one, one) == {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 from uuid import UUID
 
 import pytest
+from pydantic import BaseModel, Field
 
 from everstate.changes import ChangeCodec, EntityType, Kind, Provenance
 from everstate.errors import CorruptRecord
@@ -55,6 +57,21 @@ def test_an_expanded_payload_is_a_change_under_the_rows_id() -> None:
     key, value, _ = ChangeCodec(ORDER).encode(change)
     assert key == b"1"
     assert json.loads(value)["currentEntityState"]["note"] == "paid"
+
+
+class Bill(BaseModel):
+    bill_id: str
+    amount: Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
+
+
+def test_a_decimal_that_is_a_json_number_keeps_all_its_digits() -> None:
+    amount = "12345678901234567890.1234567890"
+    state = f'{{"bill_id": "1", "amount": {amount}}}'
+    payload = f'{{"version": 1, "originalEntityState": null, "currentEntityState": {state}}}'
+    bills = EntityType("bill", Bill, "bill_id")
+    change = RouterReader(bills, "maria/shop.outbox", SHOP).read(record(payload.encode()))
+    assert change is not None
+    assert f'"amount":"{amount}"'.encode() in ChangeCodec(bills).encode(change)[1]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class Rig:
         waiting, states = held_rows(self.held.values()), States(self.copy)  # type: ignore[arg-type]
         batch = self.kind.number(rows, [(RAW, 0)], states, 1_000.0, has_read_all=True)
         held = held_rows(self.held.values())
-        counts = counted({}, batch.read + waiting, batch.outcomes, held)
+        counts = counted({}, batch.read + waiting, batch.added, batch.outcomes, held)
         assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}
         for entity in batch.held_changed:
             self.kept.pop(entity, None)
@@ -280,6 +280,17 @@ def test_what_is_no_change_is_refused_with_its_reason(rig: Rig, value: Any, reas
     assert [(one.entity, one.place, one.raw) for one in batch.refused] == [
         (ORDER.name, place, (b"1", row[3]))
     ]
+
+
+@pytest.mark.parametrize("kind", [b"transaction", b"source", b"message", b"other", b"\xff"])
+def test_a_record_that_is_said_to_be_no_row_stops_no_capture(rig: Rig, kind: bytes) -> None:
+    """Whoever may write to the raw topic may write any header."""
+    headers = (kind, None, None, None)
+    for value in (b"{", b"7", b"[" * 9_000, None):
+        batch = rig.run((0, 1, b"1", value, headers, AT_MS))
+        assert [one.entity for one in batch.refused] in ([], [None])
+    rig.run(rig.row(FIRST))
+    assert len(rig.log) == 1
 
 
 def test_a_tombstone_says_nothing(rig: Rig) -> None:

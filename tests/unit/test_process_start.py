@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
 import command_cases as bank
+from everstate.changes import Change, Kind
 from everstate.config import load
-from everstate.declarations.processes import ProcessManager, ProcessStart
-from everstate.errors import DataLoss, LogIdentityChanged
+from everstate.declarations.processes import Effect, ProcessManager, ProcessStart
+from everstate.errors import DataLoss, LogIdentityChanged, ProcessFailed
 from everstate.log.positions import Range
 from everstate.sources.commands.process import ProcessWork
 
@@ -53,3 +58,38 @@ def test_one_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_log_that_ends_before_the_position_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(LogIdentityChanged):
         start_at(tmp_path, "oldest", 21, Range(10, 20))
+
+
+@pytest.mark.parametrize(
+    ("key", "owner", "reason"),
+    [
+        ("..", "eva", "cannot be part of a URL"),
+        ("k" * 3_000, "eva", "2,048"),
+        ("a1", "e" * 1_100_000, "1,048,576"),
+    ],
+)
+def test_a_command_that_no_handler_would_take_stops_its_process_manager_with_the_reason(
+    tmp_path: Path, key: str, owner: str, reason: str
+) -> None:
+    def react(_change: Change[dict[str, Any]]) -> Iterable[Effect]:
+        opened = bank.Open(account_id="a1", owner=owner)
+        return [Effect(entity=bank.ENTITY, key=key, command=opened)]
+
+    process = ProcessManager("greet", [bank.ENTITY], react)
+    work = ProcessWork(load(tmp_path), bank.app, process, tmp_path)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    change = Change[dict[str, Any]](
+        id=UUID(int=1),
+        entity=bank.ENTITY,
+        schema_version=1,
+        key="a1",
+        version=1,
+        kind=Kind.EVENT,
+        occurred_at=now,
+        recorded_at=now,
+        provenance=bank.TELLER,
+        current={},
+        original=None,
+    )
+    with pytest.raises(ProcessFailed, match=reason):
+        work._followed(change)

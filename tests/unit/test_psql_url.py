@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from everstate.cli.psql import url_of
+from everstate.cli.psql import environment_of, url_of
 from everstate.config import load
 
 OWN = "-c search_path=everstate_views -c TimeZone=UTC"
@@ -29,3 +29,18 @@ def test_options_of_the_dsn_are_kept(tmp_path: Path) -> None:
     dsn = "postgresql://u@h/x?options=-c%20work_mem%3D1MB"
     found = conninfo_to_dict(url_of(load(tmp_path, views={"dsn": dsn})))
     assert found["options"] == f"-c work_mem=1MB {OWN}"
+
+
+def test_psql_gets_every_parameter_of_the_dsn_in_its_environment(tmp_path: Path) -> None:
+    dsn = (
+        "service=views sslcert=/c.pem sslkey=/k.pem sslmode=verify-full connect_timeout=3"
+        " options='-c work_mem=1MB'"
+    )
+    assert environment_of(load(tmp_path, views={"dsn": dsn})) == {
+        "PGSERVICE": "views",
+        "PGSSLCERT": "/c.pem",
+        "PGSSLKEY": "/k.pem",
+        "PGSSLMODE": "verify-full",
+        "PGCONNECT_TIMEOUT": "3",
+        "PGOPTIONS": f"-c work_mem=1MB {OWN} -c default_transaction_read_only=on",
+    }

@@ -71,6 +71,25 @@ def test_states_are_read_out_of_messages_and_out_of_jsonb() -> None:
     assert kept == wanted
 
 
+LONG = "12345678901234567890.123456789"
+
+
+@pytest.mark.parametrize("number", [LONG, "36893488147419103232", "0.30000000000000004"])
+def test_the_text_of_a_long_number_has_all_its_digits(number: str) -> None:
+    """A proof that reads numbers as floats finds two unequal states equal."""
+    texts = [f'{{"a": {number}}}', f'{{"a": {number[:-1]}5}}', f'{{"b": [1], "a": {number}}}']
+    messages = pa.array([f'{{"currentEntityState":{text}}}'.encode() for text in texts])
+    wanted = [f'{{"a":"{number}"}}', f'{{"a":"{number[:-1]}5"}}', f'{{"a":"{number}","b":[1]}}']
+    assert fragments(RAW, messages).to_pylist() == wanted
+    assert kept_fragments(RAW, pa.binary(), pa.array(texts)).to_pylist() == wanted
+    nested = pa.struct([("a", pa.decimal128(38, 9))])
+    kept = kept_fragments("v", nested, pa.array(texts[:2])).to_pylist()
+    assert kept == wanted[:2]
+    if number == LONG:
+        values = pa.array([{"a": Decimal(LONG)}, {"a": Decimal(f"{LONG[:-1]}5")}], nested)
+        assert fragments("v", values).to_pylist() == wanted[:2]
+
+
 def test_nested_values_are_compared_as_they_are_kept() -> None:
     kind = pa.struct([("city", pa.string()), ("m", pa.map_(pa.string(), pa.int64()))])
     values = pa.array([{"city": "x", "m": [("b", 1), ("a", 2)]}, None], kind)

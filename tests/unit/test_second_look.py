@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -45,12 +46,12 @@ class Told:
 
 def suite(folder: Path, *arguments: str, **files: str) -> Told:
     """What a suite of these files comes to, run with the driver and the plugins of ours."""
-    for name, text in files.items():
-        (folder / f"test_{name}.py").write_text(text)
     (folder / "conftest.py").write_text(
         f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"
-        'pytest_plugins = ("second_look", "measuring")\n'
+        'pytest_plugins = ("second_look", "measuring")\n' + files.pop("conftest", "")
     )
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test-results").mkdir(exist_ok=True)
     ended = subprocess.run(
@@ -89,6 +90,39 @@ def test_a_fixture_that_fails_gets_a_second_look_too(tmp_path: Path) -> None:
     told = suite(tmp_path, broken=broken)
     assert told.code == pytest.ExitCode.TESTS_FAILED
     assert "second look at 1 failed tests" in told.said
+
+
+OPTIONS = """
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true")
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("full"):
+        items.clear()
+"""
+
+
+def test_the_second_look_has_the_tier_of_the_first(tmp_path: Path) -> None:
+    told = suite(tmp_path, "--full", conftest=OPTIONS, once=FAILS_ONCE)
+    assert told.code == 0, told.said
+    assert list(told.flaky) == ["test_once.py::test_busy"]
+
+
+def test_a_unit_test_that_starts_a_server_is_red_beside_a_flaky_test(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    # The outer run sees this process too, and takes no program of this name for a server.
+    server = folder / "planted"
+    shutil.copy("/bin/sleep", server)
+    (folder / "test_server.py").write_text(
+        "import subprocess, time\n"
+        f"def test_it():\n    subprocess.Popen([{str(server)!r}, '60'])\n    time.sleep(3)\n"
+    )
+    counted = 'import processes_seen\nprocesses_seen.SERVERS.add("planted")\n'
+    told = suite(tmp_path, conftest=counted, once=FAILS_ONCE)
+    assert told.code == pytest.ExitCode.USAGE_ERROR
+    assert "a unit test has no JVM and no server" in told.said
+    assert told.flaky == {}
 
 
 def test_more_than_ten_failed_tests_are_red_without_a_second_look(tmp_path: Path) -> None:

@@ -35,6 +35,15 @@ def test_a_moment_is_read_with_its_offset_or_its_zone(text: str) -> None:
         ("2013-02-08 18:00 Nowhere/Land", "no time zone 'Nowhere/Land'"),
         ("2013-02-08 18:00-05:00 America/New_York", "write one of them"),
         ("2013-02-30 18:00Z", "cannot be read"),
+        (
+            "2024-11-03 01:45 America/New_York",
+            "comes twice.*2024-11-03T01:45:00-04:00 or 2024-11-03T01:45:00-05:00",
+        ),
+        (
+            "2024-03-10 02:30 America/New_York",
+            "comes never.*2024-03-10T02:30:00-05:00 or 2024-03-10T02:30:00-04:00",
+        ),
+        ("2026-03-29 02:30 Europe/Vienna", "comes never"),
         ("", "cannot be read"),
     ],
 )

@@ -112,6 +112,9 @@ REFUSED = [
     ("SELECT CAST(avg(arr_delay) AS INT) AS a FROM flight", "CAST", "round"),
     ("SELECT carrier FROM flight WHERE carrier = :x", "no value", None),
     ("SELECT carrier AS _key FROM flight", "_key", None),
+    ("SELECT carrier AS _version, count(*) AS n FROM flight GROUP BY 1", "_version", None),
+    ("SELECT carrier AS `unit price` FROM flight", "has a blank", None),
+    ("SELECT carrier AS c, count(*) AS `n;` FROM flight GROUP BY 1", "';'", None),
     ("SELECT carrier FROM other.flight", "not the name of", None),
     ("SELECT f.a FROM flight AS f(a, b)", "not the name of", None),
     ("SELECT carrier FROM flight WHERE departs < 'now'", "'now' is not", "compare it"),
@@ -321,3 +324,12 @@ def test_spark_has_the_last_word_on_the_type_of_a_sum() -> None:
         refuse_sum_type("v", "x", pa.float64())
     with pytest.raises(InvalidView, match="cannot be summed"):
         refuse_sum_type("v", "x", pa.string())
+
+
+def test_a_number_with_more_digits_than_it_is_cast_to_is_null() -> None:
+    """Else one group would make the whole view unreadable."""
+    sql = "SELECT carrier, CAST(sum(arr_delay) AS DECIMAL(5, 2)) AS late FROM flight GROUP BY 1"
+    (late,) = (o.postgres_sql for o in linear(sql).outputs if o.name == "late")
+    total = "CASE WHEN a1 <> 0 THEN a0 END"
+    assert late.startswith("CASE WHEN ABS(ROUND(")
+    assert late.endswith(f", 2)) < 1000 THEN CAST({total} AS DECIMAL(5, 2)) END")

@@ -65,6 +65,12 @@ def test_in_a_program_of_its_own_a_declaration_is_refused_at_once() -> None:
 def test_what_was_kept_before_goes_on_when_its_declaration_is_refused(app: App) -> None:
     kept = registered(app.views["by_city"], 1, published=True)
     (step,) = steps(
-        "guest", [], [kept], standing=[("by_city", 1)], on_change="rebuild", refused={"by_city"}
+        "guest",
+        [],
+        [kept],
+        standing=[("by_city", 1)],
+        numbers={"by_city": 1},
+        on_change="rebuild",
+        refused={"by_city"},
     )
     assert (step.what, step.version, step.superseded) == ("refused", 1, ())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from everstate.errors import Unavailable
-from everstate.testing.view_actors import MemoryPublisher, RepeatableReader, TwoStores
+from everstate.testing.view_actors import MemoryPublisher, RepeatableReader, TwoStores, note
 from everstate.testing.view_memory import (
     MemoryCore,
     MemoryTrailing,
@@ -25,11 +25,13 @@ from everstate.views.batch import Batch
 from everstate.views.control import BUILDING, ViewVersion
 from everstate.views.core import Failure
 from everstate.views.gate import GateRow, Ints, Keys
+from everstate.views.kinds import ViewPlan
+from everstate.views.publishing import InTheWay
 from everstate.views.tables import KeptTable, Vector
 from everstate.views.trailing import Exceptions
 from tiers import counted
 
-SCHEDULES = counted(60, full=1_000)
+SCHEDULES = counted(200, full=5_000)
 TRIES_MAX = 400
 
 
@@ -190,11 +192,19 @@ class DeadOfArchive(Simulation):
         return [same[id(record)] for record in accepted(self.logs, vector)]
 
 
+class ForgetsUndo(Simulation):
+    """C14: any start reverses what an operator asked for."""
+
+    def go_back(self, row: ViewVersion, seen: ViewVersion) -> None:
+        super().go_back(row, seen)
+        note(self.database, row, undone=None)
+
+
 PLANTED: Iterable[type[Simulation]] = (
     *map(core_is, (NoSwap, FromRows, StopsAll, NoGate, NotesOutside)),
     *map(trailing_is, (AnyPlan, NotesFirst, PassesCore, AtOwnOffset)),
     *map(publisher_is, (BeforeMeeting, UnderOlderSnapshot)),
-    *(TrimmedEarly, FromNothing, DeadOfArchive),
+    *(TrimmedEarly, FromNothing, DeadOfArchive, ForgetsUndo),
 )
 
 
@@ -242,11 +252,11 @@ def test_v13_a_reader_from_before_the_way_back_is_waited_for_too(
     simulation = Calm(0, [orders(6), Log()])
     simulation.publisher_class = publisher  # type: ignore[misc]
     simulation.until(3)
-    simulation.version_2()
+    newer = simulation.version_2()
     simulation.until(3)
     simulation.undo()
     simulation.until(3)
-    simulation.undo()
+    note(simulation.database, newer, status=BUILDING)  # and forward again
     simulation.until(3)
     published = [(row.name, row.version) for row in simulation.versions() if row.published]
     assert ("totals", 2) in published
@@ -262,6 +272,25 @@ def test_v13_a_reader_from_before_the_way_back_is_waited_for_too(
     simulation.readers.clear()
     simulation.go_on()
     assert ("totals", 1) in [(r.name, r.version) for r in simulation.versions() if r.published]
+
+
+class Held(MemoryPublisher):
+    """A reader holds a lock on every name."""
+
+    def point(self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan) -> bool:
+        raise InTheWay("report (process 7)")
+
+
+def test_a_reader_in_the_way_is_named_and_the_try_is_reported_so_that_the_next_one_waits() -> None:
+    simulation = Calm(0, [orders(6), Log()])
+    simulation.until(3)
+    newer = simulation.version_2()
+    simulation.publisher_class = Held  # type: ignore[misc]
+    with pytest.raises(InTheWay):
+        simulation.until(3)
+    (row,) = (r for r in simulation.versions() if (r.name, r.version) == (newer.name, 2))
+    assert row.waits_for == "built; waits for report (process 7), which holds a lock on its name"
+    assert (row.status, row.published) == (BUILDING, False)
 
 
 @pytest.mark.parametrize("planted", [False, True])

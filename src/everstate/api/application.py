@@ -106,7 +106,7 @@ def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], No
 
 
 def _guard(api: FastAPI, settings: ApiConfig, *, is_local: bool) -> None:
-    """What stands before the routes: guards, the innermost first, and answers for errors."""
+    """What wraps the routes: guards, the innermost first, and answers for errors."""
     handle_errors(api)
     api.add_middleware(Gate, note=noted_in(settings.audit_reads))
     if is_local:

@@ -1,4 +1,4 @@
-"""Notes reads: who read what and when, as lines of JSON; never a token, and never a value."""
+"""Records reads: who read what and when, as lines of JSON; never a token, and never a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODE: Final = 0o600
 
 
 def noted_in(place: Literal["log"] | Path | None) -> Callable[[Scope, Admission, int], None] | None:
-    """What notes the reads in the place of ``api.audit_reads``; ``None``: nothing does."""
+    """The recorder of reads at ``api.audit_reads``; ``None``: reads are not recorded."""
     if place is None:
         return None
 

@@ -49,7 +49,7 @@ class Feeding:
         self._idle: queue.LifoQueue[FeedReader] = queue.LifoQueue()
 
     def close(self) -> None:
-        """Give up the connections; no question may be open."""
+        """Close the connections; no question may be open."""
         while not self._idle.empty():
             self._idle.get_nowait().close()
 

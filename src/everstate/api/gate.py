@@ -1,4 +1,4 @@
-"""The last guard: an answer leaves only if its route has checked who asks, and reads are noted.
+"""The last guard: an answer leaves only if its route has checked who asks, and reads are recorded.
 
 A route that forgets to ask the desk is a mistake that no caller must be able to use.
 """
@@ -18,10 +18,10 @@ from everstate.api.problems import problem
 from everstate.errors import EverstateError
 from everstate.http.admission import Admission, admission_of
 
-LOGGER = logging.getLogger("everstate.api")
+logger = logging.getLogger("everstate.api")
 
 NoteRead = Callable[[Scope, Admission, int], None]
-"""Notes a request that is about to be answered, with the status; raises OSError."""
+"""Records a request that is about to be answered, with the status; raises OSError."""
 
 _BEGINS: Final = (
     "http.response.start",
@@ -66,13 +66,13 @@ class Gate:
             return None
         if not admission.is_decided and status < 500 and status != _OTHER_METHOD:
             path = scope["path"]
-            LOGGER.error("%s has not checked its caller; its answer was not sent", path)
-            return problem(500, "Internal Server Error", EverstateError.unsaid)
+            logger.error("%s has not checked its caller; its answer was not sent", path)
+            return problem(500, "Internal Server Error", EverstateError.fallback_message)
         if self._note is not None:
             try:
                 self._note(scope, admission, status)
             except OSError as error:
-                LOGGER.error("a read cannot be noted, and is refused: %s", error)
-                said = "reads are noted here, and this one cannot be noted now."
+                logger.error("a read cannot be recorded, and is refused: %s", error)
+                said = "this server records each read, and cannot record this one now."
                 return problem(503, "Unavailable", said, headers={"Retry-After": "1"})
         return None

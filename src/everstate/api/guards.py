@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -15,64 +14,123 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everstate.api.problems import problem
+from everstate.loopback import host_name, is_loopback
 from everstate.telemetry import Sparingly
 
-LOGGER = logging.getLogger("everstate.api")
+logger = logging.getLogger("everstate.api")
 
 IS_HEAD: Final = "everstate.is_head"
 """In a request's scope: it is a HEAD request, which must not wait for a body that never ends."""
 _ARRIVED: Final = frozenset({h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
 _PORTS: Final = {"http": 80, "https": 443}
-_slow: Final = Sparingly(LOGGER, logging.INFO)
+_slow: Final = Sparingly(logger, logging.INFO)
 
 
-def timed_protocol(receive_s: float) -> type[H11Protocol]:
-    """HTTP/1.1 that closes a connection when receiving a request takes longer than this.
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 that closes the connections of clients that do not send, or do not read.
 
-    The server's own time-out starts at the end of a response, and any byte ends it: half a header,
-    or a body that arrives byte by byte, would keep a connection for ever.
+    Receiving is measured from the connection's start, then from the first byte of each request: the
+    server's own time-out starts at the end of a response, and any byte ends it. It has no time-out
+    for sending: a client that does not read its answer would keep connection, task and buffer for
+    ever, also when the server has closed the connection, which waits until everything is sent.
     """
 
-    class TimedProtocol(H11Protocol):
-        """Measures from the connection's start, then from the first byte of each request."""
+    receive_s: float
+    send_s: float
+    connections_max: int
 
-        _deadline: asyncio.TimerHandle | None = None
-        _is_websocket = False
+    _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _is_websocket = False
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._watch()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to measure, or refuse one connection too many."""
+        if len(self.connections) >= self.connections_max:
+            _slow.log("refused a connection: api.connections_max is %d", self.connections_max)
+            transport.abort()
+        super().connection_made(transport)
+        self._watch()
+        self.loop.call_later(self.send_s, self._look_closing, transport)
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
+    def pause_writing(self) -> None:
+        """Start to measure how long the client does not read."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.send_s, self._drop_unread, self.transport)
 
-        def connection_lost(self, exc: Exception | None) -> None:
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        self._forget_unread()
+
+    def data_received(self, data: bytes) -> None:
+        """Measure until the request is complete."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop to measure."""
+        self._forget()
+        self._forget_unread()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Stop to measure a connection that becomes a WebSocket."""
+        # From here on the connection is another protocol's, which has time-outs of its own.
+        self._is_websocket = True
+        super().handle_websocket_upgrade(event)
+
+    def _watch(self) -> None:
+        if self._is_websocket or self.conn.their_state in _ARRIVED:
             self._forget()
-            super().connection_lost(exc)
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.receive_s, self._give_up)
 
-        def handle_websocket_upgrade(self, event: h11.Request) -> None:
-            # From here on the connection is another protocol's, which has time-outs of its own.
-            self._is_websocket = True
-            super().handle_websocket_upgrade(event)
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-        def _watch(self) -> None:
-            if self._is_websocket or self.conn.their_state in _ARRIVED:
-                self._forget()
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(receive_s, self._give_up)
+    def _give_up(self) -> None:
+        client = self.client[0] if self.client else "a client"
+        _slow.log("closed a connection of %s: its request did not come in time", client)
+        self.transport.abort()
 
-        def _forget(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+    def _look_closing(self, transport: asyncio.Transport) -> None:
+        """End a connection that was closed and whose client does not read the rest."""
+        if not transport.is_closing():
+            self.loop.call_later(self.send_s, self._look_closing, transport)
+        elif transport.get_write_buffer_size():
+            self.loop.call_later(self.send_s, self._drop_unread, transport)
 
-        def _give_up(self) -> None:
-            client = self.client[0] if self.client else "a client"
-            _slow.log("closed a connection of %s: its request did not come in time", client)
-            self.transport.close()
+    def _drop_unread(self, transport: asyncio.Transport) -> None:
+        if transport.get_write_buffer_size():
+            _slow.log("closed a connection: its client did not read the answer in time")
+            transport.abort()
 
-    return TimedProtocol
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+
+def timed_protocol(
+    receive_s: float, send_s: float = 60, connections_max: int = 1_000
+) -> type[TimedProtocol]:
+    """The protocol with these limits."""
+    limits = {"receive_s": receive_s, "send_s": send_s, "connections_max": connections_max}
+    return type("LimitedProtocol", (TimedProtocol,), limits)
+
+
+class FewInvalid(logging.Filter):
+    """Lets a few of uvicorn's lines about requests that are not HTTP pass."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record."""
+        if not str(record.msg).startswith("Invalid HTTP request"):
+            return True
+        _slow.log("a request was not HTTP")
+        return False
 
 
 class HeadAsGet:
@@ -110,7 +168,7 @@ class OnlyLocalNames:
         """Pass a request on, or answer 421."""
         if scope["type"] in ("http", "websocket"):
             given = [value for name, value in scope["headers"] if name == b"host"]
-            if not all(is_loopback(_host_name(value.decode("latin-1"))) for value in given):
+            if not all(is_loopback(host_name(value.decode("latin-1"))) for value in given):
                 detail = "without tokens this server answers to localhost and 127.0.0.1 only."
                 refusal = problem(421, "Misdirected Request", detail)
                 await refuse(refusal, scope, receive, send)
@@ -165,21 +223,3 @@ def is_own_origin(origin: str, hosts: Sequence[str]) -> bool:
         return bool(page.hostname) and named == {(page.hostname, page.port or usual)}
     except (KeyError, ValueError):
         return False
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _host_name(value: str) -> str:
-    """The Host header without its port; a malformed header gives a name that never matches."""
-    try:
-        return urlsplit(f"//{value}").hostname or ""
-    except ValueError:
-        return ""

@@ -52,7 +52,7 @@ class Health:
         return HttpAnswer(200, {}, '{"status":"ready"}')
 
     def close(self) -> None:
-        """Give up the connection to the brokers."""
+        """Close the connection to the brokers."""
         if self._topics is not None:
             self._topics.close()
             self._topics = None

@@ -30,17 +30,17 @@ from everstate.errors import (
 from everstate.http.openapi import PROBLEM
 from everstate.telemetry import Sparingly
 
-LOGGER = logging.getLogger("everstate.api")
+logger = logging.getLogger("everstate.api")
 
 PREFIXES: Final = ("/stream", "/query", "/feed")
-"""What stands before `/v1/{entity}` in the path of a route that has no single entity."""
+"""The path of a route that has no single entity, before `/v1/{entity}`."""
 VIEWS: Final = "/views/"
-"""What stands before `v1` in the path of a route of views."""
+"""The path of a route of views, before `v1`."""
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 ONLY: Final = "everstate.only"
 """In a request's scope: the methods of a route that took it although it has no such method."""
 _RETRY_AFTER_S: Final = "1"
-_refused: Final = Sparingly(LOGGER, logging.WARNING)
+_refused: Final = Sparingly(logger, logging.WARNING)
 
 
 def handle_errors(api: FastAPI) -> None:
@@ -75,7 +75,7 @@ def answer_of(error: EverstateError, connection: HTTPConnection, method: str) ->
     """The problem response of an error, which is logged where somebody must know of it."""
     status, name = error.http_status, type(error).__name__
     if status >= 500:
-        LOGGER.warning("%s %s: %s", method, connection.url.path, error.message)
+        logger.warning("%s %s: %s", method, connection.url.path, error.message)
     if isinstance(error, Unauthenticated):
         client = connection.client.host if connection.client else "?"
         _refused.log("login refused: %s %s from %s", method, connection.url.path, client)
@@ -175,7 +175,7 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     # The framework answers such an error outside of the guards.
     headers = secure_headers(request.url.scheme)
-    return problem(500, "Internal Server Error", EverstateError.unsaid, headers=headers)
+    return problem(500, "Internal Server Error", EverstateError.fallback_message, headers=headers)

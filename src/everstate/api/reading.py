@@ -55,7 +55,7 @@ class Reading:
         self.readers = ReaderPool(config, app)
 
     def close(self) -> None:
-        """Give up the connections; no question may be open."""
+        """Close the connections; no question may be open."""
         self.readers.close()
 
     def find(self, entity: str, key: str, wait_for: str | None = None) -> bytes:
@@ -179,7 +179,7 @@ class Reading:
     @contextmanager
     def _reader(self, masks: Masks, entity: str, key: str) -> Iterator[Reader]:
         if "\x00" in key:
-            raise NotFound(f"{entity} {key!r} was never seen.")
+            raise NotFound(f"there can be no {entity} {key!r}: no key has a NUL character.")
         with self.readers.lent(masks) as reader:
             yield reader
 

@@ -11,17 +11,19 @@ from collections.abc import Callable
 import uvicorn
 
 from everstate.api.application import create_api
-from everstate.api.guards import is_loopback, timed_protocol
+from everstate.api.guards import FewInvalid, timed_protocol
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidConfig, Unavailable
+from everstate.loopback import is_loopback
 
-LOGGER = logging.getLogger("everstate.api")
+logger = logging.getLogger("everstate.api")
 
 _GRACE_S = 20
 _BACKLOG = 512
 _POLL_S = 0.05
+_FEW = FewInvalid()
 _SOCKET_BYTES_MAX = 4_096
 """A WebSocket's client has nothing to say; what it sends anyway is small."""
 
@@ -42,7 +44,7 @@ def serve(
     check_reach(config)
     certificate = certificate_of(config.api)
     if not certificate and not is_loopback(host):
-        LOGGER.warning("tokens are sent unencrypted: set api.ssl_certfile, or use a TLS proxy")
+        logger.warning("tokens are sent unencrypted: set api.ssl_certfile, or use a TLS proxy")
     listener = _listen(host, port)
     with listener:
         api = create_api(config, app)
@@ -56,10 +58,15 @@ def serve(
                 timeout_keep_alive=60,
                 lifespan="on",
                 ws_max_size=_SOCKET_BYTES_MAX,
-                http=timed_protocol(config.api.receive_timeout_s),
+                http=timed_protocol(
+                    config.api.receive_timeout_s,
+                    config.api.send_timeout_s,
+                    config.api.connections_max,
+                ),
                 **certificate,  # type: ignore[arg-type]
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_FEW)
         # In a thread of its own uvicorn does not install signal handlers.
         runner = threading.Thread(target=server.run, args=([listener],), name="http")
         runner.start()

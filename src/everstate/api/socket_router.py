@@ -1,13 +1,13 @@
 """Subscriptions by WebSocket: `/stream/v1/{entity}`, with the events of the SSE route as JSON.
 
 The two routes share everything but how an event is written: parameters, access, the events and
-their tokens. Who may not connect is refused by an HTTP status, as there. Everything else is told
+their tokens. Who may not connect is refused by an HTTP status, as there. Everything else is sent
 after the connection is open, since a browser shows a page only the code and reason of a close.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -23,6 +23,7 @@ from everstate.api.problems import answer_of
 from everstate.api.reading_router import parameters_of
 from everstate.api.subscribing import (
     LAST_ID,
+    EventBatches,
     StreamEvent,
     Subscriptions,
     Wish,
@@ -53,7 +54,7 @@ def socket_router(
     router = APIRouter()
 
     async def follow(socket: WebSocket) -> None:
-        async def opened(caller: Caller) -> AsyncIterator[StreamEvent]:
+        async def opened(caller: Caller) -> EventBatches:
             given, last_id = parameters_of(socket), socket.headers.get(LAST_ID)
             wish = Wish.of(entity_type, given, last_id, caller.mask(entity_type.name))
             return await subscriptions.open(wish, desk.work)
@@ -67,7 +68,7 @@ def socket_router(
 async def serve_socket(
     socket: WebSocket,
     admit: Callable[[], Caller],
-    opened: Callable[[Caller], Awaitable[AsyncIterator[StreamEvent]]],
+    opened: Callable[[Caller], Awaitable[EventBatches]],
 ) -> None:
     """Send the events of a subscription until they end, the client leaves or its token expires.
 
@@ -82,27 +83,28 @@ async def serve_socket(
         return
     await socket.accept()
     try:
-        events = while_valid(await opened(caller), caller.expires)
+        batches = while_valid(await opened(caller), caller.expires)
     except EverstateError as error:
         await _send_events(socket, _only(failed(error)))
         return
     async with anyio.create_task_group() as group:
         group.start_soon(_until_left, socket, group.cancel_scope)
-        await _send_events(socket, events)
+        await _send_events(socket, batches)
         group.cancel_scope.cancel()
 
 
-async def _send_events(socket: WebSocket, events: AsyncIterator[StreamEvent]) -> None:
+async def _send_events(socket: WebSocket, batches: EventBatches) -> None:
     """Send events until they end, each when the one before was taken; then close."""
     code, reason = 1000, ""
-    async with aclosing(events):  # type: ignore[type-var]
-        async for event in events:
-            if not await _took(socket.send_text(_frame(event))):
-                return
-            if event.failure is not None:
-                code, reason = _OWN_CODES + event.failure.http_status, event.failure.public
-            elif event.name == "slow":
-                code, reason = _TRY_AGAIN, "changes came faster than they were taken"
+    async with aclosing(batches):  # type: ignore[type-var]
+        async for batch in batches:
+            for event in batch:
+                if not await _took(socket.send_text(_frame(event))):
+                    return
+                if event.failure is not None:
+                    code, reason = _OWN_CODES + event.failure.http_status, event.failure.public
+                elif event.name == "slow":
+                    code, reason = _TRY_AGAIN, "changes came faster than they were taken"
     await _took(socket.close(code, _cut(reason)))
 
 
@@ -124,9 +126,9 @@ async def _until_left(socket: WebSocket, scope: CancelScope) -> None:
     scope.cancel()
 
 
-async def _only(event: StreamEvent) -> AsyncIterator[StreamEvent]:
+async def _only(event: StreamEvent) -> EventBatches:
     """A stream of one event."""
-    yield event
+    yield [event]
 
 
 def _frame(event: StreamEvent) -> str:

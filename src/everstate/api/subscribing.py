@@ -7,7 +7,15 @@ with it continues after that event, without a gap and without a double.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +28,8 @@ import orjson
 from everstate.api.reading import known
 from everstate.app import App
 from everstate.changes import EntityType, Kind
+from everstate.changes.json_numbers import decode
+from everstate.changes.quoting import unquoted
 from everstate.changes.tokens import Partition, Spot, parse_token
 from everstate.changes.triggers import Trigger, when
 from everstate.config import Config
@@ -54,6 +64,7 @@ _PROVENANCE: Final = ("service", "identifier", "actor")
 _BEAT_S: Final = 15.0
 """A subscription without changes for so long gets its position, and proxies see that it lives."""
 _CHUNK: Final = 200
+_BATCH_BYTES: Final = 65_536
 _WAITING_MAX: Final = 1_000
 _CATCHING_UP_MAX: Final = 8
 """Subscribers that read the past at once; each has a consumer of its own meanwhile."""
@@ -71,6 +82,10 @@ class StreamEvent:
     """Continue after this event with it; ``None``: after the event before."""
     failure: EverstateError | None = None
     """Of an `error`."""
+
+
+EventBatches = AsyncIterator[Sequence[StreamEvent]]
+"""Events in order, in lists of those that are ready together: a server sends a list at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +186,7 @@ class Subscriptions:
         for hub in list(self._hubs.values()):
             hub.close()
 
-    async def open(self, wish: Wish, work: InThread[Any]) -> AsyncIterator[StreamEvent]:
+    async def open(self, wish: Wish, work: InThread[Any]) -> EventBatches:
         """Begin a subscription; out: its events, which end when it is closed or fails.
 
         ``work`` runs a blocking call in a thread. Raises InvalidToken, DataLoss, Unavailable.
@@ -216,39 +231,38 @@ class Subscriptions:
         past: Changes | None,
         awake: asyncio.Event,
         work: InThread[Any],
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> EventBatches:
         spots: Mapping[Partition, Spot] = subscription.spots
         version = 0
         try:
             if wish.is_current_wanted:
                 present = await work(partial(self._present, wish, spots))
                 spots, version = present.spots, present.version
-                for row in present.rows:
-                    yield StreamEvent("current", row_json(row).decode())
-                del present
+                rows = (StreamEvent("current", row_json(row).decode()) for row in present.rows)
+                for batch in _batches(rows):
+                    yield batch
+                del present, rows
             if past is not None:
-                async for event in self._past(wish, past, work):
-                    yield event
-            yield StreamEvent("live", "{}", hub.token_of(spots))
-            async for event in _live(wish, hub, subscription, spots, version, awake):
-                yield event
+                async for batch in self._past(wish, past, work):
+                    yield batch
+            yield [StreamEvent("live", "{}", hub.token_of(spots))]
+            async for batch in _live(wish, hub, subscription, spots, version, awake):
+                yield batch
         except EverstateError as error:
-            yield failed(error)
+            yield [failed(error)]
         finally:
             hub.leave(subscription)
             if past is not None:
                 past.close()
 
-    async def _past(
-        self, wish: Wish, past: Changes, work: InThread[Any]
-    ) -> AsyncIterator[StreamEvent]:
+    async def _past(self, wish: Wish, past: Changes, work: InThread[Any]) -> EventBatches:
         """The changes before the subscription began."""
         assert self._catching_up is not None
         async with self._catching_up:
             with closing(iter(past)) as deliveries:  # type: ignore[type-var]
                 while chunk := await work(partial(_chunk, deliveries, wish)):
-                    for event in chunk:
-                        yield event
+                    for batch in _batches(chunk):
+                        yield batch
 
     def _present(self, wish: Wish, spots: Mapping[Partition, Spot]) -> _Present:
         """The present rows: read after the subscription began, so that no change is missing."""
@@ -280,17 +294,11 @@ async def _live(
     begin: Mapping[Partition, Spot],
     version: int,
     awake: asyncio.Event,
-) -> AsyncIterator[StreamEvent]:
+) -> EventBatches:
     """The changes behind ``begin`` as they come; of one key, those after ``version``."""
     spots = dict(begin)
-    while True:
-        awake.clear()
-        taken, dropped = subscription.take()
-        if dropped:
-            if wish.when_slow == "disconnect":
-                yield StreamEvent("slow", _SLOW)
-                return
-            yield StreamEvent("dropped", orjson.dumps({"changes": dropped}).decode())
+
+    def events(taken: Iterable[Delivery]) -> Iterator[StreamEvent]:
         for delivery in taken:
             if delivery.spot <= spots[delivery.partition]:
                 continue
@@ -298,38 +306,62 @@ async def _live(
             if version and delivery.change.version <= version:
                 continue
             yield _change(wish, delivery, hub.token_of(spots))
+
+    while True:
+        awake.clear()
+        taken, dropped = subscription.take()
+        if dropped:
+            if wish.when_slow == "disconnect":
+                yield [StreamEvent("slow", _SLOW)]
+                return
+            yield [StreamEvent("dropped", orjson.dumps({"changes": dropped}).decode())]
+        for batch in _batches(events(taken)):
+            yield batch
         if subscription.failure is not None:
-            yield failed(subscription.failure)
+            yield [failed(subscription.failure)]
             return
         if taken:
             continue
         try:
-            await asyncio.wait_for(awake.wait(), _BEAT_S)
+            async with asyncio.timeout(_BEAT_S):
+                await awake.wait()
         except TimeoutError:
-            yield StreamEvent("", token=hub.token_of(spots))
+            yield [StreamEvent("", token=hub.token_of(spots))]
+
+
+def _batches(events: Iterable[StreamEvent]) -> Iterator[Sequence[StreamEvent]]:
+    """The same events in lists of at least 64 KiB, except the last one."""
+    batch: list[StreamEvent] = []
+    size = 0
+    for event in events:
+        batch.append(event)
+        size += len(event.data)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 _SLOW: Final = orjson.dumps(
-    {"detail": "Changes came faster than they were taken. Come back with the last event's id."}
+    {"detail": "Changes came faster than they were taken. Connect again with the last event's id."}
 ).decode()
 
 
-async def while_valid(
-    events: AsyncIterator[StreamEvent], expires: datetime | None
-) -> AsyncIterator[StreamEvent]:
+async def while_valid(batches: EventBatches, expires: datetime | None) -> EventBatches:
     """The events until the subscriber's token expires, and then an `error`; ``None``: never."""
-    async with aclosing(events):  # type: ignore[type-var]
+    async with aclosing(batches):  # type: ignore[type-var]
         while True:
             left_s = None if expires is None else (expires - datetime.now(UTC)).total_seconds()
             try:
                 async with asyncio.timeout(left_s):
-                    event = await anext(events)
+                    batch = await anext(batches)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                yield failed(Unauthenticated("the token has expired."))
+                yield [failed(Unauthenticated("the token has expired."))]
                 return
-            yield event
+            yield batch
 
 
 def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
@@ -383,12 +415,15 @@ def _trigger(entity_type: EntityType, given: Mapping[str, str], mask: Mask) -> T
 
 
 def _becomes(entity_type: EntityType, field: str, text: str) -> Trigger:
-    """The value is the text as it is, or what it is in JSON: whichever the field can have."""
+    """The value is the text as it is, or what it is in JSON: whichever the field can have.
+
+    As in all filters `null` is no value, and `"null"` in double quotes is the text.
+    """
     try:
-        return _checked(entity_type, "becomes", when(field).changes(to=text))
+        return _checked(entity_type, "becomes", when(field).changes(to=unquoted(text)))
     except InvalidQuery:
         try:
-            value = orjson.loads(text)
+            value = decode(text)
         except ValueError:
             raise InvalidQuery(f"becomes: {field} cannot be {text!r}.") from None
         return _checked(entity_type, "becomes", when(field).changes(to=value))

@@ -12,7 +12,14 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from everstate.api.guards import IS_HEAD
 from everstate.api.reading_router import parameters_of
 from everstate.api.socket_router import socket_router
-from everstate.api.subscribing import LAST_ID, StreamEvent, Subscriptions, Wish, while_valid
+from everstate.api.subscribing import (
+    LAST_ID,
+    EventBatches,
+    StreamEvent,
+    Subscriptions,
+    Wish,
+    while_valid,
+)
 from everstate.changes import EntityType
 from everstate.http import openapi as says
 from everstate.http.asgi import Desk
@@ -40,9 +47,9 @@ def subscription_router(
         if request.scope.get(IS_HEAD):
             return Response(media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS)
         opened = await subscriptions.open(wish, desk.work)
-        events = while_valid(opened, incoming.caller.expires)
+        batches = while_valid(opened, incoming.caller.expires)
         return StreamingResponse(
-            encoded(events), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
+            encoded(batches), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
         )
 
     router.add_api_route(
@@ -58,16 +65,19 @@ def subscription_router(
     return router
 
 
-async def encoded(events: AsyncIterator[StreamEvent]) -> AsyncIterator[bytes]:
-    """Events in the form of Server-Sent Events."""
+async def encoded(batches: EventBatches) -> AsyncIterator[bytes]:
+    """Events in the form of Server-Sent Events, a batch in one piece."""
     yield format_sse_event(retry=_RETRY_MS)
-    async with aclosing(events):  # type: ignore[type-var]
-        async for event in events:
-            if event.name:
-                yield format_sse_event(data_str=event.data, event=event.name, id=event.token)
-            else:
-                # Without data a client notes the id, and nothing else happens.
-                yield format_sse_event(id=event.token)
+    async with aclosing(batches):  # type: ignore[type-var]
+        async for batch in batches:
+            yield b"".join(map(_encoded, batch))
+
+
+def _encoded(event: StreamEvent) -> bytes:
+    if not event.name:
+        # Without data a client notes the id, and nothing else happens.
+        return format_sse_event(id=event.token)
+    return format_sse_event(data_str=event.data, event=event.name, id=event.token)
 
 
 def _answers(*, secured: bool) -> dict[int | str, JsonSchema]:
@@ -83,7 +93,11 @@ def _answers(*, secured: bool) -> dict[int | str, JsonSchema]:
 _PARAMETERS = [
     says.query("key", _TEXT, "Only this entity."),
     says.query("changed", _TEXT, "Only changes that change this field."),
-    says.query("becomes", _TEXT, "Only changes after which a field has a value: `field:value`."),
+    says.query(
+        "becomes",
+        _TEXT,
+        "Only changes after which a field has a value: `field:value`; `null` is no value.",
+    ),
     says.query("kind", _TEXT, "Only these kinds of changes: `created,deleted`."),
     says.query("service", _TEXT, "Only changes by this service."),
     says.query("identifier", _TEXT, "Only changes with this identifier in their provenance."),

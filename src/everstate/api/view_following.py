@@ -9,7 +9,7 @@ remembered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from everstate.api.reading import Parameters, known
-from everstate.api.subscribing import InThread, StreamEvent, failed
+from everstate.api.subscribing import EventBatches, InThread, StreamEvent, failed
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidQuery, Unavailable
@@ -89,7 +89,7 @@ class ViewSubscriptions:
         for watch in list(self._watches.values()):
             watch.close()
 
-    async def open(self, wish: ViewWish, work: InThread[Any]) -> AsyncIterator[StreamEvent]:
+    async def open(self, wish: ViewWish, work: InThread[Any]) -> EventBatches:
         """Begin a subscription; out: its events, which end when it is closed or fails.
 
         ``work`` runs a blocking call in a thread. Raises UnknownView, NotFound, InvalidQuery,
@@ -123,19 +123,17 @@ class ViewSubscriptions:
 
 async def _events(
     wish: ViewWish, watch: ViewWatch, awake: asyncio.Event, wake: Callable[[], None]
-) -> AsyncIterator[StreamEvent]:
+) -> EventBatches:
     try:
-        async for event in _steps(wish, watch, awake):
-            yield event
+        async for batch in _steps(wish, watch, awake):
+            yield batch
     except EverstateError as error:
-        yield failed(error)
+        yield [failed(error)]
     finally:
         watch.leave(wake)
 
 
-async def _steps(
-    wish: ViewWish, watch: ViewWatch, awake: asyncio.Event
-) -> AsyncIterator[StreamEvent]:
+async def _steps(wish: ViewWish, watch: ViewWatch, awake: asyncio.Event) -> EventBatches:
     """All rows, then each step; all rows again when steps are forgotten."""
     whole = watch.whole()
     rows, version = RowFilter(wish, whole.columns), whole.version
@@ -149,22 +147,23 @@ async def _steps(
             if whole.version != version:
                 reason = "version"
                 rows, version = RowFilter(wish, whole.columns), whole.version
-            yield _snapshot(watch, whole, rows, reason)
+            yield [_snapshot(watch, whole, rows, reason)]
             number, reason = whole.number, "missed"
             continue
         for step in steps:
             number = step.number
             changes = rows.changed(step.changes)
             if changes:
-                yield _changed(watch, step, changes)
+                yield [_changed(watch, step, changes)]
         if steps:
             continue
         if watch.failure is not None:
             raise watch.failure.with_traceback(None)
         try:
-            await asyncio.wait_for(awake.wait(), _BEAT_S)
+            async with asyncio.timeout(_BEAT_S):
+                await awake.wait()
         except TimeoutError:
-            yield StreamEvent("", token=watch.id_of(number))
+            yield [StreamEvent("", token=watch.id_of(number))]
 
 
 def _snapshot(watch: ViewWatch, whole: WholeView, rows: RowFilter, reason: Reason) -> StreamEvent:

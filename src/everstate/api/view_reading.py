@@ -1,6 +1,6 @@
 """What the views answer over HTTP: the list of them, their rows by pages, and single rows.
 
-No web framework here. Rows are the body; where they stand is in headers: the version of the view,
+No web framework here. Rows are the body; their position is in headers: the version of the view,
 its position as a token, and how far that is behind the log.
 """
 
@@ -48,7 +48,7 @@ class ViewReading:
         self._freshness = Freshness(config)
 
     def close(self) -> None:
-        """Give up the connections; no question may be open."""
+        """Close the connections; no question may be open."""
         self._freshness.close()
 
     def listed(self, incoming: HttpRequest, given: Parameters) -> HttpAnswer:
@@ -111,7 +111,7 @@ def _split(given: Parameters, name: str) -> list[str]:
 
 
 def _answer(incoming: HttpRequest, headers: Mapping[str, str], content: Any) -> HttpAnswer:
-    """An answer whose ETag is a hash of its body: a position does not tell of deferred changes."""
+    """An answer whose ETag is a hash of its body: a position does not show deferred changes."""
     body = row_json(content)
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
     incoming.conditions  # noqa: B018 - it refuses a header that is no list of tags

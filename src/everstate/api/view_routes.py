@@ -34,6 +34,6 @@ class ViewRoutes:
         self._subscriptions.close()
 
     def close(self) -> None:
-        """End what is left, and give up the connections; no question may be open."""
+        """End what is left, and close the connections; no question may be open."""
         self._subscriptions.close()
         self._reading.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
 
@@ -13,7 +12,7 @@ from fastapi.sse import EventSourceResponse
 from everstate.api.guards import IS_HEAD
 from everstate.api.reading_router import parameters_of
 from everstate.api.socket_router import serve_socket
-from everstate.api.subscribing import LAST_ID, StreamEvent, while_valid
+from everstate.api.subscribing import LAST_ID, EventBatches, while_valid
 from everstate.api.subscription_router import STREAM_HEADERS, encoded
 from everstate.api.view_access import admit_to_view, read_of_view
 from everstate.api.view_following import ViewSubscriptions, ViewWish
@@ -48,13 +47,13 @@ def view_stream_router(project: Project, subscriptions: ViewSubscriptions, desk:
         if request.scope.get(IS_HEAD):
             return Response(media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS)
         opened = await subscriptions.open(wish, desk.work)
-        events = while_valid(opened, incoming.caller.expires)
+        batches = while_valid(opened, incoming.caller.expires)
         return StreamingResponse(
-            encoded(events), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
+            encoded(batches), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
         )
 
     async def follow(socket: WebSocket) -> None:
-        async def opened(_: Caller) -> AsyncIterator[StreamEvent]:
+        async def opened(_: Caller) -> EventBatches:
             return await subscriptions.open(_wish(socket), desk.work)
 
         view = socket.path_params["view"]

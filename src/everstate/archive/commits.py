@@ -121,7 +121,7 @@ class Commit:
 
     @property
     def note(self) -> CommitNote | None:
-        """The note on positions; ``None`` for compaction and commits of other programs."""
+        """The positions of a commit; ``None`` for compaction and commits of other programs."""
         return CommitNote.from_json(self.user_metadata)
 
 

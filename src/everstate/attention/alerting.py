@@ -27,7 +27,7 @@ from everstate.private import private_folder, write_private
 from everstate.retrying import may_pass, until_stopped
 from everstate.serving.reader_pool import ReaderPool
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONDITIONS = Gauge("everstate_conditions", "Conditions that need attention", ["kind", "level"])
 FIRING = Gauge("everstate_alerts_firing", "Alerts that fire and are not resolved")
@@ -88,11 +88,11 @@ class Alerting:
             alerts = self._alerts.step(conditions, seen.unknown, now_s)
             for alert in alerts:
                 level = logging.WARNING if alert.status == "firing" else logging.INFO
-                log.log(level, "%s", alert.text)
+                logger.log(level, "%s", alert.text)
             if self._config.alerts.webhook_url is not None:
                 self._unsent += alerts
             while len(self._unsent) > _UNSENT_MAX:
-                log.error("an alert is never sent: %s", self._unsent.popleft().text)
+                logger.error("an alert is never sent: %s", self._unsent.popleft().text)
             self._store()
         FIRING.set(sum(each.is_firing for each in self._alerts.tracked.values()))
         self._is_new.set()
@@ -103,7 +103,7 @@ class Alerting:
             self.send_one,
             stop,
             waiting="the alerts' webhook waits",
-            log=log,
+            log=logger,
             passes=may_pass,
             pause_s=_PAUSE_S,
             pause_s_max=_PAUSE_S_MAX,
@@ -139,7 +139,7 @@ class Alerting:
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("%s is not readable, and alerts fire again: %s", self._file, error)
+            logger.warning("%s is not readable, and alerts fire again: %s", self._file, error)
 
     def _store(self) -> None:
         """Write the state; a full disk must not end the role."""
@@ -151,7 +151,7 @@ class Alerting:
             private_folder(self._file.parent)
             write_private(self._file, json.dumps(state))
         except OSError as error:
-            log.warning("the state of the alerts is not written: %s", error)
+            logger.warning("the state of the alerts is not written: %s", error)
 
 
 def _is_sent(condition: Concern) -> bool:

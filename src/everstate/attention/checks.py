@@ -23,7 +23,7 @@ from everstate.log.lag import is_reachable
 from everstate.log.topics import TopicDifference, TopicNames, Topics
 from everstate.views.database import connect_views, views_errors
 
-POSTGRES_MIN: Final = 15
+POSTGRES_MIN: Final = 16
 """Oldest version with `UNIQUE NULLS NOT DISTINCT`, which the tables of views need."""
 KAFKA_MIN: Final = (2, 8)
 """Oldest version whose topics have ids, by which a topic that was made again is recognised."""
@@ -90,7 +90,7 @@ def _kafka(config: Config, app: App | None) -> Iterator[Check]:
 
 
 def kafka_version(found: Brokers) -> Check:
-    """Whether the brokers are new enough. Brokers do not tell their version, only its protocol."""
+    """Whether the brokers are new enough. Brokers report their protocol and not their version."""
     protocol = found.settings.get("inter.broker.protocol.version")
     if protocol is None:
         return Check("kafka", "ok", f"4.0 or newer, {found.nodes} brokers")

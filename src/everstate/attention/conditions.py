@@ -87,9 +87,10 @@ def of_views(rows: Iterable[ViewRow], limits: AlertsConfig) -> Iterator[Concern]
     for row in rows:
         name = f"view {row.name}, version {row.version}"
         place = f"{row.name}.{row.version}"
-        if row.reason is not None:
+        if row.why is not None:
             key, told = f"view-behind:{place}", (row.status, name, row.standing)
             yield Concern(key, "views", "views", *told, level="warn", view=row.name)
+        yield from _of_misfits(row, limits)
         if row.status not in (LIVE, "behind"):
             continue
         if row.verified is not None and not row.verified.get("holds"):
@@ -117,6 +118,25 @@ def of_views(rows: Iterable[ViewRow], limits: AlertsConfig) -> Iterator[Concern]
                 "warn",
                 row.name,
             )
+
+
+def _of_misfits(row: ViewRow, limits: AlertsConfig) -> Iterator[Concern]:
+    """Fields whose values do not fit the model, with a new one in the last hours."""
+    for each in row.misfits:
+        if each.age_s > limits.dead_letters_hours * 3600:
+            continue
+        yield Concern(
+            f"misfit:{each.entity}.{each.field}.{each.schema_version}",
+            "views",
+            "views",
+            "misfits",
+            f"{each.entity}:",
+            f"{each.text}: typed columns have NULL there.",
+            "Correct the writer or the model; `everstate history` shows the state as it was "
+            "written.",
+            "warn",
+            row.name,
+        )
 
 
 def of_readers(readers: Iterable[LogReader], limits: AlertsConfig) -> Iterator[Concern]:

@@ -102,7 +102,7 @@ class Looking:
     def _asked(
         self, server: str, area: Area, seen: SeenProject, question: Callable[[], T]
     ) -> T | None:
-        """The answer of a server; ``None``: it gave none, which is noted."""
+        """The answer of a server; ``None``: it gave none, which is recorded."""
         step, key = _STEPS[area], f"no-answer:{area}"
         try:
             return question()
@@ -169,12 +169,12 @@ class Looking:
         if known is not None and time.monotonic() - known[0] < _CAPTURES_FRESH_S:
             return known[1]
         # Imported here: an app without captures needs none of it.
-        from everstate.local import connect
+        from everstate.local import resolve
         from everstate.sources.cdc.capturing import Capturing
 
         config = self._config
         with suppress(EverstateError):
-            config = connect(config, needs=())  # a local Connect may have been started since
+            config = resolve(config, needs=())  # a local Connect may have been started since
         found = [
             Capturing(config, each, local=False, entities=self._app.entities).status()
             for each in self._app.captures.values()

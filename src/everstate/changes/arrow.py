@@ -22,6 +22,7 @@ from uuid import UUID
 from pydantic import AwareDatetime, BaseModel, NaiveDatetime
 from pydantic.fields import FieldInfo
 
+from everstate.changes.keys import column_fault
 from everstate.errors import InvalidEntityType
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ _SCALARS: dict[Any, _Kind] = {
 class Columns:
     """The columns of a model's JSON form, one for each field, in the model's order.
 
-    A field that may be missing or None is nullable. Raises InvalidEntityType naming model, field
-    and the nearest supported type.
+    A field that may be None, or has a default, is nullable. Raises InvalidEntityType naming model,
+    field and the nearest supported type.
     """
 
     def __init__(self, model: type[BaseModel], entity: str) -> None:
@@ -144,6 +145,7 @@ def _columns(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> 
     for name, info in model.model_fields.items():
         where = f"{entity}: {model.__name__}.{name}"
         kind, nullable = _type(info.annotation, info, where, entity, (*parents, model))
+        nullable |= not info.is_required()  # states from before the field was added lack it
         columns.append(_Column(info.serialization_alias or info.alias or name, kind, nullable))
     for name, computed in model.model_computed_fields.items():
         where = f"{entity}: {model.__name__}.{name}"
@@ -151,11 +153,17 @@ def _columns(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> 
         columns.append(_Column(computed.alias or name, kind, nullable=True))
     if not columns:
         raise InvalidEntityType(f"{entity}: {model.__name__} has no fields")
+    for column in columns:
+        if fault := column_fault(column.name, is_inner=bool(parents)):
+            raise InvalidEntityType(
+                f"{entity}: {model.__name__}: the name {column.name!r} {fault}.",
+                advice="Give the field another name, or another alias.",
+            )
     alike = Counter(column.name.lower() for column in columns)
     twice = [column.name for column in columns if alike[column.name.lower()] > 1]
     if twice:
         raise InvalidEntityType(
-            f"{entity}: SQL cannot tell the fields {', '.join(twice)} of {model.__name__} apart",
+            f"{entity}: the fields {', '.join(twice)} of {model.__name__} have one name in SQL",
             advice="Give one of them another name, or an alias.",
         )
     return tuple(columns)

@@ -15,8 +15,12 @@ from uuid import UUID
 import msgspec
 
 from everstate.changes.change import Change, DomainEvent, Kind, Provenance, SourceTransaction
+from everstate.changes.depth import TOO_DEEP, bounded, is_too_deep
 from everstate.changes.entity import EntityType, holds_nul
-from everstate.changes.moments import moment_fault
+from everstate.changes.json_numbers import decode as decode_json
+from everstate.changes.json_numbers import encode as encode_json
+from everstate.changes.keys import check_key
+from everstate.changes.moments import check_moment, moment_fault
 from everstate.errors import ChangeTooLarge, InvalidChange, MissingProvenance
 
 Headers: TypeAlias = list[tuple[str, bytes]]
@@ -106,17 +110,15 @@ _CONTENT_TYPE = ("content-type", b"application/json")
 
 WIRE_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(WireChange))
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(WireChange).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_any = msgspec.json.Decoder().decode
+_decode = bounded(msgspec.json.Decoder(WireChange).decode)
+_decode_fields = bounded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
 
 
 def encode_wire(wire: WireChange, extra: Mapping[str, Any] | None = None) -> bytes:
     """JSON bytes of an envelope; ``extra`` fields follow the known ones."""
-    value = _encode(wire)
+    value = encode_json(wire)
     if extra:
-        value = value[:-1] + b"," + _encode(_plain(extra))[1:]
+        value = value[:-1] + b"," + encode_json(_plain(extra))[1:]
     return value
 
 
@@ -172,11 +174,22 @@ class ChangeCodec:
 
     States may be models of the entity type, mappings, or JSON bytes, which are not changed.
     Decoding gives mappings, so that fields which a newer writer added are kept.
+
+    Every way in encodes with it, so the rules that each message must keep are here: the rules of
+    keys, sizes, depth and, with ``ahead_hours`` (`log.occurred_ahead_hours`), how far a change's
+    time may be ahead of the time at which it was recorded.
     """
 
-    def __init__(self, entity_type: EntityType, *, message_bytes_max: int = 1_048_576) -> None:
+    def __init__(
+        self,
+        entity_type: EntityType,
+        *,
+        message_bytes_max: int = 1_048_576,
+        ahead_hours: float | None = None,
+    ) -> None:
         self.entity_type = entity_type
         self.message_bytes_max = message_bytes_max
+        self._ahead_hours = ahead_hours
         self._types = {
             kind: ("ce_type", f"{entity_type.name}.{kind.value}".encode()) for kind in Kind
         }
@@ -185,20 +198,20 @@ class ChangeCodec:
     def encode(self, change: Change[Any]) -> tuple[bytes, bytes, Headers]:
         """Key, value and headers of a change, as they go to Kafka.
 
-        Raises InvalidChange (kind against states, NaN, NUL, naive time), MissingProvenance, or
-        ChangeTooLarge before anything is written. Cost: the models' own serialisation and about
+        Raises InvalidChange (key, kind against states, NaN, NUL, depth, times), MissingProvenance,
+        or ChangeTooLarge before anything is written. Cost: the models' own serialisation and about
         2 µs.
         """
         check_shape(change)
         recorded_at, occurred_at, event = change.recorded_at, change.occurred_at, change.event
-        for field, moment in (("recordedAt", recorded_at), ("occurredAt", occurred_at)):
-            if fault := moment_fault(moment):
-                raise InvalidChange(change.entity, change.key, field, fault)
+        if fault := moment_fault(recorded_at):
+            raise InvalidChange(change.entity, change.key, "recordedAt", fault)
+        check_moment(change.entity, change.key, occurred_at, self._ahead_hours, recorded_at)
         source = self._source
         if source is None or source.provenance is not change.provenance:
             source = self._source = ready_source(change.entity, change.key, change.provenance)
         entity, key = change.entity, change.key
-        head = _encode(
+        head = encode_json(
             _WireHead(
                 change.id,
                 entity,
@@ -222,7 +235,7 @@ class ChangeCodec:
             None if block is None else (block.id, block.index, block.count),
             None if change.current is None else self._json(change.current),
             None if change.original is None else self._json(change.original),
-            b"" if not change.extra else _encode(_plain(change.extra))[1:-1],
+            b"" if not change.extra else encode_json(_plain(change.extra))[1:-1],
             event,
         )
 
@@ -234,7 +247,7 @@ class ChangeCodec:
         Times are texts of :func:`ready_time`.
         """
         if not key.isalnum() or not key.isascii():
-            key = _encode(key)[1:-1].decode()
+            key = encode_json(key)[1:-1].decode()
         return (
             f'{{"id":"{change_id}",{self._named}"key":"{key}","version":{version},'
             f'"kind":"{kind}","occurredAt":"{occurred_at}","recordedAt":"{recorded_at}"'
@@ -243,7 +256,7 @@ class ChangeCodec:
     @cached_property
     def _named(self) -> str:
         one = self.entity_type
-        return f'"entity":{_encode(one.name).decode()},"schemaVersion":{one.schema_version},'
+        return f'"entity":{encode_json(one.name).decode()},"schemaVersion":{one.schema_version},'
 
     def finish(
         self,
@@ -262,20 +275,22 @@ class ChangeCodec:
         """Key, value and headers of a change whose parts are encoded already.
 
         ``head`` ends before the event, ``extra`` are further fields without their braces. Raises
-        ChangeTooLarge and InvalidChange; the contents of the parts are not checked. Cost: about
-        1.5 µs.
+        ChangeTooLarge and InvalidChange; the contents of the states are not checked. Cost: about
+        2 µs.
         """
         entity = self.entity_type.name
+        check_key(entity, key)
         if current is None:
             current = b"null"
         if original is None:
             original = b"null"
+        told = b"null" if event is None else event_json(entity, key, event)
         value = b"".join(
             (
                 head,
-                b',"event":null,' if event is None else b',"event":%b,' % _raw_event(event),
+                b',"event":%b,' % told,
                 source.json,
-                b"null" if block is None else _encode(WireTransaction(*block)),
+                b"null" if block is None else encode_json(WireTransaction(*block)),
                 b'},"currentEntityState":',
                 current,
                 b',"originalEntityState":',
@@ -283,22 +298,20 @@ class ChangeCodec:
                 b",%b}" % extra if extra else b"}",
             )
         )
+        if holds_nul(value):
+            raise InvalidChange(entity, key, "message", "NUL characters are refused")
         if len(value) > self.message_bytes_max:
             size = len(value) - min(len(current), len(original))
             if size > self.message_bytes_max:
                 raise ChangeTooLarge(entity, key, size, self.message_bytes_max)
         key_bytes = key.encode()
-        names = len(key_bytes) + len(source.header[1]) + (0 if event is None else len(event.type))
-        if names > _NAMES_BYTES_MAX:
-            reason = (
-                f"key, service and event type have {names:,} bytes, at most {_NAMES_BYTES_MAX:,}"
-            )
-            raise InvalidChange(entity, key[:40], "headers", reason)
+        event_type = b"" if event is None else event.type.encode()
+        _check_names(entity, key, len(key_bytes) + len(source.header[1]) + len(event_type))
         headers = [
             _SPEC_VERSION,
             ("ce_id", change_id),
             source.header,
-            self._types[kind] if event is None else ("ce_type", event.type.encode()),
+            self._types[kind] if event is None else ("ce_type", event_type),
             ("ce_time", recorded_at),
             ("ce_subject", key_bytes),
             _CONTENT_TYPE,
@@ -331,11 +344,11 @@ class ChangeCodec:
                 occurred_at=wire.occurred_at,
                 recorded_at=wire.recorded_at,
                 provenance=_provenance(wire.provenance),
-                current=_decode_any(wire.current_entity_state),
-                original=_decode_any(wire.original_entity_state),
+                current=decode_json(wire.current_entity_state),
+                original=decode_json(wire.original_entity_state),
                 event=_event(wire.event),
                 transaction=_transaction(wire.provenance),
-                extra={k: _decode_any(v) for k, v in fields.items() if k not in WIRE_FIELDS},
+                extra={k: decode_json(v) for k, v in fields.items() if k not in WIRE_FIELDS},
             )
         except (msgspec.DecodeError, ValueError) as cause:
             raise InvalidChange(name, None, "message", str(cause)) from cause
@@ -366,6 +379,17 @@ def check_shape(change: Change[Any]) -> None:
         raise InvalidChange(change.entity, None, "key", "the key is empty")
 
 
+def check_names(entity: str, key: str, service: str, event_type: str) -> None:
+    """Raise InvalidChange when these texts are too long for the headers of a message."""
+    _check_names(entity, key, len(key.encode()) + len(service.encode()) + len(event_type.encode()))
+
+
+def _check_names(entity: str, key: str, size: int) -> None:
+    if size > _NAMES_BYTES_MAX:
+        reason = f"key, service and event type have {size:,} bytes, at most {_NAMES_BYTES_MAX:,}"
+        raise InvalidChange(entity, key[:40], "headers", reason)
+
+
 def ready_source(entity: str, key: str | None, source: Provenance) -> ReadySource:
     """A provenance, encoded for the changes that share it; raises MissingProvenance."""
     check_provenance(entity, key, source)
@@ -378,7 +402,7 @@ def ready_source(entity: str, key: str | None, source: Provenance) -> ReadySourc
         source.correlation_id,
         source.causation_id,
     )
-    json = b'"provenance":' + _encode(wire).removesuffix(b"null}")
+    json = b'"provenance":' + encode_json(wire).removesuffix(b"null}")
     return ReadySource(source, json, ("ce_source", source.service_name.encode()))
 
 
@@ -386,15 +410,26 @@ def ready_time(moment: datetime) -> str:
     """A time in the envelope's text form; raises ValueError for one that no column can hold."""
     if fault := moment_fault(moment):
         raise ValueError(fault)
-    return _encode(moment)[1:-1].decode()
+    return encode_json(moment)[1:-1].decode()
 
 
-def _raw_event(event: DomainEvent) -> bytes:
-    return _encode({"type": event.type, "data": event.data})
+def event_json(entity: str, key: str, event: DomainEvent) -> bytes:
+    """JSON of a domain event; raises InvalidChange if no message can hold it."""
+    try:
+        if not isinstance(event.type, str):
+            raise TypeError("its type is no text")
+        encoded = encode_json({"type": event.type, "data": event.data})
+        if is_too_deep(encoded):
+            raise ValueError(TOO_DEEP)
+    except RecursionError as cause:
+        raise InvalidChange(entity, key, "event", TOO_DEEP) from cause
+    except (TypeError, ValueError) as cause:
+        raise InvalidChange(entity, key, "event", str(cause)) from cause
+    return encoded
 
 
 def _event(raw: msgspec.Raw) -> DomainEvent | None:
-    decoded = _decode_any(raw)
+    decoded = decode_json(raw)
     if decoded is None:
         return None
     if not isinstance(decoded, dict) or not isinstance(decoded.get("type"), str):

@@ -18,6 +18,7 @@ import msgspec
 
 from everstate.changes.codec import Headers, headers_of
 from everstate.changes.entity import EntityType
+from everstate.changes.json_numbers import number_of
 from everstate.changes.json_patch import JSON_PATCH, json_patch
 from everstate.changes.triggers import Trigger, field_type, trigger_of
 from everstate.errors import InvalidDerivation, InvalidTrigger
@@ -66,7 +67,7 @@ class Joined(NamedTuple):
 _read = msgspec.json.Decoder(Message).decode
 _service = msgspec.json.Decoder(_Service).decode
 _event = msgspec.json.Decoder(_Event | None).decode
-_state = msgspec.json.Decoder(dict[str, Any] | None).decode
+_state = msgspec.json.Decoder(dict[str, Any] | None, float_hook=number_of).decode
 _text = msgspec.json.Encoder().encode
 
 

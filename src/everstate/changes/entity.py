@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from everstate.changes.accepting import NotAccepted, accept, inexact, read_exactly
 from everstate.changes.arrow import Columns
-from everstate.changes.keys import NAME
+from everstate.changes.depth import TOO_DEEP, is_too_deep
+from everstate.changes.equality import canonical, has_equal_values
+from everstate.changes.keys import NAME, OwnKey, key_text
 from everstate.changes.moments import OUT_OF_RANGE, is_kept, times_in
+from everstate.changes.places import has_many_texts, places_of
+from everstate.changes.unknown import reason_of
 from everstate.changes.values import (
     UNSTORABLE,
     holds_numbers,
@@ -29,8 +34,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS_MAX = 8
+_NO_KEYS = frozenset({"float", "struct", "list", "map"})
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
-_BACKSLASH = 0x5C
+_BACKSLASH, _NUL = 0x5C, b"\\u0000"
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -62,6 +68,28 @@ class EntityType:
         if self.schema_version < 1:
             raise InvalidEntityType(f"{self.name}: schema_version starts at 1")
         object.__setattr__(self, "_columns", Columns(self.model, self.name))
+        if self._key_type in _NO_KEYS:
+            raise InvalidEntityType(
+                f"{self.name}: the key {self.key!r} is a {self._key_type}, which has no one text",
+                advice="Use a field that is text, a whole number, a Decimal, a time or a UUID.",
+            )
+
+    @property
+    def key_column(self) -> str:
+        """Name of the key in a state's JSON; a property may have no column."""
+        info = self.model.model_fields.get(self.key)
+        return self.key if info is None else info.serialization_alias or info.alias or self.key
+
+    @property
+    def _key_type(self) -> str | None:
+        """JSON type of the key's column; ``None``: states have no such column."""
+        found: str | None = self.shape["fields"].get(self.key_column, {}).get("type")
+        return found
+
+    @property
+    def own_key(self) -> OwnKey | None:
+        """How a state's key is read from its JSON; ``None``: states do not have it."""
+        return None if self._key_type is None else OwnKey(self.key_column, self._key_type)
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -89,6 +117,14 @@ class EntityType:
             name
             for name, info in self.model.model_fields.items()
             if holds_numbers(info.annotation, set())
+        )
+
+    @cached_property
+    def _computed_fields(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, info in self.model.model_computed_fields.items()
+            if holds_numbers(info.return_type, set())
         )
 
     @cached_property
@@ -126,10 +162,13 @@ class EntityType:
             value = entity.get(self.key)
         if value is None or value == "":
             raise InvalidChange(self.name, None, self.key, "the key is missing or empty")
-        return str(value)
+        return value if value.__class__ is str else key_text(value)
 
     def validate(self, state: Mapping[str, Any] | BaseModel) -> BaseModel:
-        """Make the model from a state; raises InvalidChange naming field and reason."""
+        """Make the model from a state of the log; raises InvalidChange naming field and reason.
+
+        Fields that the model does not have are dropped: an older model may have had them.
+        """
         if isinstance(state, self.model):
             return state
         try:
@@ -137,12 +176,62 @@ class EntityType:
         except ValidationError as cause:
             raise self._invalid(cause, state) from cause
 
-    def validate_json(self, state: bytes | str) -> BaseModel:
-        """Make the model from JSON; raises InvalidChange naming field and reason."""
+    def validate_exactly(self, state: Mapping[str, Any]) -> BaseModel:
+        """As :meth:`validate`, but a value that the model's reader would change is refused too."""
+        problem = inexact(self.model, state)
+        if problem is not None:
+            where = ".".join(str(part) for part in problem["loc"])
+            raise InvalidChange(self.name, None, where, problem["msg"])
+        return self.validate(state)
+
+    def accept(self, state: Mapping[str, Any] | BaseModel) -> BaseModel:
+        """Make the model from what a writer gives; raises InvalidChange naming field and reason.
+
+        See :mod:`everstate.changes.accepting`.
+        """
+        if isinstance(state, self.model):
+            return state
+        if not isinstance(state, Mapping):
+            return self.validate(state)
         try:
-            return self.model.model_validate_json(state)
+            return accept(self.model, state)
+        except NotAccepted as cause:
+            first = cause.errors[0]
+            where = ".".join(str(part) for part in first["loc"]) or "state"
+            key = state.get(self.key)
+            named = None if key is None else str(key)
+            raise InvalidChange(
+                self.name, named, where, reason_of(self.field_names, first)
+            ) from cause
+
+    def validate_json(self, state: bytes | str) -> BaseModel:
+        """Make the model from a stored state; raises InvalidChange naming field and reason."""
+        try:
+            return read_exactly(self.model, state)
         except ValidationError as cause:
             raise self._invalid(cause, {}) from cause
+        except ValueError as cause:
+            raise InvalidChange(self.name, None, "state", str(cause)) from cause
+
+    def is_equal(self, one: str | None, other: str | None) -> bool:
+        """Whether the JSON of two states has equal values; see :mod:`everstate.changes.equality`.
+
+        ``None``: the entity does not exist.
+        """
+        if one == other or one is None or other is None or not self.has_many_texts:
+            return one == other
+        place = places_of(self.model)
+        return place is not None and has_equal_values(place, one, other)
+
+    def canonical(self, state: str) -> bytes:
+        """The one text of all states with the values of this one, given as JSON."""
+        place = places_of(self.model) if self.has_many_texts else None
+        return state.encode() if place is None else canonical(place, state)
+
+    @cached_property
+    def has_many_texts(self) -> bool:
+        """Whether equal states may have different JSON, as the model has decimals or times."""
+        return has_many_texts(self.model)
 
     def _invalid(self, cause: ValidationError, state: object) -> InvalidChange:
         first = cause.errors(include_url=False)[0]
@@ -155,7 +244,8 @@ class EntityType:
 
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently), for
         integers beyond 64 bits, which no column holds, for times outside the years 1 to 9999 in
-        UTC, and for NUL characters, which PostgreSQL's text cannot hold. Cost: one pass in Rust;
+        UTC, for NUL characters, which PostgreSQL's text cannot hold, and for values that are nested
+        too deeply. Cost: one pass in Rust;
         numbers and times are checked only where the text may hold a bad one.
         """
         try:
@@ -166,15 +256,19 @@ class EntityType:
             ) from cause
         if self._number_fields and (self._is_quickly_checked or may_hold_unstorable(encoded)):
             self._check_storable(entity, self._number_fields, entity.__dict__)
+        if self._computed_fields and may_hold_unstorable(encoded):
+            values = {name: getattr(entity, name) for name in self._computed_fields}
+            self._check_storable(entity, self._computed_fields, values)
         extra = entity.__pydantic_extra__
         if extra:
             self._check_storable(entity, extra, extra)
+        if is_too_deep(encoded):
+            raise InvalidChange(self.name, str(getattr(entity, self.key)), "state", TOO_DEEP)
         if self._may_hold_sets:
             encoded = in_order(entity, encoded)
         if b"0001-01-01T" in encoded or b"9999-12-31T" in encoded:
             self._check_times(entity)
-        # One byte is found ten times faster than six; few states hold a backslash at all.
-        if _BACKSLASH in encoded and holds_nul(encoded):
+        if holds_nul(encoded):
             raise InvalidChange(
                 self.name, str(getattr(entity, self.key)), "state", "NUL characters are refused"
             )
@@ -202,4 +296,7 @@ class EntityType:
 
 def holds_nul(encoded: bytes) -> bool:
     """Whether JSON text has an escaped NUL character (the only way JSON can hold one)."""
+    # One byte is found ten times faster than six; few texts hold a backslash at all.
+    if _BACKSLASH not in encoded or _NUL not in encoded:
+        return False
     return _ESCAPED_NUL.search(encoded) is not None

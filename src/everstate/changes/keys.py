@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final, NamedTuple
 
+from everstate.changes.equality import decimal_text, instant_text
+from everstate.changes.json_numbers import decode
 from everstate.errors import InvalidChange
 
 EntityKey = tuple[str, str]
@@ -13,9 +18,58 @@ EntityKey = tuple[str, str]
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names that an app declares (entity types, views, captures, process managers): `fullmatch` it."""
 
+_OWN_COLUMNS: Final = frozenset({"_key", "_version", "_joined_key", "__key", "__version"})
+_NOT_IN_COLUMNS: Final = re.compile(r"[\s\x00-\x1f,;{}()=.`\"]")
 _PATH_STEPS: Final = (".", "..")
 KEY_BYTES_MAX: Final = 2048
 """PostgreSQL's index rows have at most some 2,700 bytes, and a view's has more than the key."""
+
+
+def column_fault(name: str, *, is_inner: bool = False) -> str | None:
+    """Why no column can have this name, as an end of a sentence; ``None``: one can.
+
+    ``is_inner``: the column is in a nested object, where everstate adds none of its own.
+    """
+    if found := _NOT_IN_COLUMNS.search(name):
+        what = "a blank" if found[0].isspace() else repr(found[0])
+        return f"has {what}, which the lake or SQL cannot have in a name"
+    if not is_inner and name.lower() in _OWN_COLUMNS:
+        return "is of a column that everstate adds itself"
+    return None
+
+
+def key_text(value: Any) -> str:
+    """The key of a value: as JSON writes the value, and the same text for equal values.
+
+    2.5 and 2.50 are the key `2.5`; a time with an offset is written in UTC.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return decimal_text(value)
+    return instant_text(value) if isinstance(value, datetime) else str(value)
+
+
+class OwnKey(NamedTuple):
+    """The key in a state's JSON: its column, and the JSON type of that."""
+
+    column: str
+    type: str
+
+    def fault(self, state: str | None, key: str) -> str | None:
+        """Why a state is not that of a key; ``None``: it is, or it is no JSON object."""
+        try:
+            value = decode(state or "null")[self.column]
+            if self.type == "decimal":
+                value = Decimal(str(value))
+            elif self.type == "timestamp":
+                value = datetime.fromisoformat(value)
+        except (ValueError, ArithmeticError, TypeError, KeyError):
+            return None
+        own = key_text(value)
+        return None if own == key else f"other_key:{own}"
 
 
 def check_key(entity: str, key: str) -> str:

@@ -27,18 +27,29 @@ def moment_fault(moment: datetime) -> str | None:
     return None if is_kept(moment) else OUT_OF_RANGE
 
 
-def check_moment(entity: str, key: str, moment: datetime, ahead_hours: float | None = None) -> None:
+def check_moment(
+    entity: str,
+    key: str,
+    moment: datetime,
+    ahead_hours: float | None = None,
+    now: datetime | None = None,
+) -> None:
     """Raise InvalidChange when a change cannot have happened then.
 
-    ``ahead_hours`` is how far ahead of now it may be (`log.occurred_ahead_hours`); ``None``: no
-    limit.
+    ``ahead_hours`` is how far ahead of ``now`` it may be (`log.occurred_ahead_hours`); ``None``: no
+    limit. ``now`` ``None``: the clock's time.
     """
     fault = moment_fault(moment)
     if fault is None and ahead_hours is not None:
-        if moment > datetime.now(UTC) + timedelta(hours=ahead_hours):
-            fault = f"the time is more than {ahead_hours:g} hours ahead (log.occurred_ahead_hours)"
+        if moment - (now or datetime.now(UTC)) > timedelta(hours=ahead_hours):
+            fault = ahead_fault(ahead_hours)
     if fault is not None:
         raise InvalidChange(entity, key, "occurredAt", fault)
+
+
+def ahead_fault(ahead_hours: float) -> str:
+    """Why a time that is further ahead is refused."""
+    return f"the time is more than {ahead_hours:g} hours ahead (log.occurred_ahead_hours)"
 
 
 def is_kept(moment: datetime) -> bool:

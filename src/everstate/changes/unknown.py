@@ -7,6 +7,7 @@ data silently. It is refused, unless one of the entity type's models sets pydant
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -16,7 +17,6 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from everstate.changes.entity import EntityType
 
 EXTRA: Final = "extra_forbidden"
 """Type of pydantic's error for such a field."""
@@ -59,10 +59,16 @@ def _models_of(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseMode
     return seen
 
 
-def reason_of(entity_type: EntityType, error: ErrorDetails) -> str:
+def message_of(error: ErrorDetails) -> str:
+    """Why a field is refused."""
+    return "there is no field of this name" if error["type"] == EXTRA else error["msg"]
+
+
+def reason_of(field_names: Sequence[str], error: ErrorDetails) -> str:
     """Why a field is refused, with the most similar field name as a hint."""
+    message = message_of(error)
     if error["type"] != EXTRA:
-        return error["msg"]
-    meant = difflib.get_close_matches(str(error["loc"][-1]), entity_type.field_names, 1)
+        return message
+    meant = difflib.get_close_matches(str(error["loc"][-1]), field_names, 1)
     hint = f"; did you mean {meant[0]}?" if meant and len(error["loc"]) == 1 else ""
-    return f"there is no field of this name{hint}"
+    return f"{message}{hint}"

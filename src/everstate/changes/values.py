@@ -12,6 +12,8 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 from pydantic import BaseModel
 
+from everstate.changes.depth import TOO_DEEP, is_too_deep
+
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _AS_ZEROS = bytes.maketrans(b"0123456789", b"0000000000")
 _INT64_DIGITS = b"0" * len(str(_INT64_MAX))
@@ -30,7 +32,9 @@ def holds_numbers(annotation: Any, seen: set[type]) -> bool:
         seen.add(annotation)
         if annotation.model_config.get("extra") == "allow":
             return True
-        return any(holds_numbers(i.annotation, seen) for i in annotation.model_fields.values())
+        parts = [info.annotation for info in annotation.model_fields.values()]
+        parts += [info.return_type for info in annotation.model_computed_fields.values()]
+        return any(holds_numbers(part, seen) for part in parts)
     return any(holds_numbers(part, seen) for part in get_args(annotation))
 
 
@@ -61,8 +65,9 @@ def storable(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, BaseModel):
+        computed = (getattr(value, name) for name in kind.model_computed_fields)
         parts = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-        return all(storable(part) for part in parts.values())
+        return all(storable(part) for part in (*parts.values(), *computed))
     if is_dataclass(value):
         return all(storable(getattr(value, each.name)) for each in fields(value))
     if isinstance(value, Mapping):
@@ -78,9 +83,11 @@ UNSTORABLE: Final = "NaN, infinity and integers beyond 64 bits are refused"
 def model_json(value: BaseModel) -> bytes:
     """JSON of a command or of a fact; equal ones have the same JSON in every process.
 
-    Raises ValueError for numbers that JSON would lose.
+    Raises ValueError for numbers that JSON would lose, and for values that are nested too deeply.
     """
     encoded: bytes = value.__class__.__pydantic_serializer__.to_json(value)
+    if is_too_deep(encoded):
+        raise ValueError(TOO_DEEP)
     if may_hold_unstorable(encoded) and not storable(value):
         raise ValueError(UNSTORABLE)
     return in_order(value, encoded)

@@ -19,7 +19,7 @@ from everstate.cli.console import (
 )
 from everstate.config import Config
 from everstate.errors import InvalidConfig, VerificationFailed
-from everstate.local import connect
+from everstate.local import resolve
 
 if TYPE_CHECKING:
     from everstate.pipeline.archiving.audit import AuditReport
@@ -56,7 +56,7 @@ def verify(
 
     config = config_of(context)
     names = _entities(entity, app, config)
-    config = connect(config)
+    config = resolve(config)
     reports = []
     with working("starting Spark") as tell, own_spark(config) as spark:
         for name in names:

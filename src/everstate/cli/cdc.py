@@ -225,7 +225,7 @@ def doctor(
     context: typer.Context, name: NameArgument, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Check the database of a capture and print correcting SQL; exit code 1 at a failure."""
-    findings = declared_capture(context, name, app, config_of(context)).check()
+    findings = declared_capture(context, name, app, connected(context, needs=())).check()
     if json:
         print_json(findings)
     else:

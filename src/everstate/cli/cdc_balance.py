@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from everstate.declarations.captures import Capture
     from everstate.sources.cdc.balance import Balance
 
-_COLUMNS = ("read", "published", "skipped", "dead", "held", "vanished")
+_COLUMNS = ("read", "added", "published", "skipped", "dead", "held", "vanished")
 
 
 def balance_of(config: Config, capture: Capture) -> Balance | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,6 @@ def _no_connect(given: Config, name: str) -> EverstateError:
     )
 
 
-def connected(context: typer.Context) -> Config:
-    """The settings, with the addresses of running servers."""
-    return Stack(config_of(context)).connect()
+def connected(context: typer.Context, needs: Collection[str] | None = None) -> Config:
+    """The settings, with the addresses of running servers; ``needs``: see :func:`resolve`."""
+    return Stack(config_of(context)).resolve(needs)

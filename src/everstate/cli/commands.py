@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
-from pydantic import ValidationError
 
 from everstate.changes import Provenance
 from everstate.cli.console import (
@@ -68,12 +67,7 @@ def send(
         raise InvalidCommand(
             f"{entity} takes no command {name!r} (it takes {', '.join(group.by_name)})."
         )
-    try:
-        command = group.by_name[name].model_validate_json(data)
-    except ValidationError as cause:
-        first = cause.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "data"
-        raise InvalidCommand(f"{name}: {where}: {first['msg']}") from cause
+    command = group.read(name, data)
     with CommandClient(config, project) as client:
         answer = client.send(
             entity,

@@ -22,6 +22,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from everstate.changes.json_numbers import orjson_default
 from everstate.config import CONFIG_FILE, Config, load
 from everstate.errors import EverstateError, InvalidConfig, InvalidProject
 from everstate.telemetry import safe_text
@@ -153,7 +154,9 @@ def print_json(value: Any) -> None:
     """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
     # In JSON unsafe characters occur only in strings, where an escape such as \\u009b is equal.
-    sys.stdout.write(safe_text(orjson.dumps(value, default=str, option=options).decode()) + "\n")
+    sys.stdout.write(
+        safe_text(orjson.dumps(value, default=orjson_default, option=options).decode()) + "\n"
+    )
     sys.stdout.flush()
 
 
@@ -192,9 +195,9 @@ def project_of(
     if needs == READING and config.log.bootstrap_servers and config.store.dsn:
         return config, app
     # Imported here: with servers of your own a look-up needs no local stack, which takes 40 ms.
-    from everstate.local import connect
+    from everstate.local import resolve
 
-    return connect(config, needs=needs), app
+    return resolve(config, needs=needs), app
 
 
 def load_app(spec: str | None, config: Config, *, views: bool = True) -> App:

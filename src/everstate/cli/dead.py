@@ -10,7 +10,7 @@ import typer
 
 from everstate.cli.console import JsonOption, config_of, err, out, print_json, table
 from everstate.errors import InvalidQuery, NotFound
-from everstate.local import connect
+from everstate.local import resolve
 from everstate.log.dead_letters import (
     DeadLetter,
     DeadReason,
@@ -41,7 +41,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List the reasons of dead letters, the most frequent first, and the newest letter of each."""
-    config = connect(config_of(context), needs=("kafka",))
+    config = resolve(config_of(context), needs=("kafka",))
     found = by_reason(read_dead_letters(config, entity))
     if json:
         print_json([asdict(each) | {"newest": _name(each)} for each in found])
@@ -80,7 +80,7 @@ def show(
             f"{letter!r} is no name of a dead letter.",
             advice="Take it from the column `newest` of `everstate dead list`, such as guest@0:17.",
         )
-    config = connect(config_of(context), needs=("kafka",))
+    config = resolve(config_of(context), needs=("kafka",))
     place = int(named["partition"]), int(named["offset"])
     found = read_dead_letter(config, named["entity"] or None, *place)
     if found is None:

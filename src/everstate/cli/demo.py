@@ -41,6 +41,10 @@ def demo(
         Path | None,
         typer.Option("--folder", help="Folder of the project. Default: .everstate/demo."),
     ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", help="Write a picture (SVG) of the board and the proofs."),
+    ] = None,
 ) -> None:
     """Send real flights through a real log, a real lake and views, and prove the result."""
     # Imported here: Spark and pyarrow take a second that no other verb should pay.
@@ -55,6 +59,7 @@ def demo(
         last=last,
         keep=keep,
         stay=stay,
+        picture=picture,
     )
     # The demonstration is written in markup, and shows public data that it brings along.
     console = SafeConsole(markup=True, highlight=False)

@@ -17,7 +17,7 @@ from everstate.cli.reloading import NO_BYTECODE, ChildProcesses, run_reloading, 
 from everstate.cli.supervisor import stop_on_signals
 from everstate.config import CONFIG_FILE, Config
 from everstate.errors import EverstateError, InvalidView
-from everstate.local import ConsoleProgress, Stack, connect
+from everstate.local import ConsoleProgress, Stack, resolve
 
 
 def register(cli: typer.Typer) -> None:
@@ -91,7 +91,7 @@ def checked_files(config: Config, app: str | None) -> list[Path]:
     if project.refused_views:
         raise typer.Exit(InvalidView.exit_code)
     try:
-        changes, _ = planned(connect(config), project)
+        changes, _ = planned(resolve(config), project)
     except EverstateError:
         pass  # a server does not answer; `everstate run` waits for it and reports it
     else:

@@ -13,7 +13,7 @@ from everstate.attention.checks import server_checks
 from everstate.cli.console import SIGNS, JsonOption, config_of, err, load_app, out, print_json
 from everstate.config import Config
 from everstate.errors import EverstateError
-from everstate.local import Check, connect, machine_checks, stack_checks
+from everstate.local import Check, machine_checks, resolve, stack_checks
 
 
 def register(cli: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def doctor(
 def _connected(config: Config) -> Config:
     """The settings with the addresses of the servers that run; of the others they stay empty."""
     with suppress(EverstateError):
-        return connect(config, needs=())
+        return resolve(config, needs=())
     return config
 
 

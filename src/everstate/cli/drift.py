@@ -31,6 +31,11 @@ _REFUSED = (
     " the field. Correct the states in the source, and repair again."
 )
 
+_CAPTURED = (
+    "`everstate cdc snapshot NAME` reads all rows of its capture again, and changes only what"
+    " differs; with --new-epoch it also deletes entities whose row is gone."
+)
+
 EntityNameArgument = Annotated[str, typer.Argument(help="Name of the entity type.")]
 
 
@@ -85,7 +90,9 @@ def _run(
     if entity not in truths:
         raise InvalidQuery(
             f"{entity} cannot drift: its source of truth is {project.source_of(entity)!r}.",
-            advice="Only a store (PostgreSQL, Cassandra) is compared with the log.",
+            advice=_CAPTURED
+            if project.source_of(entity) == "capture"
+            else "Only a store (PostgreSQL, Cassandra) is compared with the log.",
         )
     with (
         working("starting Spark") as tell,

@@ -22,7 +22,7 @@ from everstate.cli.console import (
     table,
 )
 from everstate.errors import NoGap
-from everstate.local import connect
+from everstate.local import resolve
 from everstate.telemetry import safe_text
 from everstate.views.gaps import Gap
 
@@ -51,7 +51,7 @@ def list_(
     config = config_of(context)
     if entity is not None:
         load_app(app, config).entity_type(entity)
-    config = connect(config, needs=READING)
+    config = resolve(config, needs=READING)
     found = list_gaps(config, entity)
     if json:
         print_json(found)

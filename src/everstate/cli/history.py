@@ -17,9 +17,9 @@ from everstate.cli.console import (
 )
 from everstate.cli.standing import ahead_of_views, not_yet, say_cold, say_how_far, say_newer
 from everstate.errors import NotFound
-from everstate.serving import ABSENT, Reader
+from everstate.serving import Reader
 from everstate.serving.words import (
-    difference_text,
+    differences_text,
     happening_text,
     moment_text,
     provenance_text,
@@ -67,13 +67,7 @@ def history(
             moment_text(version.occurred_at),
             happening_text(version),
             provenance_text(version.provenance),
-            "\n".join(
-                difference_text(found)
-                for found in version.differences
-                if found.after is not None or found.before is not ABSENT
-            )
-            if diff
-            else len(version.differences),
+            differences_text(version.differences) if diff else len(version.differences),
         )
         for version in versions
     ]

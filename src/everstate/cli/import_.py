@@ -28,16 +28,26 @@ from everstate.cli.console import (
     table,
 )
 from everstate.config import Config
-from everstate.local import connect
+from everstate.local import resolve
 from everstate.sources.stores.postgres import (
     Checked,
     EntityStore,
     Imported,
+    Missing,
     check_file,
+    guesses,
     import_file,
 )
 
 _REFUSED = 2
+MissingOption = Annotated[
+    Missing,
+    typer.Option(
+        "--missing",
+        help="What becomes of fields that a row does not have, where the stored entity has values "
+        "in them: refuse the row, keep them, or reset them to the model's defaults.",
+    ),
+]
 
 
 def register(cli: typer.Typer) -> None:
@@ -63,6 +73,7 @@ def import_entities(
         list[str] | None,
         typer.Option("--ignore", help="Column to leave out; repeatable."),
     ] = None,
+    missing: MissingOption = "refuse",
     check: Annotated[
         bool,
         typer.Option("--check", help="List all invalid rows; write nothing, and use no server."),
@@ -77,13 +88,15 @@ def import_entities(
     """
     config = config_of(context)
     entity_type = load_app(app, config).check_source(entity, "store")
+    for guess in guesses(file, entity_type) if file.is_file() else ():
+        err.print(guess, highlight=False)
     if check:
-        _check(config, entity_type, file, first_row, ignored or (), as_json)
+        _check(config, entity_type, file, first_row, ignored or (), missing, as_json)
         return
     provenance = Provenance(
         api_version=api_version, service_name=service, identifier=identifier or file.name
     )
-    config = connect(config, needs=READING)
+    config = resolve(config, needs=READING)
     with EntityStore(config, entity_type, connections_max=1) as store, _bar() as bar:
         store.install()
         task = bar.add_task(f"import {entity}", total=1.0, rows=0, rate=0.0)
@@ -99,16 +112,12 @@ def import_entities(
             provenance=provenance,
             first_row=first_row,
             ignored=ignored or (),
+            missing=missing,
             on_progress=show,
         )
     if as_json:
-        print_json(
-            {
-                "rows": imported.rows,
-                "changes": imported.changes,
-                "unchanged": imported.unchanged,
-            }
-        )
+        rows, changes, unchanged = imported.rows, imported.changes, imported.unchanged
+        print_json({"rows": rows, "changes": changes, "unchanged": unchanged})
         return
     out.print(
         f"{imported.rows:,} rows of {file.name}: {imported.changes:,} changes, "
@@ -123,6 +132,7 @@ def _check(
     file: Path,
     first_row: int,
     ignored: list[str] | tuple[str, ...],
+    missing: Missing,
     as_json: bool,
 ) -> None:
     with _bar() as bar:
@@ -142,7 +152,8 @@ def _check(
         )
     if as_json:
         bad = [{"row": row, "reason": reason} for row, reason in found.bad]
-        print_json({"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad})
+        partial = {"partial_rows": found.partial_rows, "absent": found.absent}
+        print_json({"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad, **partial})
     else:
         if found.bad:
             table(("row", "reason"), found.bad)
@@ -153,6 +164,13 @@ def _check(
             "was written",
             highlight=False,
         )
+        if found.partial_rows and missing == "refuse":
+            err.print(
+                f"{found.partial_rows:,} rows do not have {', '.join(found.absent)}: the import "
+                "refuses those whose entity is stored with another value there than the model's "
+                "default; --missing keep or --missing reset takes them",
+                highlight=False,
+            )
     if found.bad_rows:
         raise typer.Exit(_REFUSED)
 

@@ -22,6 +22,8 @@ from everstate.serving import Reader
 from everstate.serving.words import value_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from everstate.app import App
 
 _FIELDS_SHOWN = 7
@@ -39,7 +41,9 @@ def list_(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            "--where", "-w", help="Condition field=value, also with != < <= > >=; repeatable."
+            "--where",
+            "-w",
+            help="Condition field=value, also with != < <= > >=; repeatable. null: no value.",
         ),
     ] = None,
     order: Annotated[
@@ -69,22 +73,28 @@ def list_(
         if json:
             print_json(shown)
         else:
-            names = _names(project, entity, fields)
+            names = names_of(project, entity, fields)
             rows = [
                 (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
                 for one in shown
             ]
-            table(("key", "version", *names), rows)
+            table(header(names), rows)
         if len(found) > limit:
             err.print(f"there are more than {limit}; see them with --limit", highlight=False)
         say_what_waits(config, project, entity)
         say_how_far(reader, f"{entity}_{'latest' if at is None else 'history'}")
 
 
-def _names(project: App, entity: str, fields: str | None) -> list[str]:
-    """Fields to show: the requested ones, or the first ones except the key."""
-    if fields is not None and fields != "all":
-        return [name.strip() for name in fields.split(",")]
+def header(names: Sequence[str]) -> list[str]:
+    """Columns with these fields: key and version first, `_key` beside a field called key."""
+    return [*(f"_{own}" if own in names else own for own in ("key", "version")), *names]
+
+
+def names_of(project: App, entity: str, fields: str | None) -> list[str]:
+    """Fields to show: the requested ones, or the first ones; the key has a column already."""
     entity_type = project.entity_type(entity)
-    names = [name for name in entity_type.field_names if name != entity_type.key]
-    return names if fields == "all" else names[:_FIELDS_SHOWN]
+    given = entity_type.field_names
+    if fields is not None and fields != "all":
+        given = tuple(each.strip() for each in fields.split(","))
+    names = [name for name in given if name != entity_type.key]
+    return names if fields is not None else names[:_FIELDS_SHOWN]

@@ -20,7 +20,7 @@ from everstate.cli.console import (
 )
 from everstate.config import Config, check_dsn
 from everstate.errors import InvalidConfig
-from everstate.local import connect as connect_stack
+from everstate.local import resolve
 from everstate.sources.outbox import (
     Installation,
     install_outbox,
@@ -149,7 +149,7 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
 def _database(config: Config, dsn: str | None) -> Iterator[OutboxConnection]:
     if dsn is not None:
         check_dsn("DSN", dsn)
-    address = dsn or connect_stack(config).store_dsn
+    address = dsn or resolve(config).store_dsn
     with (
         translated(address, "the outbox"),
         connect(address, "everstate-outbox") as database,

@@ -16,7 +16,13 @@ from everstate.config import Config
 from everstate.views.control import RETIRED, Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
 from everstate.views.models import check_models, model_changes
-from everstate.views.versions import Step, declared_views, inputs_of, steps
+from everstate.views.versions import (
+    Step,
+    declared_elsewhere,
+    declared_views,
+    inputs_of,
+    steps,
+)
 
 _CHANGES_PER_S: Final = 40_000
 """Measured rate of a build on two cores; used until this project has built a version."""
@@ -154,7 +160,12 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
 
     Cost: some small statements; for views to build, also the lake's statistics.
     """
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+    with (
+        views_errors(config.views_dsn),
+        connect_views(config.views_dsn) as connection,
+        # Tables that are missing, or of an earlier release, are there for this look only.
+        connection.transaction(force_rollback=True),
+    ):
         control = Control(connection, config.views.schema_name)
         control.install()
         changes = model_changes(control, project)
@@ -165,8 +176,10 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
             found += steps(
                 entity,
                 declared_views(project, entity),
-                [row for row in rows if row.entity == entity and not row.is_topic],
+                [row for row in rows if not row.is_topic],
                 standing=places,
+                numbers=control.numbers(),
+                elsewhere=declared_elsewhere(project, entity),
                 on_change=config.views.on_change,
                 refused=project.refused_views,
                 used=inputs_of(rows),

@@ -87,7 +87,7 @@ def print_reports(reports: Sequence[ViewReport]) -> None:
             for report in reports
         ],
     )
-    for what in ("not_read", "not_compared"):
+    for what in ("not_read", "not_compared", "misfits"):
         for line in dict.fromkeys(line for report in reports for line in getattr(report, what)):
             err.print(f"{what.replace('_', ' ')}: {line}", highlight=False, markup=False)
     for report in reports:
@@ -108,7 +108,7 @@ def check_reports(reports: Sequence[ViewReport], *, are_named: bool) -> None:
     if bad:
         raise VerificationFailed(
             f"the proof of {len(bad)} of {len(reports)} views failed.",
-            advice="What differs, or was not read, is above; `everstate explain` tells where a row "
+            advice="What differs, or was not read, is above; `everstate explain` shows where a row "
             "came from.",
         )
 

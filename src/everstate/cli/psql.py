@@ -9,24 +9,15 @@ from urllib.parse import quote, urlencode
 
 import psycopg
 import typer
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from everstate.cli.console import READING, JsonOption, config_of, out, print_json, table
 from everstate.config import Config
 from everstate.errors import InvalidQuery, LocalStackError
-from everstate.local import connect
+from everstate.local import resolve
 from everstate.serving.words import cell
 from everstate.views.database import connect_views, views_errors
-
-_ENVIRONMENT = {
-    "host": "PGHOST",
-    "port": "PGPORT",
-    "user": "PGUSER",
-    "password": "PGPASSWORD",
-    "dbname": "PGDATABASE",
-    "sslmode": "PGSSLMODE",
-    "sslrootcert": "PGSSLROOTCERT",
-}
 
 
 def register(cli: typer.Typer) -> None:
@@ -46,7 +37,7 @@ def psql(
     json: JsonOption = False,
 ) -> None:
     """Query the views in SQL: one statement with -c, or interactively if psql is installed."""
-    config = connect(config_of(context), needs=READING)
+    config = resolve(config_of(context), needs=READING)
     if url:
         out.print(url_of(config), highlight=False)
         return
@@ -69,7 +60,11 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
         connect_views(dsn, options=options, application_name="everstate psql") as connection,
     ):
         try:
-            found = connection.execute(command.encode())
+            # After a query a transaction cannot become one that writes, and a prepared statement is
+            # only one: no COMMIT can come before another.
+            connection.execute("BEGIN READ ONLY")
+            connection.execute("SELECT 1")
+            found = connection.execute(command.encode(), prepare=True)
             names = [column.name for column in found.description or ()]
             return names, found.fetchall() if names else []
         except (psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError) as cause:
@@ -105,9 +100,22 @@ def _open(config: Config) -> None:
             advice='Run `everstate psql -c "SELECT …"`, or connect any client: `everstate '
             "psql --url` prints the connection string.",
         )
-    given = conninfo_to_dict(config.views_dsn)
-    for name, value in given.items():
-        if name in _ENVIRONMENT:
-            os.putenv(_ENVIRONMENT[name], str(value))
-    os.putenv("PGOPTIONS", f"-c search_path={config.views.schema_name} -c TimeZone=UTC")
+    for name, value in environment_of(config).items():
+        os.putenv(name, value)
     os.execv(program, ["psql"])
+
+
+def environment_of(config: Config) -> dict[str, str]:
+    """The environment in which psql connects to the views; read-only unless the user changes it."""
+    variables = {
+        option.keyword.decode(): option.envvar.decode()
+        for option in pq.Conninfo.get_defaults()
+        if option.envvar is not None
+    }
+    given = conninfo_to_dict(config.views_dsn)
+    options = f"{given.pop('options', '')} -c search_path={config.views.schema_name}"
+    options += " -c TimeZone=UTC -c default_transaction_read_only=on"
+    return {
+        **{variables[name]: str(value) for name, value in given.items() if name in variables},
+        "PGOPTIONS": options.strip(),
+    }

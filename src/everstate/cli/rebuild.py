@@ -54,17 +54,23 @@ def rebuild(
     """
     from everstate.views.changing import ask_rebuild, ask_undo
     from everstate.views.changing import cancel as stop_building
+    from everstate.views.plan import plan_of
 
     if undo and cancel:
         raise InvalidQuery("--undo and --cancel exclude each other.")
-    config, _ = project_of(context, app, needs=READING)
+    config, project = project_of(context, app, needs=READING)
+
+    def check(row: ViewVersion) -> None:
+        if not row.is_topic:
+            plan_of(row, project.entities, project.views)
+
     with _control(config) as control:
         if cancel:
             stopped = stop_building(control, name)
             _say(json, name, stopped[-1] if stopped else None, "cancelled" if stopped else "none")
             return
         if undo:
-            wanted = ask_undo(control, name, force=force)
+            wanted = ask_undo(control, name, check=check, force=force)
         else:
             wanted = ask_rebuild(control, name, force=force, require_equal=require_equal)
         if not wait:
@@ -112,9 +118,9 @@ def _awaited(
             if row.published:
                 return True
             tell.now(how_far(control, row, time.monotonic() - begun))
-            if row.progress is None and row.reason is not None and row.reason != said[-1]:
-                said.append(row.reason)
-                tell(f"{row.name}, version {row.version}: {row.reason}")
+            if row.why is not None and row.why != said[-1]:
+                said.append(row.why)
+                tell(f"{row.name}, version {row.version}: {row.why}")
             return False
 
         said = [""]
@@ -147,8 +153,8 @@ def how_far(control: Control, row: ViewVersion, seconds: float) -> str:
     head = f"{row.name}, version {row.version}: "
     if row.progress is not None:
         return head + Progress(**row.progress).text
-    if row.reason is not None:
-        return f"{head}{row.reason} ({seconds:.0f} s)"
+    if row.why is not None:
+        return f"{head}{row.why} ({seconds:.0f} s)"
     if row.built is None:
         return f"{head}waits for the builder ({seconds:.0f} s)"
     mine = sum(control.vector(row.name, row.version).values())

@@ -19,7 +19,7 @@ from everstate.cli.console import (
 from everstate.cli.get import moment_of
 from everstate.config import Config
 from everstate.errors import InvalidQuery
-from everstate.local import connect
+from everstate.local import resolve
 from everstate.serving.words import moment_text
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _written(
             config, entity, selection, file, generation=generation, on_written=told
         )
     assert to is not None, "it is one of the two"
-    running = connect(config, needs=("kafka",))
+    running = resolve(config, needs=("kafka",))
     if selection != Selection() or append:
         how = {"generation": generation, "append": append}
         return replay_to_topic(running, entity, selection, to, **how, on_written=told)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from everstate.telemetry import configure_logging
 from everstate.views.control import Control
 from everstate.views.database import connect_views, views_errors
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def register(cli: typer.Typer) -> None:

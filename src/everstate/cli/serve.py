@@ -10,7 +10,7 @@ import typer
 from everstate.cli.console import AppOption, config_of, err, load_app
 from everstate.cli.metrics import serving_figures
 from everstate.cli.supervisor import stop_on_signals, stop_with_parent
-from everstate.local import connect
+from everstate.local import resolve
 from everstate.parts import Journal, states_folder
 from everstate.telemetry import configure_logging
 
@@ -45,7 +45,7 @@ def serve(
     config = config.model_copy(update={"api": config.api.model_copy(update=chosen)})
     server.check_reach(config)
     project_app = load_app(app, config)
-    config = connect(config)
+    config = resolve(config)
     stop = threading.Event()
     stop_on_signals(stop)
     if with_parent:

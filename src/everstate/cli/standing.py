@@ -1,7 +1,8 @@
-"""Notes on stderr about changes that an answer lacks, when views lag or have stopped."""
+"""Lines on stderr about changes that an answer lacks, when views lag or have stopped."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from everstate.app import App
@@ -60,18 +61,27 @@ def say_what_waits(config: Config, app: App, entity: str) -> None:
 def ahead_of_views(config: Config, app: App, reader: Reader, entity: str, key: str) -> int | None:
     """The version that the store has committed, if it is newer than that of the views.
 
-    ``None`` if it is not newer, if the store does not answer, and if PostgreSQL is not the entity
-    type's source of truth.
+    ``None`` if it is not newer, if the store does not answer, and if no store of everstate is the
+    entity type's source of truth.
     """
-    if app.source_of(entity) != "store":
+    source = app.source_of(entity)
+    if source not in ("store", "cassandra"):
         return None
-    from everstate.sources.stores.postgres.store import version_of
-
     with suppress(EverstateError):
-        stored = version_of(config, entity, key)
+        stored = _version_of(source)(config, entity, key)
         if stored is not None and stored > (reader.newest_version(entity, key) or 0):
             return stored
     return None
+
+
+def _version_of(source: str) -> Callable[[Config, str, str], int | None]:
+    if source == "cassandra":
+        from everstate.sources.stores.cassandra.store import version_of as of_cassandra
+
+        return of_cassandra
+    from everstate.sources.stores.postgres.store import version_of as of_postgres
+
+    return of_postgres
 
 
 def say_newer(entity: str, key: str, stored: int) -> None:

@@ -25,7 +25,7 @@ from everstate.cli.console import (
 from everstate.cli.watching import VIEW, trouble
 from everstate.config import Config
 from everstate.errors import EverstateError
-from everstate.local import Stack, connect
+from everstate.local import Stack, resolve
 from everstate.parts import Part, RoleState, read_states
 from everstate.serving.answers import standing_text
 from everstate.serving.reader_pool import ReaderPool
@@ -125,14 +125,14 @@ def print_servers(stack: Stack) -> bool:
 def _print_address(config: Config) -> None:
     """Print the address for reading the views with SQL, if it is known."""
     with suppress(EverstateError):
-        dsn = without_secret(connect(config, needs=READING).views_dsn)
+        dsn = without_secret(resolve(config, needs=READING).views_dsn)
         out.print(f"views in SQL: everstate psql, or {dsn}", highlight=False)
 
 
 def _views(config: Config) -> list[dict[str, Any]]:
     """Versions of views that are being built, wait for a decision, or lag."""
     with suppress(EverstateError, psycopg.Error):
-        dsn = connect(config, needs=READING).views_dsn
+        dsn = resolve(config, needs=READING).views_dsn
         with views_errors(dsn), connect_views(dsn) as connection:
             rows = Standings(connection, config.views.schema_name).versions()
             return [
@@ -140,11 +140,14 @@ def _views(config: Config) -> list[dict[str, Any]]:
                     "view": row.name,
                     "version": row.version,
                     "status": row.shown,
-                    "reason": row.reason,
+                    "status_reason": row.status_reason,
+                    "error": row.error,
+                    "waits_for": row.waits_for,
                     "progress": row.progress,
                 }
                 for row in rows
-                if row.status in (BUILDING, WAITING) or (row.status == LIVE and row.reason)
+                if row.status in (BUILDING, WAITING)
+                or (row.status == LIVE and (row.why is not None or row.progress is not None))
             ]
     return []
 
@@ -154,7 +157,7 @@ def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) 
     if not servers_run or config.project.app is None:
         return list(of_roles(states))
     try:
-        app, connected = load_app(None, config), connect(config)
+        app, connected = load_app(None, config), resolve(config)
     except (EverstateError, ImportError) as error:
         why = error.message if isinstance(error, EverstateError) else str(error)
         told = ("not known", "what needs attention", f"is not known: {why}")
@@ -182,7 +185,9 @@ def _print_views(config: Config, known: Container[str]) -> None:
         name = f"view {view['view']}, version {view['version']}"
         if name in known:
             continue
-        how = standing_text(view["status"], view["reason"], view["progress"])
+        said = (view["error"], view["waits_for"], view["status_reason"])
+        why = "; ".join(each for each in said if each is not None)
+        how = standing_text(view["status"], why, view["progress"])
         out.print(Text.assemble((name, "bold"), f" {how}"), highlight=False)
 
 

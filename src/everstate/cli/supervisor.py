@@ -18,7 +18,7 @@ from everstate.errors import DataLoss, Fenced, InvalidConfig, RoleEnded
 from everstate.parts import Journal, Part
 from everstate.private import private_folder
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_S = 60.0
@@ -180,7 +180,7 @@ def stop_on_signals(stop: threading.Event) -> None:
     """Make SIGINT and SIGTERM set ``stop``, so that current work is finished."""
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        log.info("%s: stopping", signal.Signals(number).name)
+        logger.info("%s: stopping", signal.Signals(number).name)
         stop.set()
 
     signal.signal(signal.SIGINT, ask)
@@ -194,7 +194,7 @@ def stop_with_parent(stop: threading.Event) -> None:
     def watch() -> None:
         while not stop.wait(1.0):
             if os.getppid() != parent:
-                log.warning("the supervisor ended; stopping")
+                logger.warning("the supervisor ended; stopping")
                 stop.set()
 
     threading.Thread(target=watch, name="with-parent", daemon=True).start()

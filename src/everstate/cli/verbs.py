@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
 from everstate.cli.console import tell_error
 from everstate.errors import EverstateError, MissingExtra
@@ -198,3 +199,9 @@ class VerbGroup(TyperGroup):
                 raise
             tell_error(missing)
             raise typer.Exit(missing.exit_code) from cause
+        except TyperException as error:
+            name = getattr(error, "option_name", None) or ""
+            if name[:1] == "-" != name[1:2]:
+                # A key or a number may begin with a minus.
+                error.message += f". If {name} begins a value, write -- before that value."
+            raise

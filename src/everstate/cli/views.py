@@ -72,6 +72,8 @@ def list_(context: typer.Context, app: AppOption = None, json: JsonOption = Fals
     if json:
         print_json(found)
         return
+    for misfit in (each for view in found for each in view.misfits):
+        err.print(f"misfit: {misfit.entity}: {misfit.text}", style="yellow", highlight=False)
     err.print(_LEGEND, style="dim")
     table(
         (

@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 
 from everstate.changes import Provenance
+from everstate.changes.json_numbers import decode
 from everstate.changes.triggers import State
 from everstate.client.events import Event, Parser
 from everstate.client.feeds import BEGINNING, FeedPage, FeedWalk
@@ -79,7 +80,7 @@ class Client:
         """One entity: now, ``at`` a world time, as ``recorded_at`` a time, or at a version."""
         times = {"at": at, "recorded_at": recorded_at}
         answer = self._send(reading(place(entity, key), wait_for, times, version=version))
-        return found(key, answer.json(), answer.headers)
+        return found(key, decode(answer.content), answer.headers)
 
     def history(
         self, entity: str, key: str, *, after: int = 0, wait_for: str | None = None
@@ -89,7 +90,7 @@ class Client:
         while following is not None:
             path = place(entity, key, "history")
             request = reading(path, wait_for, {}, after=following, limit=PAGE)
-            page = self._send(request).json()
+            page = decode(self._send(request).content)
             yield from page["items"]
             following = page["after"]
 
@@ -223,13 +224,13 @@ class Client:
         words: str | None = None,
         wait_for: str | None = None,
     ) -> ViewRows:
-        """A page of the rows of a view, and where they stand.
+        """A page of the rows of a view, and the position that they have.
 
         ``words``: the best rows of a search, without order and ``after``.
         """
         request = rows_request(name, where, order, wait_for, after=after, limit=limit, words=words)
         answer = self._send(request)
-        return page_of(answer.json(), answer.headers)
+        return page_of(decode(answer.content), answer.headers)
 
     def view_row(self, name: str, *key: Any, wait_for: str | None = None) -> dict[str, Any]:
         """The row of a view that has a key: a value for each of its columns."""
@@ -296,7 +297,7 @@ class Client:
                 request.path,
                 params=request.query,
                 headers=request.headers,
-                json=request.body,
+                content=request.content,
             )
         except httpx.TransportError as error:
             raise RequestFailed(0, "Unavailable", f"{self._http.base_url}: {error}") from error
@@ -305,7 +306,7 @@ class Client:
         return answer
 
     def _object(self, request: ClientRequest) -> dict[str, Any]:
-        body: dict[str, Any] = self._send(request).json()
+        body: dict[str, Any] = decode(self._send(request).content)
         return body
 
 

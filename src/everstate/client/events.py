@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
+
+from everstate.changes.json_numbers import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Parser:
         elif name == "id":
             self.token = value
         elif not text and self._data:
-            event = Event(self._name or "message", json.loads("\n".join(self._data)), self.token)
+            event = Event(self._name or "message", decode("\n".join(self._data)), self.token)
             self._name, self._data = "", []
             return event
         return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -33,12 +35,12 @@ class ClientRequest(NamedTuple):
     path: str
     query: Mapping[str, Any]
     headers: Mapping[str, str]
-    body: Any = None
+    content: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entity's state, and where it stands."""
+    """An entity's state, and its version and time."""
 
     key: str
     state: dict[str, Any]
@@ -102,9 +104,19 @@ def writing(
         headers["If-Match"] = f'"{expected_version}"'
     if once is not None:
         headers["Idempotency-Key"] = once
-    if method == "PATCH":
-        headers["Content-Type"] = "application/merge-patch+json"
-    return ClientRequest(method, path, {}, headers, body)
+    if body is None:
+        return ClientRequest(method, path, {}, headers)
+    is_patch = method == "PATCH"
+    headers["Content-Type"] = "application/merge-patch+json" if is_patch else "application/json"
+    content = json.dumps(body, ensure_ascii=False, allow_nan=False, default=_decimal_text)
+    return ClientRequest(method, path, {}, headers, content.encode())
+
+
+def _decimal_text(value: Any) -> str:
+    """A decimal as text, in which the server keeps every digit."""
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def found(key: str, body: dict[str, Any], headers: Mapping[str, str]) -> Found:

@@ -14,7 +14,7 @@ _PLACE: Final = "/views/v1"
 
 @dataclass(frozen=True, slots=True)
 class ViewRows:
-    """A page of the rows of a view, and where they stand."""
+    """A page of the rows of a view, and the position that they have."""
 
     rows: list[dict[str, Any]]
     version: int

@@ -186,7 +186,7 @@ def state_json(reader: Reader, entity: str, key: str, given: Mapping[str, str]) 
 def check_key(entity: str, key: str) -> None:
     """Raise NotFound for a key that no store can have."""
     if "\x00" in key:
-        raise NotFound(f"{entity} {key!r} was never seen.")
+        raise NotFound(f"there can be no {entity} {key!r}: no key has a NUL character.")
 
 
 def version_of(given: Mapping[str, str]) -> int | None:

@@ -32,6 +32,9 @@ OUTBOX_KINDS: Final = ("mariadb", "mysql")
 """Kinds whose outbox tables are read; PostgreSQL has its own relay."""
 _AGGREGATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,150}")
+"""What Kafka takes as a part of a topic's name."""
+
 Convert = (
     Callable[[Any], Any] | Literal["days", "s", "ms", "us", "ns", "json", "bool", "text", "numeric"]
 )
@@ -80,8 +83,9 @@ class ProvenanceFrom:
 class Table:
     """How the rows of one table become entities of one type.
 
-    Fields of the entity type that no column maps to must have a default in its model. A column
-    without a field of that name is ignored.
+    Each field of the entity type needs a column, or is ``computed``; a row that lacks the column of
+    a field is refused. A field whose column is in ``drop`` has its default. A column without a
+    field of that name is ignored.
     """
 
     entity: str
@@ -193,7 +197,8 @@ class Capture:
     epoch: int = 1
     """Raise it when the database was restored or replaced and its log positions start over;
     positions of a higher epoch are newer. Otherwise rows at positions that were read before are
-    skipped as re-reads."""
+    skipped as re-reads. Only of a capture whose connector is somebody else's: where `everstate
+    cdc` runs it, `everstate cdc snapshot NAME --new-epoch` begins one."""
     on_loss: Literal["stop", "resume"] = "stop"
     """What to do when raw records were deleted by retention before they were cleaned."""
     connect_url: str | None = None
@@ -206,6 +211,14 @@ class Capture:
             self._take_outbox(self.outbox)
         if not self.tables:
             raise InvalidCapture(self.name, "no table is declared")
+        if self.is_ours and self.epoch != 1:
+            # A number alone would leave entities in the log whose rows the restored database lacks.
+            raise InvalidCapture(
+                self.name,
+                f"it has a dsn, and epoch={self.epoch} is declared",
+                advice="Remove it from the declaration, its number is kept in the log: `everstate "
+                f"cdc snapshot {self.name} --new-epoch` begins an epoch and reads all rows.",
+            )
         seen: dict[str, str] = {}
         for table, mapping in self.tables.items():
             short = topic_table(table)
@@ -215,6 +228,13 @@ class Capture:
                 )
             if short in ("transaction", "message", "held"):
                 raise InvalidCapture(self.name, f"{short} is the name of a topic of its own")
+            if not self.is_ours and not _TOPIC.fullmatch(short):
+                raise InvalidCapture(
+                    self.name,
+                    f"{table} names a raw topic, and a topic's name cannot have {short!r}",
+                    advice=f"Have its tool write to a topic that matches {_TOPIC.pattern}, and "
+                    "declare the table by that name.",
+                )
             seen[short] = table
             lost = set(mapping.key_columns) & set(mapping.drop)
             if lost:
@@ -292,6 +312,15 @@ def check_declaration(capture: Capture, entities: Mapping[str, EntityType]) -> N
         named |= {table.occurred_at} if table.occurred_at else set()
         for missing in sorted(named - {*fields, entities[table.entity].key}):
             raise InvalidCapture(capture.name, f"{name}: {table.entity} has no field {missing!r}")
+        key = entities[table.entity].key
+        if len(table.key_columns) > 1 and key in fields and key not in table.computed:
+            listed = ", ".join(table.key_columns)
+            raise InvalidCapture(
+                capture.name,
+                f"{name}: a row is named by {listed}, and the key {key!r} of {table.entity} is one "
+                "of these only, so that different rows would become one entity",
+                advice=f"Declare computed={{{key!r}: …}}, a function of all these columns.",
+            )
         referred = [t for t in table.translations.values() if isinstance(t, Translation)]
         for parent in {*table.parents.values(), *(t.entity for t in referred)}:
             if parent not in capture.entities:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from everstate.changes import EntityType
+from everstate.changes.accepting import NotAccepted, accept
+from everstate.changes.unknown import message_of
 from everstate.errors import InvalidCommand, InvalidEntityType, UnknownEntity
 
 Decide = Callable[[Any, Any], Any]
@@ -76,6 +78,15 @@ class CommandGroup:
             *(code_of(function) for function in (self.decide, self.evolve)),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def read(self, name: str, text: bytes | str) -> BaseModel:
+        """The command that a client wrote as JSON; raises InvalidCommand naming the field."""
+        try:
+            return accept(self.by_name[name], text)
+        except NotAccepted as cause:
+            first = cause.errors[0]
+            where = ".".join(str(part) for part in first["loc"]) or "data"
+            raise InvalidCommand(f"{name}: {where}: {message_of(first)}") from cause
 
     def check(self, command: BaseModel) -> str:
         """Name of a command; raises InvalidCommand when this entity type does not have it."""

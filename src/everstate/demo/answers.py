@@ -23,8 +23,8 @@ _DUE_AGO = timedelta(minutes=25)
 _DUE_IN = timedelta(hours=2, minutes=20)
 
 
-def ask(config: Config, console: Console, folder: str) -> None:
-    """Show the board in the blizzard, one flight's history and its origin, and a view."""
+def ask_board(config: Config, console: Console, folder: str) -> Sequence[Entity]:
+    """Show the board in the blizzard; returns all flights of that day, as they were then."""
     moment = BLIZZARD.astimezone(NEW_YORK)
     with Reader(config, app) as reader:
         today = reader.list(
@@ -34,7 +34,13 @@ def ask(config: Config, console: Console, folder: str) -> None:
             order=["sched_dep", "carrier", "number"],
             limit=None,
         )
-        _ask_board(reader, console, folder, today)
+        _show_board(reader, console, folder, today)
+    return today
+
+
+def ask(config: Config, console: Console, folder: str, today: Sequence[Entity]) -> None:
+    """Show one flight's history and its origin, and a view; ``today``: the flights of the board."""
+    with Reader(config, app) as reader:
         late = max(
             (flight for flight in today if flight.state["status"] == "departed"),
             key=lambda flight: flight.state["dep_delay"],
@@ -54,7 +60,7 @@ def ask(config: Config, console: Console, folder: str) -> None:
         console.print(show.delays(picked))
 
 
-def _ask_board(reader: Reader, console: Console, folder: str, today: Sequence[Entity]) -> None:
+def _show_board(reader: Reader, console: Console, folder: str, today: Sequence[Entity]) -> None:
     moment = BLIZZARD.astimezone(NEW_YORK)
     show.heading(
         console,

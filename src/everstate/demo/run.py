@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from everstate.config import CONFIG_FILE, Config, load
-from everstate.demo import answers
+from everstate.demo import answers, picture
 from everstate.demo.feed import Feeder
 from everstate.demo.play import Timetable, read_timetable
 from everstate.demo.watch import Course, Display, PeakMemory, Troubles, Watcher
@@ -51,6 +51,8 @@ class DemoOptions:
     """Continue with the folder's data; otherwise the folder is emptied first."""
     stay: bool = False
     """Keep everything running after the answers, until Ctrl-C."""
+    picture: Path | None = None
+    """File for an SVG of the board and the proofs, as this terminal shows them."""
 
 
 def run_demo(options: DemoOptions, console: Console) -> None:
@@ -77,10 +79,16 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         memory = PeakMemory()
         with _child(options, running) as child:
             course = _play(running, timetable, stack, child, memory, console)
-            answers.ask(running, console, _shown(options.folder))
+            console.record = options.picture is not None
+            today = answers.ask_board(running, console, _shown(options.folder))
+            console.record = False
+            answers.ask(running, console, _shown(options.folder), today)
             if options.stay:
                 _wait_for_interrupt(console)
+        console.record = options.picture is not None
         answers.prove(running, console, _shown(options.folder))
+        if options.picture is not None:
+            options.picture.write_text(picture.of_recorded(console), encoding="utf-8")
         answers.farewell(console, _shown(options.folder), course, memory, time.monotonic() - began)
     finally:
         stack.stop()

@@ -46,7 +46,7 @@ def board(flights: Sequence[Entity], moment: datetime, origin: str, width: int) 
     return Panel(
         wall,
         title=f"[bold yellow]DEPARTURES[/]  {airport_name(origin)} ({origin})",
-        subtitle=f"as it stood on {local:%A, %-d %B %Y, %H:%M}",
+        subtitle=f"as of {local:%A, %-d %B %Y, %H:%M}",
         box=box.HEAVY,
         border_style="yellow",
         expand=False,

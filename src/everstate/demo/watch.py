@@ -234,7 +234,7 @@ class Watcher:
         self._control = Control(self._views, schema)
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self._connection.close()
         self._views.close()
         self._lag.close()

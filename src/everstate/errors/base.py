@@ -11,7 +11,9 @@ class EverstateError(Exception):
     retryable: ClassVar[bool] = False
     exit_code: int = 1
     http_status: ClassVar[int] = 500
-    unsaid: ClassVar[str] = "everstate failed with an internal error; its log has the details."
+    fallback_message: ClassVar[str] = (
+        "everstate failed with an internal error; its log has the details."
+    )
     """Text of an HTTP answer when the message must not be shown to clients."""
 
     def __init__(
@@ -31,7 +33,7 @@ class EverstateError(Exception):
         """
         if self._public is not None:
             return self._public
-        return self.message if self.http_status < 500 else self.unsaid
+        return self.message if self.http_status < 500 else self.fallback_message
 
     @property
     def public_advice(self) -> str | None:

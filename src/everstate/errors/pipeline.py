@@ -51,8 +51,9 @@ class SourceReplaced(EverstateError):
     def __init__(self, capture: str, reason: str) -> None:
         self.capture = capture
         super().__init__(
-            f"capture {capture}: the database was replaced ({reason}). None of its changes were "
-            "published: its log positions cannot be ordered after those of the earlier changes.",
+            f"capture {capture}: the database was replaced, or restored to an earlier copy "
+            f"({reason}). Its log positions cannot be ordered after those of the earlier changes, "
+            "so it is not read any further, and the log lacks what was written since.",
             advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
             "now and continues from there; or connect the capture to its former database.",
         )
@@ -65,7 +66,7 @@ class RowsUnplaced(SourceReplaced):
         super().__init__(capture, reason)
         EverstateError.__init__(
             self,
-            f"capture {capture}: {reason}, so that rows that were read before cannot be told from "
+            f"capture {capture}: {reason}, so that rows that were read before look the same as "
             "new ones. No row was skipped: cleaning stopped before the first of them.",
             advice="Set binlog_legacy_event_pos = ON on the server and in its configuration; then "
             f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is now.",

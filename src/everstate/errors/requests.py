@@ -81,7 +81,7 @@ class PageGone(EverstateError):
         self.feed, self.page = feed, page
         super().__init__(
             f"the changes of page {page} of feed {feed} are not stored any more.",
-            advice="Begin with the present rows, and go on with the feed's next pages.",
+            advice="Begin with the present rows, and continue with the feed's next pages.",
         )
 
 

@@ -11,7 +11,7 @@ class Unavailable(EverstateError):
     retryable = True
     exit_code = 6
     http_status = 503
-    unsaid = "a server that is needed does not answer now; send the request again."
+    fallback_message = "a server that is needed does not answer now; send the request again."
 
 
 class SourceError(EverstateError):

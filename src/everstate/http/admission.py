@@ -1,4 +1,4 @@
-"""Who was let in to a request, and for what: noted by the desk, and read by the guards."""
+"""Who was let in to a request, and for what: recorded by the desk, and read by the guards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Admission:
 
 
 def admission_of(connection: HTTPConnection) -> Admission:
-    """What is noted of a request so far."""
+    """What is known of a request so far."""
     found = connection.scope.setdefault(ADMISSION, Admission())
     assert isinstance(found, Admission)
     return found

@@ -123,7 +123,7 @@ class Desk:
         return caller
 
     def admit_everyone(self, connection: HTTPConnection) -> None:
-        """Let everyone in: to what tells nothing of any entity."""
+        """Let everyone in, to what reveals nothing about any entity."""
         admission = admission_of(connection)
         admission.is_decided = admission.is_open = True
 

@@ -27,7 +27,7 @@ TOKEN: Final = "Everstate-Token"
 """Response header of a write; a reader of the views that sends this token sees the write."""
 WAIT_FOR: Final = "Everstate-Wait-For"
 EVERY: Final = "*"
-"""Stands for every entity type, in permissions and where a page shows all of them."""
+"""Means every entity type, in permissions and where a page shows all of them."""
 CallerClaim = Literal["service", "identifier", "actor"]
 _TEXT_MAX: Final = 500
 _KEY_MAX: Final = 255

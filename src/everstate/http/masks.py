@@ -16,9 +16,9 @@ from everstate.api_config import Right
 from everstate.errors import InvalidBody, NotPermitted
 
 MASKED: Final = "***"
-"""Stands for a hidden value, also for null."""
+"""Replaces a hidden value, null too."""
 ALL_FIELDS: Final = ""
-"""Stands for the whole state where fields are listed."""
+"""Means the whole state where fields are listed."""
 _STATES: Final = ("currentEntityState", "originalEntityState")
 Path = tuple[str, ...]
 
@@ -58,7 +58,9 @@ class Mask:
 
     def json(self, text: bytes) -> bytes:
         """A state as JSON without the hidden values."""
-        return _encoded(self.state(json.loads(text))) if self else text
+        for path in self._paths:
+            text = _hidden_in(text, path)
+        return text
 
     def event(self, event: Any) -> Any:
         """An event of a change: of a type with hidden fields, only its type is shown.
@@ -97,7 +99,7 @@ class Mask:
         return path
 
     def refuse(self, path: Iterable[str], what: str) -> None:
-        """Raise NotPermitted for a field that is hidden: ``what`` would tell of its value."""
+        """Raise NotPermitted for a field that is hidden: ``what`` would reveal its value."""
         named = tuple(path)
         if self.covers(named):
             raise NotPermitted(
@@ -111,7 +113,7 @@ class Mask:
         """
         for hidden in self._paths:
             if hidden[: len(at)] == at and _has_mask(value, hidden[len(at) :]):
-                reason = f"is {MASKED!r}, which stands for a value that this caller does not see"
+                reason = f"is {MASKED!r}, which replaces a value that this caller does not see"
                 raise InvalidBody(self.entity, ((".".join(hidden), reason),))
 
     def check_operations(self, operations: Sequence[Mapping[str, Any]]) -> None:
@@ -136,6 +138,21 @@ class Mask:
 
 
 NO_MASK: Final = Mask("")
+
+
+def _hidden_in(text: bytes, path: Path) -> bytes:
+    """A state as JSON without one hidden field; the other values keep their text."""
+    if not path:
+        return _encoded(MASKED)
+    kind = text.lstrip()[:1]
+    if kind == b"[":
+        items = msgspec.json.decode(text, type=list[msgspec.Raw])
+        return msgspec.json.encode([msgspec.Raw(_hidden_in(bytes(each), path)) for each in items])
+    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw]) if kind == b"{" else {}
+    if path[0] not in members:
+        return text
+    members[path[0]] = msgspec.Raw(_hidden_in(bytes(members[path[0]]), path[1:]))
+    return msgspec.json.encode(members)
 
 
 def _hidden(value: Any, path: Path) -> Any:

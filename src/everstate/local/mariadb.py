@@ -49,6 +49,8 @@ gtid-strict-mode=ON
 loose-binlog-legacy-event-pos=ON
 binlog-expire-logs-seconds=604800
 default-time-zone=+00:00
+# A date with month 0 or day 0 would be captured as null.
+sql-mode=STRICT_TRANS_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO
 character-set-server=utf8mb4
 collation-server=utf8mb4_bin
 innodb-buffer-pool-size=64M

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from everstate.config import Config
+from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import obtain
 from everstate.local.cassandra import CassandraServer
@@ -116,9 +116,9 @@ class Stack:
             for wave in _waves(self._servers):
                 with ThreadPoolExecutor(len(wave)) as pool:
                     list(pool.map(lambda name: self._bring_up(name, steps), wave))
-        return self.connect()
+        return self.resolve()
 
-    def connect(self, needs: Collection[str] | None = None) -> Config:
+    def resolve(self, needs: Collection[str] | None = None) -> Config:
         """The configuration with the running servers' addresses filled in.
 
         Raises LocalStackError when one of them does not run, unless it is optional or not in
@@ -384,14 +384,23 @@ class Stack:
         return "\n".join(lines[starts[-1] if starts else 0 :][-_TAIL_LINES:])
 
 
-def connect(config: Config, *, needs: Collection[str] | None = None) -> Config:
-    """Fill in the addresses of the project's running stack.
+def resolve(config: Config, *, needs: Collection[str] | None = None) -> Config:
+    """The settings, with the addresses of the local servers where the project uses them.
 
-    Returns ``config`` itself when all addresses are configured. Raises LocalStackError with the
-    advice `everstate up` when a server of ``needs`` does not run (``None``: any server of the
+    Returns ``config`` itself when all addresses are set. Raises LocalStackError with the advice
+    `everstate up` when a server of ``needs`` does not run (``None``: any server of the local
     stack); the address of another one that does not run stays empty.
     """
-    return Stack(config).connect(needs)
+    return Stack(config).resolve(needs)
+
+
+def project_config(folder: Path | str = ".") -> Config:
+    """The settings of the project in ``folder``, complete for its own and for local servers.
+
+    Reads everstate.toml and the environment, and adds the address of each local server. Raises
+    what :func:`everstate.load` raises, and LocalStackError when a local server does not run.
+    """
+    return resolve(load(folder))
 
 
 def _waves(names: Iterable[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from everstate.errors import LocalStackError
 from everstate.local.progress import StackProgress
 from everstate.local.stack import Stack
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _LOOK_S = 2.0
@@ -56,4 +56,4 @@ def keep_running(given: Config, names: Iterable[str], stop: threading.Event) -> 
     wanted = tuple(names)
     while not stop.wait(_LOOK_S):
         for name in Stack(given).revive(wanted):
-            log.warning("the local %s had stopped and is restarted", name)
+            logger.warning("the local %s had stopped and is restarted", name)

@@ -18,7 +18,7 @@ from everstate.config import Config
 from everstate.errors import HIDDEN, InvalidConfig
 from everstate.log.java import java_options
 
-LOGGER = logging.getLogger("everstate.log")
+logger = logging.getLogger("everstate.log")
 
 _REPEAT_AFTER_S: Final = 10.0
 _last_logged_s: dict[str, float] = {}
@@ -42,7 +42,7 @@ def _worth_logging(record: logging.LogRecord) -> bool:
     return True
 
 
-LOGGER.addFilter(_worth_logging)
+logger.addFilter(_worth_logging)
 
 READ_COMMITTED: Final = "read_committed"
 """Isolation of every reader in everstate (C5); Java clients and Spark default to the other one."""
@@ -146,7 +146,7 @@ def producer_settings(
         "retry.backoff.ms": 5,
         "retry.backoff.max.ms": 500,
         "delivery.report.only.error": True,
-        "logger": LOGGER,
+        "logger": logger,
     }
     if transactional_id is None:
         return {**settings, "message.timeout.ms": 0, "enable.gapless.guarantee": True}
@@ -183,7 +183,7 @@ def consumer_settings(
         # A batch larger than this is still served whole (KIP-74).
         "fetch.message.max.bytes": 1_048_576 if read_ahead else 4_096,
         "queued.max.messages.kbytes": 32_768 if read_ahead else 1,
-        "logger": LOGGER,
+        "logger": logger,
     }
 
 

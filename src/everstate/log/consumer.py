@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, cast
 
 import confluent_kafka
@@ -58,10 +58,12 @@ class Consumer:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._client.close()
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Record]:
+    def read(
+        self, topic: str, partition: int, start: int, end: int
+    ) -> Generator[Record, None, None]:
         """Records of ``[start, end)`` of one partition; ``end`` must not exceed the stable end.
 
         Raises DataLoss when the log no longer has ``start``, Unavailable when no record comes for
@@ -101,11 +103,12 @@ class Consumer:
         Starts at the end (or the beginning) that the partitions have at this call, not at the first
         ``next``. Ends after ``idle_s`` without a record; ``None``: never. It waits while a broker
         is unreachable. It has a connection of its own: close it, or exhaust it.
+
+        Raises TopicResized when a topic gets more partitions, whose records would be missing.
         """
-        with Offsets(self._config) as offsets:
-            listed = list(topics)
-            starts = offsets.stable_ends(listed) if from_end else offsets.beginnings(listed)
-        return _records(Follower(self._config, starts), idle_s)
+        offsets, listed = Offsets(self._config), list(topics)
+        starts = offsets.stable_ends(listed) if from_end else offsets.beginnings(listed)
+        return _records(Follower(self._config, starts), offsets, listed, idle_s)
 
     def _messages(self, doing: str) -> Iterator[Message | None]:
         """Records, and ends of partitions; ``None`` for a poll that returned nothing."""
@@ -164,7 +167,7 @@ class Follower:
         self._assigned, self._paused = frozenset(starts), frozenset[tuple[str, int]]()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._client.close()
 
     def only(self, places: Iterable[tuple[str, int]]) -> None:
@@ -224,11 +227,15 @@ class Follower:
         return spans
 
 
-def _records(follower: Follower, idle_s: float | None) -> Generator[Record, None, None]:
+def _records(
+    follower: Follower, offsets: Offsets, topics: Iterable[str], idle_s: float | None
+) -> Generator[Record, None, None]:
     """Records that a follower gives, until none came for ``idle_s``; closes it."""
     seen_at = time.monotonic()
-    with closing(follower):
+    with closing(follower), closing(offsets):
         while True:
+            with suppress(Unavailable):
+                offsets.check_partitions(topics)
             found = follower.poll(_FETCH_MESSAGES, _STEP_S)
             yield from found
             if found:

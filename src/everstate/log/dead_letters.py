@@ -20,6 +20,7 @@ from everstate.log.topics import TopicNames, Topics
 REASON: Final = "everstate_reason"
 """Header with the reason."""
 _TOPIC, _PARTITION, _OFFSET = "everstate_topic", "everstate_partition", "everstate_offset"
+_DIGITS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,11 @@ def _letter(entity: str | None, record: Record) -> DeadLetter:
     def text(name: str) -> str:
         return (headers.get(name) or b"").decode(errors="replace")
 
+    def number(name: str) -> int:
+        # Whoever may write to the topic may write any header.
+        found = headers.get(name) or b""
+        return int(found) if found.isdigit() and len(found) < _DIGITS_MAX else 0
+
     return DeadLetter(
         entity=entity,
         partition=record.partition,
@@ -139,8 +145,8 @@ def _letter(entity: str | None, record: Record) -> DeadLetter:
         at=datetime.fromtimestamp(record.timestamp_ms / 1000, UTC),
         reason=text(REASON) or "no reason was written",
         topic=text(_TOPIC),
-        from_partition=int(text(_PARTITION) or 0),
-        from_offset=int(text(_OFFSET) or 0),
+        from_partition=number(_PARTITION),
+        from_offset=number(_OFFSET),
         key=record.key,
         value=record.value,
     )

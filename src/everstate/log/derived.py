@@ -117,7 +117,7 @@ class DerivedReader:
         self._follower: Follower | None = None
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None

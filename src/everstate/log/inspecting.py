@@ -1,4 +1,4 @@
-"""What the brokers tell about themselves and about our rights, for `everstate doctor`."""
+"""What the brokers report about themselves and about our rights, for `everstate doctor`."""
 
 from __future__ import annotations
 

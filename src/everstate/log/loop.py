@@ -17,14 +17,14 @@ import confluent_kafka
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from everstate.config import Config
-from everstate.errors import EverstateError, Fenced, LogError, Unavailable
+from everstate.errors import EverstateError, Fenced, LogError, RecordRefused, Unavailable
 from everstate.log.client import member_settings
 from everstate.log.collector import collector_paused
 from everstate.log.outcome import OFFSET_GONE, is_transport, translate, translated
 from everstate.log.producer import Producer
 from everstate.parts import waits, works
 
-log = logging.getLogger("everstate.log")
+logger = logging.getLogger("everstate.log")
 
 _PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _OPEN_S: Final = 30.0
@@ -67,6 +67,12 @@ class Work(Protocol):
     def handle(self, batch: Sequence[Incoming], send: Send) -> None:
         """Process records, in their order, and send the resulting records."""
 
+    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
+        """Process one record whose results the log refuses: with fewer results, or raise an error.
+
+        Called instead of ``handle`` with a batch of only that record.
+        """
+
     def settle(self) -> None:
         """Called when the transaction of the last ``handle`` has been committed."""
 
@@ -92,7 +98,8 @@ class TransactionalLoop:
     A member that lost its partitions is rejected by its group generation. A former instance that
     was killed is fenced by the transactional id, and its open transaction aborted at once. When
     the outcome of a commit is unknown, everything is closed and opened again, and the committed
-    offsets are read from the log.
+    offsets are read from the log. When the log refuses a record of a batch, smaller batches follow
+    until the record that causes it is known; only that one is refused.
     """
 
     def __init__(
@@ -117,6 +124,10 @@ class TransactionalLoop:
         self._assigned: list[TopicPartition] | None = None
         self._moves = 0
         self._failures = 0
+        self._at_most = batch_records_max
+        """Size limit of the next batch, while searching for the cause of a refusal."""
+        self._refused: tuple[tuple[str | None, int | None, int | None], str] | None = None
+        """Topic, partition and offset of the record whose results are refused, and the reason."""
         self.batches = 0
         self.records = 0
 
@@ -142,7 +153,7 @@ class TransactionalLoop:
                     pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
                     self._failures += 1
                     waits(error, pause_s)
-                    log.warning("%s: %s Again in %.1f s.", self._id, error.message, pause_s)
+                    logger.warning("%s: %s Again in %.1f s.", self._id, error.message, pause_s)
                     self.close()
                     stop.wait(pause_s)
         finally:
@@ -249,7 +260,7 @@ class TransactionalLoop:
             self._commit(lambda _send: None, unknown)
         self._consumer.assign(places)
         self._assigned = None
-        log.info(
+        logger.info(
             "%s: is the owner of the partitions %s",
             self._id,
             [(p.topic, p.partition, p.offset) for p in places],
@@ -264,9 +275,9 @@ class TransactionalLoop:
                 return []
             found = [first]
             deadline = time.monotonic() + self._wait_s
-            while len(found) < self._batch_max:
+            while len(found) < self._at_most:
                 left_s = deadline - time.monotonic()
-                found += consumer.consume(self._batch_max - len(found), max(0.0, left_s))
+                found += consumer.consume(self._at_most - len(found), max(0.0, left_s))
                 if left_s <= 0:
                     break
         batch = [message for message in found if message.error() is None]
@@ -293,9 +304,26 @@ class TransactionalLoop:
             raise translate(error, "reading the log")
 
     def _transact(self, batch: Sequence[Incoming]) -> None:
+        refused, self._refused = self._refused, None
         with collector_paused():
-            self._commit(lambda send: self._work.handle(batch, send), next_offsets(batch))
+            try:
+                if refused is not None and [_place(each) for each in batch] == [refused[0]]:
+                    reason = refused[1]
+                    self._commit(
+                        lambda send: self._work.refuse(batch[0], reason, send), next_offsets(batch)
+                    )
+                else:
+                    refused = None
+                    self._commit(lambda send: self._work.handle(batch, send), next_offsets(batch))
+            except RecordRefused as refusal:
+                if refused is not None or not batch:
+                    raise
+                if len(batch) == 1:
+                    self._refused = _place(batch[0]), refusal.reason
+                self._at_most = max(1, len(batch) // 2)
+                raise Unavailable(f"{refusal.message} A smaller batch is tried.") from refusal
             self._work.settle()
+        self._at_most = min(self._batch_max, 2 * self._at_most)
         self.batches += 1
         self.records += len(batch)
 
@@ -329,6 +357,10 @@ class TransactionalLoop:
         """Abort, so that no reader waits for the open transaction."""
         with suppress(EverstateError):
             producer.abort(_ABORT_S)
+
+
+def _place(message: Incoming) -> tuple[str | None, int | None, int | None]:
+    return message.topic(), message.partition(), message.offset()
 
 
 def next_offsets(batch: Sequence[Incoming]) -> Mapping[LogPartition, int]:

@@ -54,7 +54,7 @@ class Offsets:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         del self._admin
 
     def stable_ends(self, topics: Iterable[str]) -> Ends:
@@ -88,6 +88,11 @@ class Offsets:
                 return {topic: stable[topic, partition] for topic in listed}
             alive()
             time.sleep(0.02)
+
+    def check_partitions(self, topics: Iterable[str]) -> None:
+        """Raise TopicResized when a topic has more partitions than at its first call."""
+        for topic in topics:
+            self._count(topic)
 
     def at_time(self, topics: Iterable[str], timestamp_ms: int) -> Ends:
         """First offset whose timestamp is not before ``timestamp_ms``; the stable end if none."""

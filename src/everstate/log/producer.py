@@ -29,6 +29,8 @@ from everstate.retrying import within
 _POLL_EVERY: Final = 1_000
 _STEP_S: Final = 0.5
 _GRACE_S: Final = 5.0
+_KEY_BYTES_MAX: Final = 2_048
+"""What an error says of a key; those of entities are not longer."""
 _Failure = tuple[KafkaError, str, bytes | None]
 
 
@@ -349,6 +351,9 @@ class Producer:
 
     def _transaction_error(self, error: KafkaError, doing: str) -> EverstateError:
         if error.txn_requires_abort():
+            if not self._failures:
+                # The report on the record that caused it may not have been served yet.
+                self._drain()
             if self._failures:
                 return self._first_failure()
             return DeliveryFailed("transaction", None, f"{doing}: {error.str()} ({error.name()})")
@@ -360,7 +365,7 @@ class Producer:
 
 
 def _text(key: bytes | None) -> str | None:
-    return None if key is None else key.decode(errors="replace")
+    return None if key is None else key[:_KEY_BYTES_MAX].decode(errors="replace")
 
 
 def _collect(failures: list[_Failure], error: KafkaError, message: Message) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from everstate.config import Config
@@ -13,16 +13,20 @@ from everstate.errors import (
     DeliveryFailed,
     Fenced,
     LogError,
+    LogTruncated,
     RecordRefused,
     Unavailable,
 )
+from everstate.errors.log import BEGIN_NEW_LOG
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
+from everstate.log.tails import Tail, check_tails, decode_tails, encode_tails, tails_before
 from everstate.log.topics import TopicNames
 
 _BATCH_HEADER: Final = "batch"
+_TAILS_HEADER: Final = "tails"
 _WINDOW_RECORDS: Final = 2_000
 _PAUSE_S: Final = 0.1
 _ABORT_S: Final = 10.0
@@ -34,6 +38,30 @@ class PublishedProgress:
 
     batch: int
     note: bytes
+    tails: bytes = field(default=b"", compare=False)
+    """Of its watched topics (:mod:`everstate.log.tails`); empty: it watches none."""
+
+
+def check_progress(
+    who: str,
+    progress: PublishedProgress | None,
+    batch: int,
+    begun: int,
+    *,
+    advice: str = BEGIN_NEW_LOG,
+) -> None:
+    """Raise LogTruncated when the log lacks batches that the store has marked as published (C8).
+
+    ``batch`` is the newest batch that the store has marked, and ``begun`` the newest one that it
+    had marked when it was bound to this log: an earlier log has the batches up to that one.
+    """
+    found = 0 if progress is None else progress.batch
+    if max(found, begun) < batch:
+        raise LogTruncated(
+            f"{who}: the log has the batches up to {found:,}, and the store has marked those up to "
+            f"{batch:,} as published: the log has lost its newest records. Nothing was published.",
+            advice=advice,
+        )
 
 
 class OncePublisher:
@@ -48,9 +76,14 @@ class OncePublisher:
     time; a second one fences the first.
     """
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, *, watched: Iterable[str] = ()) -> None:
+        """``watched``: topics whose ends are recorded with each batch, for :meth:`check_tails`."""
         self._config = config
         self._name = name
+        self._watched = frozenset(watched)
+        self._offsets: Offsets | None = None
+        self._tails: dict[str, Tail] = {}
+        self._begun = 0
         self._id = f"{config.log.prefix}.{name}"
         self._topic = TopicNames(config.log.prefix).progress
         self._producer: Producer | None = None
@@ -64,10 +97,13 @@ class OncePublisher:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._producer is not None:
             self._producer.discard()
             self._producer = None
+        if self._offsets is not None:
+            self._offsets.close()
+            self._offsets = None
 
     def open(self, timeout_s: float = 60.0) -> PublishedProgress | None:
         """Fence an older instance and return the progress in the log; ``None``: none published yet.
@@ -88,7 +124,23 @@ class OncePublisher:
             producer.discard()
             raise
         self._producer = producer
+        if self._watched:
+            self._offsets = Offsets(self._config)
+            known = self._progress
+            is_known = known is not None and known.batch > self._begun
+            self._tails = decode_tails(known.tails or b"{}") if known and is_known else {}
         return self._progress
+
+    def check_tails(self, who: str, begun: int, *, advice: str = BEGIN_NEW_LOG) -> None:
+        """Raise LogTruncated when a watched topic lacks records of batches after ``begun`` (C8).
+
+        ``begun`` is the newest batch that the log need not have. Call it after :meth:`open`.
+        """
+        self._begun = begun
+        if self._progress is None or self._progress.batch <= begun:
+            self._tails = {}
+        known = {name: tail for name, tail in self._tails.items() if name in self._watched}
+        check_tails(self._config, who, known, advice=advice)
 
     def publish(
         self,
@@ -143,10 +195,14 @@ class OncePublisher:
         """One transaction; ``False``: failed or unknown: read the progress, then try again."""
         producer = self._producer
         assert producer is not None
+        header = [(_BATCH_HEADER, str(batch).encode())]
+        tails: dict[str, Tail] = {}
         try:
+            if self._offsets is not None:
+                tails = tails_before(self._offsets, records, self._watched)
+                header.append((_TAILS_HEADER, encode_tails({**self._tails, **tails})))
             producer.begin()
             producer.send_many(records)
-            header = [(_BATCH_HEADER, str(batch).encode())]
             producer.send_raw(self._topic, self._name.encode(), note, header)
             if meanwhile is not None:
                 meanwhile()
@@ -169,6 +225,7 @@ class OncePublisher:
             self._withdraw(producer)
             self.close()
             raise
+        self._tails |= tails
         return True
 
     def _withdraw(self, producer: Producer) -> bool:
@@ -226,9 +283,10 @@ def read_progress(config: Config, name: str) -> PublishedProgress | None:
             found = None
             for record in consumer.read(topic, 0, low, end):
                 if record.key == name.encode():
-                    batch = dict(record.headers)[_BATCH_HEADER]
+                    headers = dict(record.headers)
+                    batch, tails = headers[_BATCH_HEADER], headers.get(_TAILS_HEADER)
                     assert batch is not None
-                    found = PublishedProgress(int(batch), record.value or b"")
+                    found = PublishedProgress(int(batch), record.value or b"", tails or b"")
             if found is not None:
                 return found
             end, window = low, window * 2

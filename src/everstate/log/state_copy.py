@@ -27,7 +27,7 @@ from everstate.log.positions import Ends
 from everstate.log.record import Record
 from everstate.private import private_folder
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 StateRows = Mapping[bytes, bytes | None]
 """Name → value; ``None``: the row is deleted."""
@@ -198,12 +198,12 @@ def open_copy(path: Path, fingerprint: str, topics: Mapping[str, str]) -> StateC
     try:
         copy = StateCopy(path, fingerprint)
     except StateStoreFailed as error:
-        log.warning("%s It is rebuilt from the log.", error.message)
+        logger.warning("%s It is rebuilt from the log.", error.message)
         throw_away(path)
         copy = StateCopy(path, fingerprint)
     known = copy.meta.topics
     if copy.meta.fingerprint != fingerprint or known not in ({}, dict(topics)):
-        log.info(
+        logger.info(
             "%s was made by another release, schema or set of topics; it is rebuilt from the log",
             path,
         )

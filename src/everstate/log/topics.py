@@ -20,10 +20,10 @@ from everstate.config import Config
 from everstate.errors import LogError, LogIdentityChanged, TopicResized, Unavailable
 from everstate.log.client import (
     ADMIN_TIMEOUT_S,
-    LOGGER,
     admin_settings,
     changelog_bytes_max,
     dead_bytes_max,
+    logger,
 )
 from everstate.log.outcome import translated
 from everstate.log.positions import Offsets, partition_count
@@ -203,7 +203,7 @@ class Topics:
             self.raise_sizes([topic.name], int(topic.config[_SIZE]))
         differences = self._differences(present)
         for difference in differences:
-            LOGGER.warning("%s", difference)
+            logger.warning("%s", difference)
         return differences
 
     def differences(

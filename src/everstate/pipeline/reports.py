@@ -57,6 +57,9 @@ class ViewReport:
     not_compared: tuple[str, ...] = ()
     """What the proof leaves out: a view that cannot be compared, or records that the core and the
     present model read differently (V5)."""
+    misfits: tuple[str, ...] = ()
+    """Values of the states that were read which the present model cannot hold: NULL in both
+    sides."""
     seconds: float = 0.0
 
     @property
@@ -71,13 +74,14 @@ class ViewReport:
     @classmethod
     def of(cls, note: Mapping[str, Any]) -> ViewReport:
         """The report from the values of :meth:`note`."""
-        lists = {"differences", "not_read", "not_compared"}
+        lists = {"differences", "not_read", "not_compared", "misfits"}
         values = {name: note[name] for name in cls.__dataclass_fields__ if name not in lists}
         return cls(
             **values,
             differences=tuple(RowDifference(**each) for each in note["differences"]),
             not_read=tuple(note["not_read"]),
             not_compared=tuple(note["not_compared"]),
+            misfits=tuple(note["misfits"]),
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from everstate.serving.differences import Difference
+from everstate.views.misfits import Misfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Explanation:
     version: Version
     topic: str
     archived: ArchivedAt | None
-    """``None``: it is not archived yet; the archive trails the log by its trigger."""
+    """``None``: it is not archived yet; the archive follows the log at each trigger."""
     applied_by: tuple[AppliedBy, ...]
 
 
@@ -158,27 +159,55 @@ class ViewRow:
     verified_at: datetime | None
     verified: dict[str, Any] | None
     status: str
-    reason: str | None
+    status_reason: str | None = None
+    """Why it waits or was retired."""
+    error: str | None = None
+    """Why its position could not be moved at the last try."""
+    waits_for: str | None = None
+    """Why it is built and not published yet."""
     throttled: int = 0
     """Deferred changes, see :mod:`everstate.views.policies`."""
     progress: dict[str, Any] | None = None
     """Progress while it is built or catches up: ``doing``, ``share`` from 0 to 1, ``rate`` in
     changes per second, ``left_s`` in seconds."""
+    misfits: tuple[Misfit, ...] = ()
+    """Of `latest`: values of its entity type that do not fit the model."""
+    overflows: dict[str, int] = field(default_factory=dict)
+    """Output → number of groups in which it is NULL, because its CAST cannot hold the value."""
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not simply kept, in words; ``None``: it is, or only its progress tells."""
+        said = (self.error, self.waits_for, self.status_reason)
+        return "; ".join(each for each in said if each is not None) or None
+
+    @property
+    def progress_text(self) -> str:
+        """How far it is, in words; empty when it is neither built nor catches up."""
+        return progress_text(self.progress)
 
     @property
     def standing(self) -> str:
         """Its state in words."""
-        told = standing_text(self.status, self.reason, self.progress)
-        return f"{told}; {self.throttled:,} throttled changes wait" if self.throttled else told
+        told = standing_text(self.status, self.why, self.progress)
+        told += f"; {self.throttled:,} throttled changes wait" if self.throttled else ""
+        for output, groups in self.overflows.items():
+            told += f"; {output} is NULL in {groups:,} groups: its CAST cannot hold the value"
+        fields = ", ".join(dict.fromkeys(each.field for each in self.misfits))
+        return f"{told}; misfits in {fields}" if fields else told
 
 
-def standing_text(status: str, reason: str | None, progress: Mapping[str, Any] | None) -> str:
-    """The state of a version of a view in words."""
-    if reason is not None:
-        return f"{status}: {reason}"
+def standing_text(status: str, why: str | None, progress: Mapping[str, Any] | None) -> str:
+    """The state of a version of a view in words: its status, why it has it, and how far it is."""
+    told = "; ".join(each for each in (why, progress_text(progress)) if each)
+    return f"{status}: {told}" if told else status
+
+
+def progress_text(progress: Mapping[str, Any] | None) -> str:
+    """How far a version is that is built or catches up, in words; empty without a progress."""
     if progress is None:
-        return status
+        return ""
     rate, left = progress["rate"], progress["left_s"]
-    said = f"{status}: {progress['doing']} {progress['share']:.0%}"
+    said = f"{progress['doing']} {progress['share']:.0%}"
     said += "" if rate is None else f", {rate:,.0f} changes/s"
     return said + ("" if left is None else f", {left:.0f} s to go")

@@ -256,7 +256,7 @@ class Changes:
             raise InvalidToken(
                 f"it has no position of {entity}",
                 advice="A token of a write says what to wait for: snapshot(view, wait_for=token) "
-                "gives one to go on from.",
+                "gives one to continue from.",
             )
         check_log(entity, position, self._source.mark)
         if set(position.spots) != {_of(p) for p in partitions}:

@@ -1,4 +1,4 @@
-"""Reads one key's history from the lake, when the views do not have it."""
+"""Cold reads: one key's history from the lake, when the views do not have it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-import msgspec
 import psycopg
 from psycopg import sql
 
 from everstate.archive import ArchiveLog, ArchiveReader
 from everstate.changes.codec import decode_wire
+from everstate.changes.json_numbers import decode
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
@@ -129,4 +129,4 @@ def _rows(accepted: Sequence[_Place]) -> list[Row]:
 
 
 def _decoded(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
+    return None if text is None else decode(text)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import msgspec
 import psycopg
 from psycopg import errors as pg
 from psycopg.sql import Composed
 from psycopg.types.json import set_json_loads
 
+from everstate.changes.json_numbers import decode
 from everstate.errors import InvalidQuery, NotFound, NoViews, Unavailable
 from everstate.views.control import Standings
 from everstate.views.tables import Row
@@ -19,8 +19,6 @@ Query = Composed | bytes
 
 _CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_MS = 300_000
-
-_decode = msgspec.json.Decoder().decode
 
 
 class ReadConnection:
@@ -93,7 +91,7 @@ class ReadConnection:
                     f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}"
                 ),
             )
-            set_json_loads(_decode, connection)
+            set_json_loads(decode, connection)
             self._cursor = connection.cursor()
         return self._cursor
 

@@ -21,7 +21,7 @@ from everstate.errors import EverstateError, Unavailable
 from everstate.serving.changes import NOW, Changes, Delivery
 from everstate.views.project import Project
 
-LOGGER = logging.getLogger("everstate.serving")
+logger = logging.getLogger("everstate.serving")
 
 _RETRY_S: Final = 1.0
 _LINGER_S: Final = 30.0
@@ -62,11 +62,13 @@ class Subscription:
         if not self._wants(delivery):
             return
         with self._lock:
+            is_asleep = not self._waiting
             if len(self._waiting) >= self._limit:
                 self._waiting.popleft()
                 self._dropped += 1
             self._waiting.append(delivery)
-        self._wake()
+        if is_asleep:
+            self._wake()
 
     def end(self, failure: EverstateError) -> None:
         """Hand over no more changes, because of ``failure``."""
@@ -202,7 +204,7 @@ class ChangeHub:
                         if self._stream is stream:
                             self._end(error)
                     return
-                LOGGER.warning("subscriptions of %s wait: %s", self._entity, error)
+                logger.warning("subscriptions of %s wait: %s", self._entity, error)
             again = self._again(stream)
             if again is None:
                 return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from everstate.changes.moments import OUT_OF_RANGE, is_kept
@@ -13,7 +13,7 @@ def parse_moment(text: str) -> datetime:
     """Time with its offset, from `2013-02-08T18:00-05:00` or `2013-02-08 18:00 America/New_York`.
 
     Raises InvalidQuery for a time without an offset, because its meaning would depend on the
-    machine.
+    machine, and for a local time that a zone has twice or never, because the clocks were changed.
     """
     moment = _parse_moment(text)
     if not is_kept(moment):
@@ -28,9 +28,11 @@ def _parse_moment(text: str) -> datetime:
         if moment.tzinfo is not None:
             raise InvalidQuery(f"time {text!r} has an offset and a zone; write one of them.")
         try:
-            return moment.replace(tzinfo=ZoneInfo(zone))
+            local = moment.replace(tzinfo=ZoneInfo(zone))
         except (ZoneInfoNotFoundError, ValueError) as cause:
             raise InvalidQuery(f"time {text!r}: there is no time zone {zone!r}.") from cause
+        _check_is_one(local, text)
+        return local
     moment = _parse(text.strip(), text)
     if moment.tzinfo is None:
         raise InvalidQuery(
@@ -38,6 +40,19 @@ def _parse_moment(text: str) -> datetime:
             advice=f"Write {moment.isoformat()}Z for UTC, or add an offset such as -05:00.",
         )
     return moment
+
+
+def _check_is_one(local: datetime, text: str) -> None:
+    """Raise InvalidQuery for a local time that its zone has twice, or that it leaves out."""
+    one, other = (local.replace(fold=fold) for fold in (0, 1))
+    if one.utcoffset() == other.utcoffset() or not is_kept(local):
+        return
+    clock = one.astimezone(UTC).astimezone(local.tzinfo)
+    comes = "twice" if clock.replace(tzinfo=None) == one.replace(tzinfo=None) else "never"
+    raise InvalidQuery(
+        f"time {text!r}: the clocks there are changed then, so that this local time comes {comes}.",
+        advice=f"Write {one.isoformat()} or {other.isoformat()}.",
+    )
 
 
 def _parse(stamp: str, text: str) -> datetime:

@@ -14,16 +14,26 @@ from everstate.log.lag import Lag, LagRow, ReaderPosition, is_reachable
 from everstate.log.topics import TopicNames
 from everstate.serving.answers import Standing, ViewRow
 from everstate.serving.connection import ReadConnection
+from everstate.serving.overflows import overflows
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
+from everstate.views.kinds import ViewPlan
+from everstate.views.tables import latest_of
 
 _Place = tuple[str, int]
 
 
-def views(config: Config, connection: ReadConnection, *, is_counted: bool = True) -> list[ViewRow]:
+def views(
+    config: Config,
+    connection: ReadConnection,
+    plans: Mapping[str, ViewPlan] | None = None,
+    *,
+    is_counted: bool = True,
+) -> list[ViewRow]:
     """One row for each version of a view, but for replaced ones (``kept``).
 
-    Rows are counted exactly, if they are counted. Lag is ``None`` while the log does not answer, or
-    has no such topic. Cost: a count of each view, and one request to the log.
+    Rows are counted exactly, if they are counted; with ``plans`` by name, the declared views, also
+    groups in which an output is too large for its CAST. Lag is ``None`` while the log does not
+    answer, or has no such topic. Cost: a count of each view, and one request to the log.
     """
     schema = config.views.schema_name
     control = connection.standings(schema)
@@ -34,30 +44,35 @@ def views(config: Config, connection: ReadConnection, *, is_counted: bool = True
         places[version] = [place for row in rows for place in places[row.name, row.version]]
     behind = _lags(config, places)
     waiting = control.deferred_counts()
+    misfits = control.misfits()
     found = []
     for row in sorted(versions, key=lambda row: (row.entity, row.name, row.version)):
         mine = places.get((row.name, row.version), [])
         lags = behind.get((row.name, row.version))
-        reason = row.reason or _reason(inputs.get((row.name, row.version), ()))
+        told = replace(row, error=row.error or _error(inputs.get((row.name, row.version), ())))
+        has_rows = is_counted and row.published and not row.is_topic
+        plan = None if plans is None or not has_rows else plans.get(row.name)
         found.append(
             ViewRow(
                 name=row.name,
                 version=row.version,
                 kind=row.kind,
                 entity=row.entity,
-                rows=_count(connection, schema, row.name)
-                if is_counted and row.published and not row.is_topic
-                else None,
+                rows=_count(connection, schema, row.name) if has_rows else None,
                 position={_shown(p, row): p.next_offset for p in mine},
                 lag_changes=_changes(lags),
                 lag_seconds=_seconds(lags),
                 updated_at=max((place.updated_at for place in mine), default=None),
                 verified_at=row.verified_at,
                 verified=None if row.verified is None else dict(row.verified),
-                status=replace(row, reason=reason).shown,
-                reason=reason,
+                status=told.shown,
+                status_reason=told.status_reason,
+                error=told.error,
+                waits_for=told.waits_for,
                 throttled=sum(waiting.get((row.name, row.version), {}).values()),
                 progress=None if row.progress is None else dict(row.progress),
+                overflows=dict(overflows(connection, schema, row, plan)),
+                misfits=tuple(each for each in misfits if row.name == latest_of(each.entity)),
             )
         )
     return found
@@ -73,11 +88,11 @@ def standing(config: Config, connection: ReadConnection, name: str) -> Standing 
     places = _by_version(control.positions())
     mine = [place for each in versions for place in places.get((each.name, each.version), [])]
     lags = _lags(config, {(row.name, row.version): mine}).get((row.name, row.version))
-    reason = row.reason or _reason(versions[1:])
+    told = replace(row, error=row.error or _error(versions[1:]))
     return Standing(
         view=name,
-        status=replace(row, reason=reason).shown,
-        reason=reason,
+        status=told.shown,
+        reason=told.why,
         lag_changes=_changes(lags),
         lag_seconds=_seconds(lags),
     )
@@ -88,9 +103,9 @@ def _inputs(row: ViewVersion, versions: Iterable[ViewVersion]) -> list[ViewVersi
     return [each for each in versions if each.published and each.name in row.inputs]
 
 
-def _reason(inputs: Iterable[ViewVersion]) -> str | None:
+def _error(inputs: Iterable[ViewVersion]) -> str | None:
     """Why a view over other views is behind: because one of them is."""
-    said = (f"{each.name} is behind: {each.reason}" for each in inputs if each.reason is not None)
+    said = (f"{each.name} is behind: {each.error}" for each in inputs if each.error is not None)
     return next(said, None)
 
 

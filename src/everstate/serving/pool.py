@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import msgspec
 import psycopg
 from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from everstate.changes.json_numbers import decode
 from everstate.errors import Unavailable
 from everstate.views.database import CONNECT_S, views_errors
 
@@ -84,7 +84,7 @@ def _pool(dsn: str) -> ConnectionPool[psycopg.Connection[Any]]:
 
 
 def _prepared(connection: psycopg.Connection[Any]) -> None:
-    set_json_loads(msgspec.json.Decoder().decode, connection)
+    set_json_loads(decode, connection)
 
 
 atexit.register(close_pools)

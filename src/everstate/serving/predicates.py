@@ -1,7 +1,8 @@
 """Conditions and orders over an entity's fields, checked against its model.
 
 A condition is written `field=value` with one of `=`, `!=`, `<`, `<=`, `>`, `>=`; nested fields
-are joined by dots; the value `null` means no value. Values are always bound parameters in SQL.
+are joined by dots; the value `null` means no value, and a value in double quotes is a JSON string.
+Blanks at the end of a text are part of it. Values are always bound parameters in SQL.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import pyarrow as pa
 from psycopg import sql
 
 from everstate.changes import EntityType
+from everstate.changes.quoting import unquoted
 from everstate.errors import InvalidQuery
 from everstate.serving.moments import parse_moment
 
-_CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.*?)\s*$", re.DOTALL)
+_CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.*)$", re.DOTALL)
 _OPERATORS = {
     "=": sql.SQL("IS NOT DISTINCT FROM"),
     "!=": sql.SQL("IS DISTINCT FROM"),
@@ -46,8 +48,9 @@ class Predicate:
     def compose(self) -> tuple[sql.Composable, list[Any]]:
         """SQL over the column `state`, and its parameters."""
         operator = compared(self.operator, self.value)
-        text = sql.SQL("{} {} %s::{}").format(_field(self.cast), operator, sql.SQL(self.cast))
-        return text, [list(self.path), self.value]
+        field, parameters = _field(self.path, self.cast)
+        text = sql.SQL("{} {} %s::{}").format(field, operator, sql.SQL(self.cast))
+        return text, [*parameters, self.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,19 @@ class Order:
     def compose(self) -> tuple[sql.Composable, list[Any]]:
         """SQL over the column `state`, and its parameters."""
         direction = sql.SQL("DESC NULLS LAST" if self.descending else "ASC NULLS LAST")
-        return sql.SQL("{} {}").format(_field(self.cast), direction), [list(self.path)]
+        field, parameters = _field(self.path, self.cast)
+        return sql.SQL("{} {}").format(field, direction), parameters
 
 
-def _field(cast: str) -> sql.Composable:
-    return sql.SQL("(state #>> %s::text[])::{}").format(sql.SQL(cast))
+def _field(path: tuple[str, ...], cast: str) -> tuple[sql.Composable, list[Any]]:
+    """A field of a state, and the statement's parameters; NULL where its value does not fit."""
+    if cast == "text":
+        return sql.SQL("(state #>> %s::text[])"), [list(path)]
+    text = "(state #>> %s::text[])"
+    guarded = sql.SQL(f"CASE WHEN pg_input_is_valid({text}, {{}}) THEN {text}::{{}} END").format(
+        sql.Literal(cast), sql.SQL(cast)
+    )
+    return guarded, [list(path), list(path)]
 
 
 def parse_condition(text: str) -> tuple[str, str, str]:
@@ -87,10 +98,13 @@ def read_value(text: str, name: str, cast: str, written: str) -> Any:
 
     Raises InvalidQuery, naming the condition.
     """
-    if written == "null":
+    meant = unquoted(written)
+    if meant is None:
         return None
     try:
-        return PARSERS[cast](written)
+        if cast in _NUMBERS and ("_" in meant or not meant.isascii()):
+            raise ValueError("Write digits.")
+        return PARSERS[cast](meant if cast == "text" else meant.strip())
     except (ValueError, ArithmeticError, InvalidQuery) as cause:
         raise InvalidQuery(
             f"condition {text!r}: {name} is {SAID[cast]}, and {written!r} is none.",
@@ -179,6 +193,7 @@ def _detail(cause: Exception) -> str | None:
     return str(cause) if told else None
 
 
+_NUMBERS: Final = frozenset({"bigint", "float8", "numeric"})
 PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "bigint": int,
     "float8": float,

@@ -275,7 +275,7 @@ class Reader:
         # Imported here: a look-up needs no client of the log.
         from everstate.serving import overview
 
-        return overview.views(self.config, self.connection)
+        return overview.views(self.config, self.connection, self.project.views)
 
     def standing(self, view: str) -> Standing | None:
         """State and lag of a view's published version; ``None``: there is none."""
@@ -448,7 +448,7 @@ class Reader:
             near = self.connection.rows(statements.near(self.schema, entity), (key, key))
             keys = " or ".join(repr(found) for (found,) in near)
             return NotFound(
-                f"{name} was never seen.", advice=f"Near it are {keys}." if keys else None
+                f"the views have no {name}.", advice=f"Near it are {keys}." if keys else None
             )
         first, last, since = ends
         if version is not None:

@@ -37,6 +37,6 @@ class ReaderPool:
             self._idle.put(reader)
 
     def close(self) -> None:
-        """Give up the connections; no reader may be lent."""
+        """Close the connections; no reader may be lent."""
         while not self._idle.empty():
             self._idle.get_nowait().close()

@@ -55,6 +55,11 @@ class RecordSource:
         self._single: Consumer | None = None
         self._ranged: Consumer | None = None
         self._followed: frozenset[int] = frozenset()
+        self._gone: dict[int, int] = {}
+        """The highest offset of each partition that the log was seen to have deleted.
+
+        Asking the broker for a deleted record takes half a second.
+        """
 
     def close(self) -> None:
         """Close the connections, and drop the iterator over the archive with its local files."""
@@ -95,8 +100,13 @@ class RecordSource:
             return []
 
     def fetch(self, partition: int, offsets: Iterable[int]) -> list[Record]:
-        """Single earlier records, of held changes. Cost: some milliseconds each."""
-        return [self._one(partition, offset) for offset in sorted(offsets)]
+        """Single earlier records, of held changes, by their offsets.
+
+        Cost: some milliseconds each; from the archive, some tens.
+        """
+        # The newest first: when it has expired, so have the others, and nobody asks for them.
+        newest_first = sorted(offsets, reverse=True)
+        return [self._one(partition, offset) for offset in newest_first][::-1]
 
     def between(self, partition: int, start: int, end: int) -> list[Record]:
         """All records with offsets ``[start, end)``; ``end`` must not exceed the stable end.
@@ -106,12 +116,14 @@ class RecordSource:
         """
         if self._ranged is None:
             self._ranged = Consumer(self._config, client_id="everstate-changes-range", at_once=1)
-        try:
-            return list(self._ranged.read(self.topic, partition, start, end))
-        except DataLoss:
-            archived = self._archive_position({partition: start}).get(partition, 0)
-            if archived <= start:
-                raise
+        if start > self._gone.get(partition, -1):
+            try:
+                return list(self._ranged.read(self.topic, partition, start, end))
+            except DataLoss:
+                self._gone[partition] = start
+        archived = self._archive_position({partition: start}).get(partition, 0)
+        if archived <= start:
+            raise self._lost(partition, start, end)
         meets = min(archived, end)
         found = [
             record
@@ -137,11 +149,7 @@ class RecordSource:
             needed = begins[partition] if end is None else min(end, begins[partition])
             spans[partition] = (at, archived.get(partition, 0) if end is None else needed)
             if archived.get(partition, 0) < needed:
-                raise DataLoss(
-                    f"{self.topic}[{partition}]: offsets {at:,} to {begins[partition] - 1:,} are "
-                    "neither in the log nor in the archive; nothing was skipped.",
-                    advice="Begin again with a snapshot of a view, and go on from its token.",
-                )
+                raise self._lost(partition, at, begins[partition])
         self._archived = self._from_archive(spans)
 
     def _read_archive(self, archived: Iterator[Run], wanted: frozenset[int]) -> list[Run]:
@@ -217,17 +225,26 @@ class RecordSource:
             self._single = Consumer(
                 self._config, client_id="everstate-changes-single", read_ahead=False
             )
-        try:
-            for record in self._single.read(self.topic, partition, offset, offset + 1):
-                return record
-        except DataLoss:
-            for table in self._archive.records(GENERATION, {partition: (offset, offset + 1)}):
-                for record in records_of(self.topic, table):
+        if offset > self._gone.get(partition, -1):
+            try:
+                for record in self._single.read(self.topic, partition, offset, offset + 1):
                     return record
+            except DataLoss:
+                self._gone[partition] = offset
+        for table in self._archive.records(GENERATION, {partition: (offset, offset + 1)}):
+            for record in records_of(self.topic, table):
+                return record
         raise DataLoss(
             f"{self.topic}[{partition}]: the change at offset {offset:,}, which waited, is neither "
             "in the log nor in the archive; nothing was skipped.",
-            advice="Begin again with a snapshot of a view, and go on from its token.",
+            advice="Begin again with a snapshot of a view, and continue from its token.",
+        )
+
+    def _lost(self, partition: int, start: int, end: int) -> DataLoss:
+        return DataLoss(
+            f"{self.topic}[{partition}]: offsets {start:,} to {end - 1:,} are neither in the log "
+            "nor in the archive; nothing was skipped.",
+            advice="Begin again with a snapshot of a view, and continue from its token.",
         )
 
 

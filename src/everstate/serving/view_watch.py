@@ -7,7 +7,7 @@ Cost: a statement or two every 250 ms while somebody follows the view; for each 
 the view, with two encoded copies of its rows in memory; never more than a fifth of the time. So a
 view of more than :data:`ROWS_MAX` rows is refused.
 
-The watch remembers its newest steps. A subscriber only notes the number of its last step: one that
+The watch remembers its newest steps. A subscriber only keeps the number of its last step: one that
 was disconnected for a moment, or that is slow, takes the steps behind that number, and gets all
 rows again when they are not remembered any more. So no subscriber needs a queue of its own.
 """
@@ -212,7 +212,7 @@ class ViewWatch:
             wake()
 
     def _look(self) -> None:
-        """Read the rows if the position moved, and tell what differs."""
+        """Read the rows if the position moved, and return what differs."""
         mark = self._marked()
         if mark == self._mark and not self._is_ruled:
             return

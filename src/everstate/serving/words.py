@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime, tzinfo
 from typing import Any
 
-import msgspec
-import orjson
-
+from everstate.changes.json_numbers import decode, encode
 from everstate.serving.answers import Explanation, Version
 from everstate.serving.differences import ABSENT, Difference
 from everstate.serving.row_json import row_json
@@ -26,7 +24,7 @@ def value_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return value
-    return msgspec.json.encode(value).decode()
+    return encode(value).decode()
 
 
 def difference_text(difference: Difference) -> str:
@@ -35,6 +33,16 @@ def difference_text(difference: Difference) -> str:
         return f"{difference.path}: {value_text(difference.after)}"
     before, after = value_text(difference.before), value_text(difference.after)
     return f"{difference.path}: {before} → {after}"
+
+
+def differences_text(differences: Iterable[Difference]) -> str:
+    """Differences, one a line, without those that have no value on either side.
+
+    A created or deleted entity differs from nothing also in fields that are null.
+    """
+    none = (None, ABSENT)
+    shown = (each for each in differences if each.before not in none or each.after not in none)
+    return "\n".join(map(difference_text, shown))
 
 
 def moment_text(moment: datetime, zone: tzinfo | None = None) -> str:
@@ -103,7 +111,7 @@ def explanation_lines(explanation: Explanation) -> list[tuple[str, str]]:
         ),
     ]
     if archived is None:
-        lines.append(("archive", "not yet; it trails the log by archive.trigger_s"))
+        lines.append(("archive", "not yet; it follows the log every archive.trigger_s"))
     else:
         lines.append(("archive", f"{archived.file} (commit {archived.commit})"))
     applied = [found.view for found in explanation.applied_by if found.applied]
@@ -127,7 +135,7 @@ def bytes_value(content: bytes | None) -> Any:
     if content is None:
         return None
     try:
-        return orjson.loads(content)
+        return decode(content)
     except ValueError:
         pass
     try:

@@ -82,7 +82,7 @@ class _Service:
     values: dict[str, Any] = field(default_factory=dict)
 
     def read(self, version: Version) -> None:
-        """Note what the next older version of the service wrote: newer values win."""
+        """Record what the next older version of the service wrote: newer values win."""
         for each in version.differences:
             self.values.setdefault(each.path, each.after)
 

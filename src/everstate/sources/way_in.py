@@ -61,7 +61,7 @@ class Served(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
 
 
 class WayIn(ABC):

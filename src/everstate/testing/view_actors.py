@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
+
+import pyarrow as pa
 
 from everstate.changes.tokens import Spot
 from everstate.serving.in_effect import in_effect
@@ -16,15 +18,37 @@ from everstate.testing.view_memory import (
 )
 from everstate.testing.view_memory import MemoryTrailing as Trailing
 from everstate.testing.view_memory_orders import LATEST, vector_of
-from everstate.testing.view_orders import START, TABLES, Log, Logged
+from everstate.testing.view_orders import PLANNED, START, TABLES, Log, Logged, images_of, state_text
 from everstate.views.control import KEPT, LIVE, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.publishing import stands_with_core
-from everstate.views.tables import Core, KeptTable, Vector
+from everstate.views.tables import Core, KeptTable, Vector, planned_column
 from everstate.views.trailing import Exceptions
 
 FOREIGN: Final = replace(TABLES["by_region"], view="mirror")
 """A trailing view in another store, which restoring the database does not reset."""
+
+
+UNREAD: Final = ("raw_key", "raw_headers", "recorded_at")
+"""Columns of planned changes that a simulation leaves out."""
+
+
+def _light_row(offset: int, record: Logged) -> dict[str, Any]:
+    """One record as `planned_row`, with a message that has only its state."""
+    row: dict[str, Any] = {"offset": offset, "raw_value": b"{", "reason": record.reason}
+    if record.reason is not None:
+        return row
+    state = "null" if record.current is None else state_text(record.current)
+    row |= {
+        "raw_value": f'{{"currentEntityState":{state}}}'.encode(),
+        "key": record.key,
+        "version": record.version,
+        "id": record.change_id,
+        "kind": record.kind,
+        "occurred_at": record.occurred_at,
+        "schema_version": 1,
+    }
+    return row | images_of(record)
 
 
 class ForeignTrailing(Trailing):
@@ -56,6 +80,34 @@ class TwoStores(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.elsewhere = MemoryDatabase()
+        self._images: list[Any] = []
+
+    def light(self, records: Iterable[tuple[int, Logged]]) -> pa.Table:
+        """Records as `view_orders.planned`, with numbers instead of row deltas.
+
+        Only with the columns that a simulation reads. Arrow needs most of its time for structs,
+        and a schedule copies each change many times.
+        """
+        rows = [_light_row(offset, record) for offset, record in records]
+        columns = {
+            name: pa.array([row.get(name) for row in rows], kind)
+            for name, kind in PLANNED.items()
+            if name not in UNREAD
+        }
+        for table in TABLES.values():
+            for image in table.images:
+                name = planned_column(table, image)
+                first = len(self._images)
+                self._images += (row.get(name) for row in rows)
+                found = enumerate(self._images[first:], first)
+                numbers = [None if value is None else number for number, value in found]
+                columns[name] = pa.array(numbers, pa.int32())
+        return pa.table(columns)
+
+    def images(self, changes: pa.Table, column: str) -> list[Any]:
+        """The row deltas of a planned column: a mapping for each change, or None."""
+        numbers = changes[column].to_pylist()
+        return [None if number is None else self._images[number] for number in numbers]
 
     def opened_trailing(self, core: Core, table: KeptTable, partition: int) -> Trailing:
         """A transaction of a trailing view, in the store that has its rows."""
@@ -68,6 +120,8 @@ class RepeatableReader:
 
     def __init__(self, database: MemoryDatabase) -> None:
         self.since, self.rows = database.commits, database.copied()
+        self.checked: set[tuple[str, int]] = set()
+        """Versions whose rows in this snapshot, which does not change, were right."""
 
 
 class Subscriber:
@@ -129,14 +183,15 @@ class MemoryPublisher:
     def fell_behind(self, row: ViewVersion) -> None:
         """Delete the moment when the version caught up with the core."""
         self._database.table("met").pop((row.name, row.version), None)
+        note(self._database, row, waits_for=None)
 
     def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
         """Not used in simulations."""
         return 0
 
-    def set_reason(self, row: ViewVersion, reason: str) -> None:
+    def set_waits_for(self, row: ViewVersion, waits_for: str) -> None:
         """Record why the version is not published."""
-        note(self._database, row, reason=reason)
+        note(self._database, row, waits_for=waits_for)
 
     def point(self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan) -> bool:
         """Make this version the one that readers see."""
@@ -147,9 +202,10 @@ class MemoryPublisher:
         if (now and now.version) != (seen and seen.version):
             return False
         if now is not None:
-            note(self._database, now, published=False, status=KEPT)
+            note(self._database, now, published=False, status=KEPT, undone=None)
             self.fell_behind(now)
-        note(self._database, row, published=True, published_at=START, status=LIVE, reason=None)
+        fresh: dict[str, Any] = {"published_at": START, "error": None, "waits_for": None}
+        note(self._database, row, published=True, status=LIVE, **fresh)
         self._database.commits += 1
         return True
 

@@ -7,6 +7,7 @@ would have to wait for a lock raises :class:`LockTaken` instead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -20,8 +21,8 @@ from everstate.errors import HeldOverflow, PositionMoved, ViewFailed
 from everstate.views.batch import Batch
 from everstate.views.core import Applied, Failure, Held, Refused
 from everstate.views.gate import GateRow, HeldRow, Ints, Keys
-from everstate.views.images import cut
-from everstate.views.sums import sum_deltas
+from everstate.views.images import state_text
+from everstate.views.misfits import MisfitCount
 from everstate.views.tables import (
     CORE_FINGERPRINT,
     AppendTable,
@@ -51,6 +52,8 @@ class MemoryDatabase:
     locks: dict[Any, object] = field(default_factory=dict)
     commits: int = 0
     """Number of committed transactions; identifies the moment of a snapshot."""
+    written: Counter[str] = field(default_factory=Counter)
+    """Number of transactions that have written to a table."""
 
     def table(self, name: str) -> dict[Any, Any]:
         """Rows of a table by key."""
@@ -111,6 +114,7 @@ class MemoryTransaction:
         self.database.commits += 1
         for name, rows in self.written.items():
             table = self.database.table(name)
+            self.database.written[name] += 1
             for key, row in rows.items():
                 if row is _GONE:
                     table.pop(key, None)
@@ -314,6 +318,14 @@ class MemoryCore(Opened):
         for first, last in runs:
             self.transaction.put("duplicate", (self.partition, first), last)
 
+    def note_misfits(self, found: Sequence[MisfitCount]) -> None:
+        """Add to the counts of values that do not fit the model."""
+        for name, version, count, first, last in found:
+            place = (self.partition, name, version)
+            known = self.transaction.get("misfit", place) or (0, first, last)
+            counts = (known[0] + count, min(known[1], first), max(known[2], last))
+            self.transaction.put("misfit", place, counts)
+
     def count(self, applied: Applied) -> None:
         """Add to the account (law 7)."""
         self.store.between("count")
@@ -357,11 +369,11 @@ class MemoryTrailing(Opened):
         self.store.between("exceptions")
         return exceptions_in(self.transaction, self.partition, start, end)
 
-    def floors(self, keys: Keys) -> Mapping[str, datetime]:
+    def floors(self, batch: Batch) -> Mapping[str, datetime]:
         """As-of times before the range; only a history has them."""
-        names = set(keys.names.to_pylist())
         found: dict[str, datetime] = {}
         if isinstance(self.table, HistoryTable):
+            names = set(batch.keys.names.to_pylist())
             for (key, _), row in self.transaction.items(self.table.name):
                 if key in names:
                     found[key] = max(row[2], found.get(key, row[2]))
@@ -395,6 +407,11 @@ class MemoryStore:
         """Returns why a view's table refuses a partition's batch; ``None``: it does not."""
         self.unstorable: Callable[[int, int], str | None] = lambda _partition, _offset: None
         """Returns why no table can hold the change at an offset; ``None``: they can."""
+
+    def images(self, changes: pa.Table, column: str) -> list[Any]:
+        """The row deltas of a planned column: a mapping for each change, or None."""
+        found: list[Any] = changes[column].to_pylist()
+        return found
 
     @contextmanager
     def transaction(self, core: Core, partition: int) -> Iterator[MemoryCore]:
@@ -430,13 +447,17 @@ def exceptions_in(
     """The exceptions that a core recorded in a range."""
     held = [row for (p, _, _), row in transaction.items("held") if p == partition]
     return Exceptions(
-        frozenset(o for (p, o), _ in transaction.items("dead") if p == partition),
+        frozenset(
+            offset
+            for (p, offset), _ in transaction.items("dead")
+            if p == partition and start <= offset < end
+        ),
         tuple(
             (first, last)
             for (p, first), last in transaction.items("duplicate")
             if p == partition and last >= start and first < end
         ),
-        frozenset(row.offset for row in held),
+        frozenset(row.offset for row in held if start <= row.offset < end),
         {
             row.offset: row.released_at
             for row in held
@@ -445,9 +466,15 @@ def exceptions_in(
     )
 
 
+def _states(changes: pa.Table) -> list[str | None]:
+    """JSON text of the state in each message; None for a deletion."""
+    texts = (state_text(raw).decode() for raw in changes["raw_value"].to_pylist())
+    return [None if text == "null" else text for text in texts]
+
+
 def write_latest(opened: Opened, name: str, changes: pa.Table, times: pa.Array) -> None:
     """Write the newest change of each key, where it is newer: version, id, time, kind, state."""
-    states = cut(changes["raw_value"].to_pylist()).state.to_pylist()
+    states = _states(changes)
     columns = (changes[column].to_pylist() for column in ("key", "version", "id", "kind"))
     for key, version, change_id, kind, moment, state in zip(
         *columns, times.to_pylist(), states, strict=True
@@ -459,7 +486,7 @@ def write_latest(opened: Opened, name: str, changes: pa.Table, times: pa.Array) 
 
 def _rows(opened: Opened, table: RowTable, batch: Batch) -> None:
     changes = batch.changes.take(batch.lasts)
-    images = changes[planned_column(table, "current")].to_pylist()
+    images = opened.store.images(changes, planned_column(table, "current"))
     for key, version, image in zip(
         changes["key"].to_pylist(), changes["version"].to_pylist(), images, strict=True
     ):
@@ -472,16 +499,30 @@ def _rows(opened: Opened, table: RowTable, batch: Batch) -> None:
 
 
 def _sums(opened: Opened, table: SumTable, batch: Batch) -> None:
-    for row in sum_deltas(table, batch.changes).to_pylist():
-        place = (*(row[name] for name in table.groups), opened.partition)
+    # In Python: `sum_deltas` has tests of its own, and costs a schedule of small batches most of
+    # its time.
+    changed: dict[Any, dict[str, Any]] = {}
+    for image in table.images:
+        sign = -1 if image == "original" else 1
+        for row in opened.store.images(batch.changes, planned_column(table, image)):
+            if row is None:
+                continue
+            sums = changed.setdefault(tuple(row[name] for name in table.groups), {})
+            for name, kind in table.sums:
+                value = row.get(name, 1)
+                if value is not None:
+                    value = value * sign if kind in ("count", "sum") else value
+                    sums[name] = _together(kind, sums.get(name), value)
+    for group, added in changed.items():
+        place = (*group, opened.partition)
         before = opened.transaction.get(table.name, place) or (None,) * len(table.sums)
-        sums = tuple(
-            _together(kind, old, row[name])
+        sums_now = tuple(
+            _together(kind, old, added.get(name, 0 if kind in ("count", "sum") else None))
             for old, (name, kind) in zip(before, table.sums, strict=True)
         )
-        if any(sums):
-            opened.transaction.put(table.name, place, sums)
-        else:
+        if any(sums_now):
+            opened.transaction.put(table.name, place, sums_now)
+        elif before != sums_now:
             opened.transaction.delete(table.name, place)
 
 
@@ -496,7 +537,7 @@ def _together(kind: Sum, old: Any, new: Any) -> Any:
 def _appended(opened: Opened, table: AppendTable | HistoryTable, batch: Batch) -> None:
     if isinstance(table, HistoryTable):
         return _changes(opened, table, batch)
-    images = batch.changes[planned_column(table, "change")].to_pylist()
+    images = opened.store.images(batch.changes, planned_column(table, "change"))
     places = (batch.changes[name].to_pylist() for name in ("key", "version"))
     for key, version, image in zip(*places, images, strict=True):
         if image is not None:
@@ -508,7 +549,7 @@ def _appended(opened: Opened, table: AppendTable | HistoryTable, batch: Batch) -
 def _changes(opened: Opened, table: HistoryTable, batch: Batch) -> None:
     columns = (batch.changes[name].to_pylist() for name in ("key", "version", "id", "kind"))
     for key, version, change_id, kind, moment, state in zip(
-        *columns, batch.as_of.to_pylist(), batch.images.state.to_pylist(), strict=True
+        *columns, batch.as_of.to_pylist(), _states(batch.changes), strict=True
     ):
         assert opened.transaction.get(table.name, (key, version)) is None, "a version twice"
         opened.transaction.put(table.name, (key, version), (change_id, kind, moment, state))

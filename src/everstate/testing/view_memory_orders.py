@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from everstate.log.positions import Range
 from everstate.testing.view_contract import KeptOrders
@@ -60,10 +60,7 @@ class KeptInMemory(KeptOrders):
 
     def exceptions(self, partition: int, start: int, end: int) -> Exceptions:
         """The exceptions that the core recorded in a range."""
-        found = exceptions_in(MemoryTransaction(self._store.database), partition, start, end)
-        dead = frozenset(offset for offset in found.dead if start <= offset < end)
-        held = frozenset(offset for offset in found.held if start <= offset < end)
-        return Exceptions(dead, found.duplicates, held, found.released)
+        return exceptions_in(MemoryTransaction(self._store.database), partition, start, end)
 
     def trim(self, below: Mapping[int, int]) -> int:
         """Drop notes before these offsets."""
@@ -86,8 +83,11 @@ def open_positions(
 
 def vector_of(rows: Mapping[str, Mapping[Any, Any]], view: str, version: int) -> dict[int, int]:
     """Positions of a version of a view."""
-    places = rows.get("position", {}).items()
-    return {p: offset for (v, n, p), (offset, _) in places if (v, n) == (view, version)}
+    places, found, partition = rows.get("position", {}), dict[int, int](), 0
+    while (place := places.get((view, version, partition))) is not None:
+        found[partition] = place[0]
+        partition += 1
+    return found
 
 
 def advance(database: MemoryDatabase, core: Core, ranges: Mapping[int, Range]) -> None:
@@ -125,35 +125,57 @@ def trim(database: MemoryDatabase, below: Mapping[int, int]) -> int:
 
 def tables_of(rows: Mapping[str, Mapping[Any, Any]], versions: Mapping[str, int]) -> OracleTables:
     """Rows that readers see of some versions of the order views, in a state of a database."""
-
-    def of(view: str) -> Mapping[Any, Any]:
-        return rows.get(physical(view, versions.get(view, 1)), {})
-
-    latest = [
-        (key, version, kind, moment, _json(state))
-        for key, (version, _, moment, kind, state) in of(LATEST).items()
-    ]
-    history = [
-        (*place, kind, moment, _json(state))
-        for place, (_, kind, moment, state) in of(HISTORY.view).items()
-    ]
-    regions = [
-        (region, n, total if amounts else None, _average(quantity, counted), counted)
-        for region, (n, total, amounts, quantity, counted) in _summed(of("by_region")).items()
-        if n
-    ]
-    (n, quantity, counted) = _summed(of("totals")).get(None, (0, 0, 0))
-    opened = [(*values, key) for key, (_, *values) in of("open_orders").items()]
     counts = [tuple(map(int, each)) for each in rows.get("counters", {}).values()]
     account = [sum(each) for each in zip(*counts, strict=True)] or [0, 0, 0, 0]
-    return OracleTables(
-        in_order(latest),
-        in_order(history),
-        in_order(regions),
-        [(n, quantity if counted else None)],
-        in_order(opened),
-        *account,
+    latest, history, by_region, totals, open_orders = (
+        shown_of(rows, view, versions.get(view, 1)) for view in SHOWN
     )
+    return OracleTables(latest, history, by_region, totals, open_orders, *account)
+
+
+def shown_of(rows: Mapping[str, Mapping[Any, Any]], view: str, version: int) -> list[Row]:
+    """Rows that readers see of a version of one of the order views."""
+    return SHOWN[view](rows.get(physical(view, version), {}))
+
+
+def _latest(rows: Mapping[Any, Any]) -> list[Row]:
+    return in_order(
+        (key, version, kind, moment, _json(state))
+        for key, (version, _, moment, kind, state) in rows.items()
+    )
+
+
+def _history(rows: Mapping[Any, Any]) -> list[Row]:
+    return in_order(
+        (*place, kind, moment, _json(state)) for place, (_, kind, moment, state) in rows.items()
+    )
+
+
+def _by_region(rows: Mapping[Any, Any]) -> list[Row]:
+    return in_order(
+        (region, n, total if amounts else None, _average(quantity, counted), counted)
+        for region, (n, total, amounts, quantity, counted) in _summed(rows).items()
+        if n
+    )
+
+
+def _totals(rows: Mapping[Any, Any]) -> list[Row]:
+    (n, quantity, counted) = _summed(rows).get(None, (0, 0, 0))
+    return [(n, quantity if counted else None)]
+
+
+def _open_orders(rows: Mapping[Any, Any]) -> list[Row]:
+    return in_order((*values, key) for key, (_, *values) in rows.items())
+
+
+SHOWN: Final[Mapping[str, Callable[[Mapping[Any, Any]], list[Row]]]] = {
+    LATEST: _latest,
+    HISTORY.view: _history,
+    "by_region": _by_region,
+    "totals": _totals,
+    "open_orders": _open_orders,
+}
+"""Views of orders, in the order of the oracle's tables."""
 
 
 def _summed(rows: Mapping[Any, Any]) -> dict[Any, Row]:

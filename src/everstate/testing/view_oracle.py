@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
-from everstate.testing.view_orders import START, Log, Logged, OrderState, ViewedOrder
+from everstate.testing.view_orders import START, Log, Logged, OrderState, state_text
 from everstate.views.tables import Row
 
 
@@ -116,7 +117,12 @@ def _rounded(value: Decimal | None) -> Decimal | None:
 
 
 def _text(state: OrderState | None) -> Any:
-    return None if state is None else json.loads(ViewedOrder(**state).model_dump_json())
+    return None if state is None else _parsed(state_text(state))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Any:
+    return json.loads(text)
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:

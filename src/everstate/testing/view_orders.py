@@ -6,12 +6,13 @@ where a test needs them; :func:`random_logs` makes such logs from a seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import UUID, uuid5
 
 import pyarrow as pa
@@ -122,6 +123,16 @@ def history(
     return found
 
 
+def state_text(state: OrderState) -> str:
+    """The JSON text of a state, as a message has it."""
+    return _text_of(tuple(state.items()))
+
+
+@lru_cache(maxsize=4096)
+def _text_of(fields: tuple[tuple[str, Any], ...]) -> str:
+    return ViewedOrder(**dict(fields)).model_dump_json()
+
+
 def state_of(key: str, **fields: Any) -> OrderState:
     """An order's state; other fields have the model's defaults."""
     return ViewedOrder(order_id=key, **fields).model_dump()
@@ -156,26 +167,29 @@ def _image(view: str, state: OrderState | None) -> OrderState | None:
     }
 
 
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+PLANNED: Final[Mapping[str, pa.DataType]] = {
+    "offset": pa.int64(),
+    "key": pa.string(),
+    "raw_key": pa.binary(),
+    "raw_value": pa.binary(),
+    "raw_headers": pa.list_(_HEADER),
+    "reason": pa.string(),
+    "version": pa.int64(),
+    "id": pa.string(),
+    "kind": pa.string(),
+    "occurred_at": _MOMENT,
+    "recorded_at": _MOMENT,
+    "schema_version": pa.int32(),
+}
+"""Columns of a change, before those of the views."""
+
+
 def planned(records: Iterable[tuple[int, Logged]]) -> pa.Table:
     """Records in the form in which the pipeline passes them to the apply half."""
-    chosen = list(records)
-    rows = [_planned_row(offset, record) for offset, record in chosen]
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    moment = pa.timestamp("us", tz="UTC")
-    schema: list[tuple[str, pa.DataType]] = [
-        ("offset", pa.int64()),
-        ("key", pa.string()),
-        ("raw_key", pa.binary()),
-        ("raw_value", pa.binary()),
-        ("raw_headers", pa.list_(header)),
-        ("reason", pa.string()),
-        ("version", pa.int64()),
-        ("id", pa.string()),
-        ("kind", pa.string()),
-        ("occurred_at", moment),
-        ("recorded_at", moment),
-        ("schema_version", pa.int32()),
-    ]
+    rows = [_planned_row(offset, record) for offset, record in records]
+    schema = list(PLANNED.items())
     for name, table in TABLES.items():
         for image in table.images:
             schema.append((planned_column(table, image), _STRUCTS[name]))
@@ -215,10 +229,16 @@ def _planned_row(offset: int, record: Logged) -> dict[str, Any]:
         "recorded_at": change.recorded_at,
         "schema_version": 1,
     }
+    return raw | images_of(record)
+
+
+def images_of(record: Logged) -> dict[str, Any]:
+    """The row deltas of a readable record, by their columns."""
+    found = {}
     for name, table in TABLES.items():
-        raw[planned_column(table, "original")] = _image(name, record.original)
-        raw[planned_column(table, "current")] = _image(name, record.current)
-    return raw
+        found[planned_column(table, "original")] = _image(name, record.original)
+        found[planned_column(table, "current")] = _image(name, record.current)
+    return found
 
 
 def logged(*records: Logged) -> Log:

@@ -25,13 +25,20 @@ from everstate.testing.view_actors import (
     note,
 )
 from everstate.testing.view_memory import LockTaken
-from everstate.testing.view_memory_orders import open_positions, tables_of, trim, vector_of
+from everstate.testing.view_memory_orders import (
+    LATEST,
+    SHOWN,
+    open_positions,
+    shown_of,
+    trim,
+    vector_of,
+)
 from everstate.testing.view_oracle import OracleTables, accepted, expected
 from everstate.testing.view_orders import Log, Logged
 from everstate.testing.view_world import OLDER, PARTITIONS, PLANS, World
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, ViewVersion
 from everstate.views.publishing import publish
-from everstate.views.tables import Vector, covers
+from everstate.views.tables import Vector, covers, physical
 from everstate.views.versions import passed_by_all
 
 _NEST: Final = 0.12
@@ -61,8 +68,9 @@ class Simulation(World):
         self._expected: dict[tuple[int, ...], OracleTables] = {}
         self._backup: dict[str, dict[Any, Any]] | None = None
         self._last_seen: dict[str, Vector] = {}
+        self._seen: dict[str, tuple[Any, int, Vector]] = {}
+        """A table's rows, how often they were written, and their vector, when they were right."""
         self._depth = 0
-        self._is_settling = False
         self.subscribers: list[Subscriber] = []
         # Each schedule has its own weights: some publish often, some hardly ever.
         self._weights = [w * self.random.choice((0.3, 1, 1, 3)) for w in ACTIONS.values()]
@@ -82,7 +90,7 @@ class Simulation(World):
 
     def _between(self, call: str) -> None:
         """Before each call of a transaction: other actors run, or the process is killed."""
-        if self._is_settling:
+        if self.is_settling:
             return
         if self.random.random() < _KILL:
             raise Killed(f"killed at {call}")
@@ -183,20 +191,47 @@ class Simulation(World):
         published = [r for r in rows if r.published and r.status == LIVE and r.name not in building]
         if published:
             row = self.random.choice(published)
-            number = max(r.version for r in rows if r.name == row.name) + 1
+            number = self.numbers()[row.name] + 1
             fresh: dict[str, Any] = {"published": False, "built": None, "published_at": None}
-            self.put(replace(row, version=number, status=BUILDING, reason=None, **fresh))
+            self.put(
+                replace(row, version=number, status=BUILDING, error=None, waits_for=None, **fresh)
+            )
 
     def undo(self) -> None:
         """Request that readers see the previous version again."""
-        kept = [row for row in self.versions() if row.status == KEPT and self.vector(row)]
+        seen = {row.name: row for row in self.versions() if row.published}
+        kept = [
+            row
+            for row in self.versions()
+            if row.status == KEPT and self.vector(row) and row.version < seen[row.name].version
+        ]
         if kept:
             row = self.random.choice(kept)
             for other in self.versions():
                 if other.name == row.name and other.status == BUILDING:
                     self.give_up(other)
-            note(self.database, row, status=BUILDING)
+            self.go_back(row, seen[row.name])
             self.happened["undone"] += 1
+
+    def go_back(self, row: ViewVersion, seen: ViewVersion) -> None:
+        """Let an older version catch up; starts of the same application leave it."""
+        note(self.database, row, status=BUILDING, undone=seen.undone or seen.fingerprint)
+
+    def start_again(self) -> None:
+        """Start the application as it is: what an operator asked for goes on."""
+        before = {
+            (row.name, row.version)
+            for row in self.versions()
+            if row.status == BUILDING and row.name in self.declared
+        }
+        seen = {(row.name, row.version) for row in self.versions() if row.published}
+        self.take_steps()
+        after = {(row.name, row.version) for row in self.versions() if row.status == BUILDING}
+        if lost := before - after:
+            self._wrong(f"a start gives up {lost}")
+        turned = {name for name, _ in after - before} & {name for name, _ in seen}
+        if turned:
+            self._wrong(f"a start replaces {turned}, and nothing else is declared")
 
     def forget_old(self) -> None:
         """Drop versions replaced long ago, and the positions of those retired long ago (V3)."""
@@ -248,6 +283,7 @@ class Simulation(World):
         self.database.commits += 1
         self.readers.clear()  # their connections broke
         self._last_seen.clear()
+        self.take_steps()  # the backup may be from before the last declaration
         self.happened["restored"] += 1
 
     # what must hold
@@ -261,7 +297,7 @@ class Simulation(World):
 
     def go_on(self) -> None:
         """Run planned tasks, and every actor once, without disturbances."""
-        self._is_settling = True
+        self.is_settling = True
         self.plan_keeping(None)
         self.plan_trailing(None, all_of_them=True)
         self.build()
@@ -273,16 +309,21 @@ class Simulation(World):
     def look(self) -> None:
         """Check what readers see now, and in their open snapshots."""
         rows = self.database.rows
-        wanted, found = self.at(self.core_vector()), tables_of(rows, {})
-        self._same("latest", found.latest, wanted.latest)
+        wanted = self.at(self.core_vector())
+        self._same("latest", shown_of(rows, LATEST, 1), wanted.latest)
         account = ("applied", "duplicate", "held", "dead")
-        counted = sum(getattr(found, name) for name in account)
+        counted = sum(sum(each) for each in self.database.table("counters").values())
         self._same("account", counted, sum(getattr(wanted, name) for name in account))
         for row in self.versions():
             vector = self.vector(row)
             if not row.published or not vector:
                 continue
-            self._see(row, rows, vector)
+            table = physical(row.name, row.version)
+            state = (rows.get(table), self.database.written[table], vector)
+            was = self._seen.get(table)
+            if was is None or was[0] is not state[0] or was[1:] != state[1:]:
+                self._see(row, rows, vector)
+                self._seen[table] = state
             if not covers(vector, self._last_seen.get(row.name, {})):
                 self._wrong(f"{row.name} went back from {self._last_seen[row.name]} to {vector}")
             self._last_seen[row.name] = vector
@@ -291,6 +332,8 @@ class Simulation(World):
 
     def _read_in(self, reader: RepeatableReader, row: ViewVersion) -> None:
         """Check an old snapshot: names resolve to the version published now, rows are older."""
+        if (row.name, row.version) in reader.checked:
+            return
         vector = vector_of(reader.rows, row.name, row.version)
         if not vector:
             self._wrong(f"an older snapshot reads nothing of {row.name}, version {row.version}")
@@ -302,15 +345,16 @@ class Simulation(World):
         ]
         if before and not covers(vector, before[0]):
             self._wrong(f"an older snapshot reads {row.name} at {vector}, before {before[0]}")
+        reader.checked.add((row.name, row.version))
 
     def _see(self, row: ViewVersion, rows: Mapping[str, Any], vector: Vector) -> None:
         field = _SHOWN.get(row.name, row.name)
-        found = getattr(tables_of(rows, {row.name: row.version}), field)
+        found = shown_of(rows, row.name, row.version)
         self._same(f"{row.name}, version {row.version}", found, getattr(self.at(vector), field))
 
     def _settle(self) -> None:
         """Stop all failures, and run until every view is at its final position."""
-        self._is_settling = True
+        self.is_settling = True
         self.readers.clear()
         for p in PARTITIONS:
             self.ends[p] = self.archived[p] = self.logs[p].end
@@ -326,8 +370,8 @@ class Simulation(World):
         self.look()
         for subscriber in self.subscribers:
             self._see_all(subscriber)
-        totals = tables_of(self.store.elsewhere.rows | {"by_region__v1": self._mirror()}, {})
-        self._same("mirror", totals.by_region, self.at(self.core_vector()).by_region)
+        mirror = SHOWN["by_region"](self.store.elsewhere.table(FOREIGN.name))
+        self._same("mirror", mirror, self.at(self.core_vector()).by_region)
 
     def _see_all(self, subscriber: Subscriber) -> None:
         """Check that a subscriber got every change since its start, once, versions in order."""
@@ -359,12 +403,10 @@ class Simulation(World):
         published = {row.name: row for row in self.versions() if row.published}
         for name, plan in self.declared.items():
             row = published.get(name)
-            if row is None or row.fingerprint != plan.fingerprint or self.vector(row) != core:
+            wanted = row is not None and plan.fingerprint in (row.fingerprint, row.undone)
+            if row is None or not wanted or self.vector(row) != core:
                 found.append(f"{name}: {row}")
         return found + [f"{r.name} builds" for r in self.versions() if r.status == BUILDING]
-
-    def _mirror(self) -> Mapping[Any, Any]:
-        return self.store.elsewhere.table(FOREIGN.name)
 
     def _same(self, what: str, found: object, wanted: object) -> None:
         if found != wanted:
@@ -393,6 +435,7 @@ ACTIONS: Final[Mapping[Callable[[Simulation], None], float]] = {
     Simulation.build: 8,
     Simulation.publish: 8,
     Simulation.declare: 3,
+    Simulation.start_again: 3,
     Simulation.rebuild: 3,
     Simulation.undo: 3,
     Simulation.forget_old: 1.5,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import pyarrow as pa
 
 from everstate.errors import PositionMoved, ViewFailed
 from everstate.log.positions import Range
-from everstate.testing.view_actors import FOREIGN, RepeatableReader, TwoStores, note
+from everstate.testing.view_actors import FOREIGN, UNREAD, RepeatableReader, TwoStores, note
 from everstate.testing.view_memory import MemoryDatabase, Opened
 from everstate.testing.view_memory_orders import LATEST, advance, open_positions, vector_of
 from everstate.testing.view_oracle import accepted
-from everstate.testing.view_orders import TABLES, VIEWS, Log, random_logs
+from everstate.testing.view_orders import PLANNED, TABLES, VIEWS, Log, random_logs
 from everstate.views.batch import Batch
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, ViewVersion
 from everstate.views.core import apply_range
@@ -32,6 +32,7 @@ from everstate.views.tables import (
     Vector,
     physical,
     planned_column,
+    planned_columns,
 )
 from everstate.views.trailing import trail_range
 from everstate.views.versions import registered, steps
@@ -48,6 +49,26 @@ KeptTables = Sequence[tuple[KeptTable, Vector]]
 Application = frozenset[str] | None
 """Views that an application declares, each with one fingerprint; ``None``: all views, with any
 fingerprint. With `OLDER` in the set it has other fingerprints."""
+
+
+@lru_cache(maxsize=4096)
+def _table(name: str, version: int, fingerprint: str) -> KeptTable:
+    return replace(PLANS[name], fingerprint=fingerprint).table(version)
+
+
+@lru_cache(maxsize=4096)
+def _columns(tables: tuple[KeptTable, ...]) -> tuple[list[int], list[str]]:
+    """Places of the columns of `TwoStores.light` for some tables, and their names there."""
+    own = [name for name in PLANNED if name not in UNREAD]
+    every = [*own, *(c for table in TABLES.values() for c in planned_columns(table))]
+    places, names = list(range(len(own))), list(own)
+    for table in tables:
+        for image in table.images:
+            meant = TABLES["by_region" if table.view == FOREIGN.view else table.view]
+            source: Image = "current" if table.fingerprint.endswith(OLDER) else image
+            places.append(every.index(planned_column(meant, source)))
+            names.append(planned_column(table, image))
+    return places, names
 
 
 class World:
@@ -68,19 +89,21 @@ class World:
         }
         self.judged = [self._as_judged(p, log) for p, log in enumerate(self.logs)]
         """The logs as the core must judge them: changes that no table can hold are dead."""
-        self._planned = [log.between(0, log.end) for log in self.logs]
-        self._whole = pa.concat_tables(self._planned)
         records = [record for log in self.judged for _, record in sorted(log.records.items())]
         self._row_of = {id(record): row for row, record in enumerate(records)}
-        self._offsets = [changes["offset"].to_numpy() for changes in self._planned]
         self.ends, self.archived, self.log_begins = ([0] * len(PARTITIONS) for _ in range(3))
         self.store = self.store_class()
+        self._planned = [self.store.light(sorted(log.records.items())) for log in self.logs]
+        self._whole = pa.concat_tables(self._planned)
+        self._offsets = [changes["offset"].to_pylist() for changes in self._planned]
         self.store.refuses = self._refuses
         self.store.unstorable = lambda p, o: "refused" if (p, o) in self.unstorable else None
         self.failing: set[tuple[str, int, int]] = set()
         self.pending: list[Callable[[], None]] = []
         self.readers: list[RepeatableReader] = []
         self.declared = dict(PLANS)
+        self.is_settling = False
+        """Whether all disturbances have ended, so that the core takes all there is at once."""
         self._begin()
 
     @property
@@ -115,6 +138,12 @@ class World:
     def put(self, row: ViewVersion) -> None:
         """Register a version."""
         self.database.table("view")[row.name, row.version] = row
+        numbers = self.database.table("number")
+        numbers[row.name] = max(row.version, numbers.get(row.name, 0))
+
+    def numbers(self) -> dict[str, int]:
+        """The highest version that each name ever had."""
+        return dict(self.database.table("number"))
 
     def core_vector(self) -> dict[int, int]:
         """Positions of the core."""
@@ -150,7 +179,14 @@ class World:
         """Start the application: register versions of its declared views in one transaction."""
         rows = self.versions()
         standing = {(name, version) for name, version, _ in self.database.table("position")}
-        found = steps("order", self.declared.values(), rows, standing=standing, on_change="rebuild")
+        found = steps(
+            "order",
+            self.declared.values(),
+            rows,
+            standing=standing,
+            numbers=self.numbers(),
+            on_change="rebuild",
+        )
         for step in found:
             for version in step.superseded:
                 self.give_up(self._row(step.name, version))
@@ -181,34 +217,33 @@ class World:
             vector = self.vector(row)
             waits = row.status == BUILDING and row.built is None
             if of_mine and vector and row.status in (LIVE, BUILDING) and not waits:
-                plan = replace(PLANS[row.name], fingerprint=row.fingerprint + older)
-                found.append((plan.table(row.version), vector))
+                table = _table(row.name, row.version, row.fingerprint + older)
+                found.append((table, vector))
         return found
 
-    def span(self, partition: int, start: int, end: int) -> Range | None:
-        """A range from ``start`` that log or archive has; ``None``: there is none."""
+    def span(self, partition: int, start: int, end: int, *, whole: bool = False) -> Range | None:
+        """A range from ``start`` that log or archive has, cut at random unless ``whole``.
+
+        ``None``: there is none.
+        """
         if start < self.log_begins[partition]:
             end = min(end, self.archived[partition])
-        return Range(start, self.random.randint(start + 1, end)) if start < end else None
+        if start >= end:
+            return None
+        return Range(start, end if whole else self.random.randint(start + 1, end))
 
     def changes(
         self, partition: int, tables: Iterable[KeptTable], span: Range, freed: Sequence[int] = ()
     ) -> pa.Table:
         """Records of a range, and some from before it, planned for some versions."""
-        offsets = self._offsets[partition]
-        first, end = np.searchsorted(offsets, (span.start, span.end))
-        found = self._planned[partition].slice(first, end - first)
+        offsets, planned = self._offsets[partition], self._planned[partition]
+        first, end = bisect_left(offsets, span.start), bisect_left(offsets, span.end)
+        found = planned.slice(first, end - first)
         if freed:
-            before = self._planned[partition].filter(pa.array(np.isin(offsets, list(freed))))
+            before = planned.take(pa.array([bisect_left(offsets, o) for o in sorted(freed)]))
             found = pa.concat_tables([before, found])
-        own = [name for name in found.column_names if "__" not in name]
-        columns = {name: found[name] for name in own}
-        for table in tables:
-            for image in table.images:
-                meant = TABLES["by_region" if table.view == FOREIGN.view else table.view]
-                source: Image = "current" if table.fingerprint.endswith(OLDER) else image
-                columns[planned_column(table, image)] = found[planned_column(meant, source)]
-        return pa.table(columns)
+        places, names = _columns(tuple(tables))
+        return found.select(places).rename_columns(names)
 
     # tasks
 
@@ -216,7 +251,7 @@ class World:
         """A keeper plans a range of each partition."""
         kept = self.kept(known)
         for p, start in self.core_vector().items():
-            if (span := self.span(p, start, self.ends[p])) is not None:
+            if (span := self.span(p, start, self.ends[p], whole=self.is_settling)) is not None:
                 riders = tuple(table for table, vector in kept if span.start in vector.values())
                 self.pending.append(partial(self._apply, self._core(riders, kept), p, span))
 
@@ -257,7 +292,7 @@ class World:
             self.happened["behind"] += 1
             row = self.database.table("view").get((failed.view, failed.version))
             if row is not None:
-                note(self.database, row, reason=failed.reason)
+                note(self.database, row, error=failed.reason)
 
     def _trail(self, core: Core, table: KeptTable, partition: int, span: Range) -> None:
         freed = [
@@ -281,8 +316,7 @@ class World:
         if not self.is_attempt(row, attempt):
             self.happened["left build"] += 1
             return
-        plan = PLANS[row.name]
-        table = replace(plan, fingerprint=row.fingerprint).table(row.version)
+        table = _table(row.name, row.version, row.fingerprint)
         places = [self._row_of[id(record)] for record in self.accepted_for_build(vector)]
         opened = Opened(self.store, Core("order", "orders"), BASE)
         is_empty = not self.database.table(table.name)
@@ -298,7 +332,7 @@ class World:
         if self.random.random() < self.killed_builds:
             self.happened["killed build"] += 1
             return
-        note(self.database, row, built={"vector": vector}, reason=None)
+        note(self.database, row, built={"vector": vector}, error=None)
         self.database.table("attempt").pop((row.name, row.version), None)
         self.happened["built"] += 1
 

@@ -5,7 +5,9 @@ A call only changes the registry (dropping also drops tables); the running pipel
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from everstate.errors import InvalidQuery, NotFound
 from everstate.views.control import BUILDING, KEPT, LIVE, WAITING, Control, ViewVersion
@@ -18,7 +20,8 @@ def ask_rebuild(
 ) -> ViewVersion:
     """Request a new version of a view; returns the version that will be built.
 
-    A version that waits to be requested, or is being built already, is used. Otherwise a new
+    A version that waits to be requested, or is being built already, is used. After an undo the
+    version that was undone catches up and is published again. Otherwise a new
     version with the meaning of the published one is added, which repairs it. ``force`` publishes
     without waiting for readers with old snapshots. ``require_equal`` publishes only when the new
     version has the rows of the old one, if both mean the same. Raises NotFound, InvalidQuery for
@@ -32,44 +35,70 @@ def ask_rebuild(
             if row.status in (BUILDING, WAITING):
                 control.set_status(name, row.version, BUILDING)
                 control.set_options(name, row.version, options)
-                return replace(row, status=BUILDING, reason=None)
+                return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
         seen = next((row for row in rows if row.published), rows[-1])
+        undone = [row for row in rows if row.status == KEPT and row.fingerprint == seen.undone]
+        if undone:
+            return _catch_up(control, undone[-1], options)
         if seen.inputs:
             raise InvalidQuery(
                 f"{name} has no table of its own: it is computed from {', '.join(seen.inputs)}.",
                 advice=f"Rebuild these views: `everstate views rebuild {seen.inputs[0]}`.",
             )
         meaning = (seen.kind, seen.definition, seen.fields, seen.fingerprint)
-        made = ViewVersion(name, rows[-1].version + 1, seen.entity, *meaning, status=BUILDING)
+        made = ViewVersion(
+            name, control.numbers()[name] + 1, seen.entity, *meaning, status=BUILDING
+        )
         control.add_version(made)
         control.set_options(name, made.version, options)
         return made
 
 
-def ask_undo(control: Control, name: str, *, force: bool = False) -> ViewVersion:
-    """Request the previously published version again; it catches up, then readers see it.
+def ask_undo(
+    control: Control,
+    name: str,
+    *,
+    check: Callable[[ViewVersion], object] = lambda _row: None,
+    force: bool = False,
+) -> ViewVersion:
+    """Request the version before the published one; it catches up, then readers see it.
 
-    Raises NotFound when no older version is kept any more.
+    A second call goes further back. The app's later starts keep to it, as long as they declare
+    what was undone; `ask_rebuild` goes forward again. ``check`` raises when this app's model cannot
+    keep the version. Raises NotFound when no older version is kept any more.
     """
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
+        seen = next((row for row in rows if row.published), None)
         kept = [
             row
             for row in rows
-            if row.status == KEPT and (row.inputs or control.vector(name, row.version))
+            if row.status == KEPT
+            and (seen is None or row.version < seen.version)
+            and (row.inputs or control.vector(name, row.version))
         ]
         if not kept:
             raise NotFound(
                 f"view {name}: there is no older version to go back to.",
                 advice="`views.keep_old_hours` says how long an older version is kept. `everstate "
-                "views rebuild` builds the view again.",
+                "views rebuild` goes forward again after an undo, or else builds the view again.",
             )
-        cancel(control, name)
         older = max(kept, key=lambda row: row.version)
-        control.set_status(name, older.version, BUILDING)
-        control.set_options(name, older.version, {"force": force})
-        return replace(older, status=BUILDING)
+        check(older)
+        cancel(control, name)
+        if seen is not None:
+            control.set_undone(name, older.version, seen.undone or seen.fingerprint)
+        return _catch_up(control, older, {"force": force})
+
+
+def _catch_up(control: Control, row: ViewVersion, options: Mapping[str, Any]) -> ViewVersion:
+    """Let a version that has its rows catch up, to be published then."""
+    if row.built is None:  # it rode with the core from the first change
+        control.set_built(row.name, row.version, {})
+    control.set_status(row.name, row.version, BUILDING)
+    control.set_options(row.name, row.version, options)
+    return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
 
 
 def cancel(control: Control, name: str) -> list[ViewVersion]:
@@ -93,7 +122,7 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
-        if any(row.status == LIVE for row in rows):
+        if any(row.status in (LIVE, BUILDING) for row in rows):
             raise InvalidQuery(
                 f"view {name} is still declared by the app that was started last.",
                 advice="Take its declaration out of the app, start `everstate run` again, then "

@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 from everstate.errors import HeldOverflow, PositionMoved, Unavailable, ViewStoreError
 from everstate.log.positions import Range
 from everstate.views.batch import Batch
-from everstate.views.gate import NO_VERSION, GateRow, HeldRow, Ints, Keys, Verdict, judge
+from everstate.views.gate import NO_VERSION, Bools, GateRow, HeldRow, Ints, Keys, Verdict, judge
+from everstate.views.misfits import MisfitCount
 from everstate.views.tables import Core, KeptTable, lacking, planned_columns
 
 RETRIES_MAX: Final = 5
@@ -151,6 +152,9 @@ class CoreTransaction(Protocol):
     def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
         """Store runs of duplicates: first and last offset, both inclusive."""
 
+    def note_misfits(self, found: Sequence[MisfitCount]) -> None:
+        """Add to the counts of values that do not fit the model."""
+
     def count(self, applied: Applied) -> None:
         """Add to the counters of the partition (law 7)."""
 
@@ -239,24 +243,29 @@ class _Judging:
         """Judge the changes, write those that apply, and store every exception."""
         opened = self._opened
         offsets = changes["offset"].to_numpy()
-        mine = changes.filter(pa.array((offsets >= self._start) & (offsets < self._end)))
-        readable = pc.is_null(mine["reason"])
-        unstorable = opened.unstorable(mine.filter(readable))
+        mine = where(changes, (offsets >= self._start) & (offsets < self._end))
+        alive = mine
+        if mine["reason"].null_count < mine.num_rows:
+            alive = mine.filter(pc.is_null(mine["reason"]))
+        unstorable = opened.unstorable(alive)
         poison = {**poison, **{o: f"{REFUSED}: {reason}" for o, reason in unstorable.items()}}
         dead = _unreadable(mine, poison)
         if poison:
-            killed = pc.is_in(mine["offset"], pa.array(list(poison), pa.int64()))
-            readable = pc.and_(readable, pc.invert(killed))
-        alive = mine.filter(readable)
+            killed = pc.is_in(alive["offset"], pa.array(list(poison), pa.int64()))
+            alive = alive.filter(pc.invert(killed))
         refused = self._dead_letter_refused(poison)
-        verdict = self._judge(Keys(alive))
+        keys = Keys(alive)
+        verdict = self._judge(keys)
         released = [found.row for found in verdict.released]
         riders = _riding(self._core.riders, released)
-        batch = Batch(_going(alive, verdict, released, riders), verdict.floors)
+        going = _going(alive, verdict, released, riders)
+        batch = Batch(going, verdict.floors, keys if going is alive else None)
         if batch.changes.num_rows:
             opened.write_latest(batch)
         failures = opened.ride(riders, self._start, self._end, batch)
         self._note(alive, verdict)
+        if misfits := counted_misfits(batch.changes):
+            opened.note_misfits(misfits)
         opened.dead_letter(mine, dead)
         opened.dead_letter(alive, verdict.dead)
         applied = Applied(
@@ -313,6 +322,19 @@ class _Judging:
         return len(waiting)
 
 
+def counted_misfits(changes: pa.Table) -> list[MisfitCount]:
+    """Misfits among the changes of one partition; none where nobody looked for them."""
+    if "misfits" not in changes.column_names:
+        return []
+    changes = changes.filter(pc.is_valid(changes["misfits"]))
+    found: dict[tuple[str, int], list[int]] = {}
+    columns = (changes[name].to_pylist() for name in ("misfits", "schema_version", "offset"))
+    for fields, version, offset in zip(*columns, strict=True):
+        for field in fields:
+            found.setdefault((field, version), []).append(offset)
+    return [(*what, len(places), min(places), max(places)) for what, places in found.items()]
+
+
 def runs(offsets: Ints, rows: Sequence[int]) -> list[tuple[int, int]]:
     """Adjacent rows as runs: first and last offset of each."""
     found: list[tuple[int, int]] = []
@@ -335,8 +357,10 @@ def _riding(riders: Sequence[KeptTable], released: Sequence[pa.Table]) -> list[K
 
 def _unreadable(changes: pa.Table, poison: Mapping[int, str]) -> list[tuple[int, str]]:
     """Rows that are dead before the gate judges them, with their reasons."""
-    rows = pc.indices_nonzero(pc.is_valid(changes["reason"])).to_pylist()
-    found = [(row, changes["reason"][row].as_py()) for row in rows]
+    found = list[tuple[int, str]]()
+    if changes["reason"].null_count < changes.num_rows:
+        rows = pc.indices_nonzero(pc.is_valid(changes["reason"])).to_pylist()
+        found = [(row, changes["reason"][row].as_py()) for row in rows]
     if poison:
         offsets = changes["offset"].to_pylist()
         found += [(row, poison[o]) for row, o in enumerate(offsets) if o in poison]
@@ -356,14 +380,26 @@ def _going(
     if released:
         planned = {column for table in riders for column in planned_columns(table)}
         names = [name for name in changes.column_names if "__" not in name or name in planned]
+        # A change that was held by an earlier release may lack a column of today.
         # No cast: an image that a change lacks (a null struct) has nulls in columns that are not
         # nullable, and Arrow refuses to cast those.
-        parts = [going.select(names), *(row.select(names) for row in released)]
+        parts = [going.select(names), *(_columns(row, names) for row in released)]
         going = pa.concat_tables(parts, promote_options="permissive")
     return by_version(going)
 
 
+def _columns(row: pa.Table, names: Sequence[str]) -> pa.Table:
+    return row.select([name for name in names if name in row.column_names])
+
+
 def by_version(changes: pa.Table) -> pa.Table:
     """Changes with the versions of each key in order."""
-    order = np.argsort(changes["version"].to_numpy(), kind="stable")
-    return changes.take(pa.array(order))
+    versions = changes["version"].to_numpy()
+    if np.all(versions[1:] >= versions[:-1]):
+        return changes
+    return changes.take(pa.array(np.argsort(versions, kind="stable")))
+
+
+def where(changes: pa.Table, wanted: Bools) -> pa.Table:
+    """The changes for which a condition holds; nothing is copied when it holds for all."""
+    return changes if wanted.all() else changes.filter(pa.array(wanted))

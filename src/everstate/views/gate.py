@@ -61,10 +61,11 @@ class Keys:
         # hole, so the nth start is that of the nth name.
         self.order: Ints = np.argsort(codes, kind="stable")
         self.codes: Ints = codes[self.order]
-        starts = np.ones(len(codes), dtype=np.bool_)
-        starts[1:] = self.codes[1:] != self.codes[:-1]
-        self.starts: Ints = np.flatnonzero(starts)
-        self.ends: Ints = np.append(self.starts[1:], len(codes)) if len(codes) else self.starts
+        starts = np.ones(len(codes) + 1, dtype=np.bool_)
+        starts[1:-1] = self.codes[1:] != self.codes[:-1]
+        (bounds,) = starts.nonzero()
+        self.starts: Ints = bounds[:-1]
+        self.ends: Ints = bounds[1:]
 
     def __len__(self) -> int:
         return len(self.names)

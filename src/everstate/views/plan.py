@@ -12,6 +12,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from everstate.changes import EntityType
+from everstate.changes.keys import column_fault
 from everstate.errors import InvalidTrigger, InvalidView
 from everstate.views.control import ViewVersion
 from everstate.views.definition import (
@@ -217,6 +218,8 @@ def _output_expressions(
     for name, _ in found:
         if name.lower() in seen:
             grammar.refuse(f"two columns have the name {name!r}", "Give each column its own name.")
+        if fault := column_fault(name):
+            grammar.refuse(f"the name of the column {name!r} {fault}", "Give it another name.")
         if len(name.encode()) > COLUMN_BYTES_MAX:
             grammar.refuse(
                 f"the name of the column {name!r} is longer than {COLUMN_BYTES_MAX} bytes",

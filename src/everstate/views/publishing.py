@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class InTheWay(Exception):
-    """A reader holds a lock on the name for too long; the next step tries again."""
+    """A reader, named in the message, holds a lock on the name for too long; tried again later."""
 
 
 class PublishingStore(Protocol):
@@ -37,12 +37,12 @@ class PublishingStore(Protocol):
         """
 
     def fell_behind(self, row: ViewVersion) -> None:
-        """Clear the record that a version caught up with the core."""
+        """Clear the record that a version caught up with the core, and what it waited for."""
 
     def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
         """How many rows differ between two versions of one meaning; computed once."""
 
-    def set_reason(self, row: ViewVersion, reason: str) -> None:
+    def set_waits_for(self, row: ViewVersion, waits_for: str) -> None:
         """Store why a version is not published."""
 
     def point(self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan) -> bool:
@@ -59,7 +59,8 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
     It waits while a reader's snapshot is older than the time at which the version caught up with
     the core (the option `force` does not wait). A version with the same meaning as the published
     one is compared with it; with the option `require_equal` it must have the same rows. The reason
-    why a version is not published is stored.
+    why a version is not published is stored. Raises InTheWay: until a later try, other readers
+    must not queue behind this one.
     """
     options = row.options or {}
     if not stands_with_core(publisher, row):
@@ -67,7 +68,7 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
         return False
     reader = publisher.caught_up(row)
     if reader is not None and not options.get("force"):
-        publisher.set_reason(
+        publisher.set_waits_for(
             row, f"built; waits for the transaction of {reader}, which began before it caught up"
         )
         return False
@@ -79,15 +80,15 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
                 f"built; {different:,} rows differ from version {seen.version}, so it is not "
                 "published"
             )
-            publisher.set_reason(row, reason)
+            publisher.set_waits_for(row, reason)
             return False
     try:
         done = publisher.point(seen, row, plan)
-    except InTheWay:
-        publisher.set_reason(row, "built; waits for a reader that holds a lock on the view's name")
-        return False
+    except InTheWay as reader:
+        publisher.set_waits_for(row, f"built; waits for {reader}, which holds a lock on its name")
+        raise
     except PublishRefused as refusal:
-        publisher.set_reason(row, str(refusal))
+        publisher.set_waits_for(row, str(refusal))
         return False
     if done:
         log.info("view %s: readers see version %d", row.name, row.version)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
+import sqlglot
 from sqlglot import exp
 
 ValueKind: TypeAlias = Literal["number", "text", "boolean", "null"]
@@ -227,7 +228,11 @@ class _Kinds:
 
 
 def _exact(output: exp.Expr) -> exp.Expr:
-    """The same with numbers that cannot overflow, and null for a division by zero."""
+    """The same with numbers that cannot overflow, and null for a division by zero.
+
+    A number with more digits than it is cast to is null, too: one group must not make the whole
+    view unreadable.
+    """
 
     def widen(node: exp.Expr) -> exp.Expr:
         if isinstance(node, (exp.Div, exp.Mod)):
@@ -236,6 +241,8 @@ def _exact(output: exp.Expr) -> exp.Expr:
             if isinstance(node, exp.Mod):
                 return exp.Mod(this=left, expression=right)
             return exp.Div(this=left, expression=right, typed=True, safe=False)
+        if isinstance(node, exp.Cast) and node.to.expressions:
+            return _null_beyond(node)
         if isinstance(node, exp.Column) and node.name.startswith("g") and _computes(node.parent):
             return exp.cast(node, "DECIMAL")
         return node
@@ -251,6 +258,29 @@ def _exact(output: exp.Expr) -> exp.Expr:
             else:
                 node.replace(made)
     return root
+
+
+def _null_beyond(node: exp.Cast) -> exp.Expr:
+    """A CAST to DECIMAL(p, s), null where a number has more digits."""
+    digits, *places = (int(size.name) for size in node.to.expressions)
+    scale = places[0] if places else 0
+    rounded = exp.Round(this=node.this.copy(), decimals=exp.Literal.number(scale))
+    bound = exp.Literal.number(10 ** (digits - scale))
+    return exp.case().when(exp.LT(this=exp.Abs(this=rounded), expression=bound), node.copy())
+
+
+def overflow_sql(postgres_sql: str) -> str | None:
+    """The condition on which a CAST in an output's text is null because its value is too large.
+
+    ``None``: the text has no such CAST. ``postgres_sql``: a text that this module has made.
+    """
+    found = []
+    for case in sqlglot.parse_one(postgres_sql, dialect="postgres").find_all(exp.Case):
+        within, cast = case.args["ifs"][0].this, case.args["ifs"][0].args["true"]
+        # As `_null_beyond` makes it; a CASE of the author has no CAST with a size right inside.
+        if isinstance(cast, exp.Cast) and cast.to.expressions:
+            found.append(f"{_text(cast.this)} IS NOT NULL AND NOT {_text(within)}")
+    return " OR ".join(f"({each})" for each in found) or None
 
 
 def _computes(node: exp.Expr | None) -> bool:

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from everstate.errors import PositionMoved, Unavailable, ViewFailed
 from everstate.log.positions import Range
 from everstate.views.batch import Batch
-from everstate.views.core import RETRIES_MAX, Again, Applied, by_version
-from everstate.views.gate import Bools, Ints, Keys
+from everstate.views.core import RETRIES_MAX, Again, Applied, by_version, where
+from everstate.views.gate import Bools, Ints
 from everstate.views.tables import Core, KeptTable
 
 
@@ -55,7 +55,7 @@ class TrailingTransaction(Protocol):
     def exceptions(self, start: int, end: int) -> Exceptions:
         """The core's exceptions in a range before its position."""
 
-    def floors(self, keys: Keys) -> Mapping[str, datetime]:
+    def floors(self, batch: Batch) -> Mapping[str, datetime]:
         """Stored as-of times, for the keys where a change may have an earlier time."""
 
     def write(self, batch: Batch) -> None:
@@ -106,7 +106,10 @@ def trail_range(
                     table, given, changes, opened.exceptions(given.start, given.end)
                 )
                 if accepted.num_rows:
-                    opened.write(Batch(accepted, opened.floors(Keys(accepted))))
+                    batch = Batch(accepted, {})
+                    if floors := opened.floors(batch):
+                        batch = Batch(accepted, floors, batch.keys)
+                    opened.write(batch)
                 opened.commit(given.end)
                 return Applied(applied=accepted.num_rows)
         except Again as cause:
@@ -123,9 +126,9 @@ def accepted_of(
 ) -> pa.Table:
     """The accepted changes among the records of a range and the changes released in it."""
     offsets = changes["offset"].to_numpy()
-    accepted = changes.filter(pa.array(is_accepted(offsets, given, exceptions)))
-    unreadable = accepted.filter(pc.is_valid(accepted["reason"]))
-    if unreadable.num_rows:
+    accepted = where(changes, is_accepted(offsets, given, exceptions))
+    if accepted["reason"].null_count < accepted.num_rows:
+        unreadable = accepted.filter(pc.is_valid(accepted["reason"]))
         offset, reason = unreadable["offset"][0].as_py(), unreadable["reason"][0].as_py()
         raise ViewFailed(
             table.view, f"a change that the core accepted cannot be read ({reason})", offset=offset

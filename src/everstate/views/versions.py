@@ -51,6 +51,12 @@ def declared_views(project: Project, entity: str) -> list[ViewPlan]:
     return found + [part for part in parts.values() if part.entity == entity]
 
 
+def declared_elsewhere(project: Project, entity: str) -> set[str]:
+    """Names of the views that a project keeps of its other entity types."""
+    others = (each for each in project.entities if each != entity)
+    return {view.name for other in others for view in declared_views(project, other)}
+
+
 def inputs_of(stored: Iterable[ViewVersion]) -> set[str]:
     """Names of views that some version reads: they are kept as long as that version exists."""
     return {name for row in stored for name in row.inputs}
@@ -68,23 +74,32 @@ def steps(
     stored: Iterable[ViewVersion],
     *,
     standing: Iterable[tuple[str, int]],
+    numbers: Mapping[str, int],
     on_change: OnChange,
+    elsewhere: Collection[str] = (),
     refused: Collection[str] = (),
     used: Collection[str] = (),
 ) -> list[Step]:
     """Steps from what is stored to what is declared, by name.
 
+    A view that moves to another entity type under its name is decided where it is declared now.
+
     ``standing``: names and versions that have positions; other versions cannot catch up.
-    ``refused``: names whose declarations cannot be kept. ``used``: names that a version of another
-    view reads.
+    ``numbers``: the highest version that each name ever had, because none is used twice.
+    ``elsewhere``: names that are declared for other entity types. ``refused``: names whose
+    declarations cannot be kept. ``used``: names that a version of another view reads.
     """
     wanted = {view.name: view for view in declared}
     known: dict[str, list[ViewVersion]] = {}
     for row in stored:
-        if row.entity == entity and row.name != latest_of(entity):
+        mine = row.entity == entity and row.name not in elsewhere
+        if (mine or row.name in wanted) and row.name != latest_of(entity):
             known.setdefault(row.name, []).append(row)
     placed = set(standing)
-    found = [_step(view, known.get(name, []), placed, on_change) for name, view in wanted.items()]
+    found = [
+        _step(view, known.get(name, []), placed, numbers.get(name, 0) + 1, on_change)
+        for name, view in wanted.items()
+    ]
     for name, rows in known.items():
         if name not in wanted and name not in used:
             published = _published(rows)
@@ -101,6 +116,7 @@ def _step(
     view: ViewPlan,
     rows: Sequence[ViewVersion],
     placed: set[tuple[str, int]],
+    fresh: int,
     on_change: OnChange,
 ) -> Step:
     published = _published(rows)
@@ -121,6 +137,11 @@ def _step(
         )
         return Step(what, view.name, view.entity, version, seen, unseen, view)
 
+    for row in rows:
+        # An operator went back from what is declared: that stays until something else is declared.
+        if row.undone == view.fingerprint and (row.published or row.status == BUILDING):
+            returns = row.status == RETIRED and stands(row)
+            return step("returns" if returns else "same", row.version)
     if published is not None and published in same:
         if published.status == RETIRED:
             if stands(published):
@@ -135,12 +156,12 @@ def _step(
         if row.status == WAITING:
             return step("asked" if on_change == "ask" else "changed", row.version)
         if row.status == KEPT and stands(row):
-            return step("goes back", row.version)
-    version = max((row.version for row in rows), default=0) + 1
+            asks = on_change == "ask" and published is not None and published.status == LIVE
+            return step("asked" if asks else "goes back", row.version)
     if published is None:
-        return step("new", version)
+        return step("new", fresh)
     asks = on_change == "ask" and published.status == LIVE
-    return step("asked" if asks else "changed", version)
+    return step("asked" if asks else "changed", fresh)
 
 
 def _published(rows: Sequence[ViewVersion]) -> ViewVersion | None:

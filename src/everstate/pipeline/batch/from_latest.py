@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.pipeline.spark.parse import state_read
+from everstate.pipeline.spark.states import state_read
 from everstate.views.control import Control
 from everstate.views.database import connect_views, views_errors
 from everstate.views.kinds import LatestPlan
@@ -62,7 +62,7 @@ def latest_snapshot(config: Config, entity: str) -> Iterator[LatestRows]:
 
 
 def live_of(spark: SparkSession, entity_type: EntityType, found: LatestRows) -> DataFrame:
-    """Live entities in the columns of `Accepted.live`; one that cannot be read fails the job."""
+    """Live entities in the columns of `Accepted.live`; what does not fit the model is null."""
     buckets = 1 + found.rows // _ROWS_PER_TASK
     numbers = spark.range(0, buckets, 1, buckets)
 
@@ -72,13 +72,11 @@ def live_of(spark: SparkSession, entity_type: EntityType, found: LatestRows) -> 
                 yield from _read(found, number, buckets)
 
     texts = numbers.mapInArrow(run, "key string, version long, partition int, state string")
-    state, is_broken = state_read(F.col("state"), entity_type)
-    read = texts.select("key", "version", "partition", state.alias("v"), is_broken.alias("broken"))
-    message = F.concat(F.lit("the state of an entity cannot be read: "), F.col("key"))
-    key = F.when(F.col("broken"), F.raise_error(message).cast("string")).otherwise(F.col("key"))
+    state = state_read(F.col("state"), entity_type)
+    read = texts.select("key", "version", "partition", state.alias("v"))
     fields = [F.col("v")[name].alias(name) for name in entity_type.arrow_schema.names]
     own = [F.col(name).alias(f"__{name}") for name in ("version", "partition")]
-    return read.select(key.alias("__key"), *own, *fields)
+    return read.select(F.col("key").alias("__key"), *own, *fields)
 
 
 def _read(found: LatestRows, bucket: int, buckets: int) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from everstate.errors import EverstateError
 from everstate.pipeline.batch.accepted import Places, accepted_changes, only_changes
 from everstate.pipeline.derive.reading import AcceptedChange
 from everstate.pipeline.spark.archived import read_archive
+from everstate.pipeline.spark.progress import Progress, progress
 from everstate.pipeline.spark.session import spark_errors
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class TopicBuild:
         self._parts: queue.Queue[list[AcceptedChange] | None] = queue.Queue(_PARTS_AHEAD)
         self._failure: BaseException | None = None
         self._ended = threading.Event()
+        self._begun, self._done = time.monotonic(), 0
         given: Any = (spark, config, entity_type, self.vector, refused)
         name = f"build-{entity_type.name}"
         threading.Thread(target=self._run, args=given, name=name, daemon=True).start()
@@ -85,7 +88,14 @@ class TopicBuild:
             return []
         if found is None and self._failure is not None:
             raise self._failure
+        self._done += len(found or ())
         return found
+
+    def progress(self) -> Progress:
+        """How many of the changes were returned by :meth:`part`."""
+        changes = sum(self.vector.values())
+        share, seconds = self._done / max(1, changes), time.monotonic() - self._begun
+        return progress("building", share, seconds, changes)
 
     def _run(self, spark: SparkSession, *given: Any) -> None:
         try:

@@ -35,6 +35,7 @@ def declare_topic(config: Config, control: Control, derivation: Derivation) -> S
             [cast("ViewPlan", derivation)],
             control.versions(name),
             standing=placed,
+            numbers=control.numbers(),
             on_change=config.views.on_change,
         )
         _take(control, step, derivation)
@@ -53,7 +54,9 @@ def _take(control: Control, step: Step, derivation: Derivation) -> None:
     elif step.what == "goes back":
         control.set_status(name, version, BUILDING)
     elif step.what == "asked":
-        control.add_version(registered(plan, version, status=WAITING, reason=ASKED.format(name)))
+        control.add_version(
+            registered(plan, version, status=WAITING, status_reason=ASKED.format(name))
+        )
     elif step.what in ("new", "changed"):
         control.add_version(registered(plan, version, status=BUILDING))
         control.set_status(name, version, BUILDING)

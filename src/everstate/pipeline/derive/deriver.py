@@ -139,12 +139,15 @@ class Deriver:
                         after.meanings[version] = rows[version].fingerprint
                     elif part:
                         records += self._records(control, version, part)
+                        control.set_progress(self.name, version, build.progress().note())
             if records or after != note:
                 self._publish(records, after)
                 self._mirror(control, rows, after)
             for version in after.versions.keys() & rows.keys():
-                if rows[version].reason is not None and rows[version].status in (LIVE, BUILDING):
-                    control.set_reason(self.name, version, None)
+                if rows[version].error is not None and rows[version].status in (LIVE, BUILDING):
+                    control.set_error(self.name, version, None)
+                if rows[version].progress is not None:
+                    control.set_progress(self.name, version, None)
             self._switch(control, rows, after)
         return len(records)
 
@@ -205,7 +208,7 @@ class Deriver:
                     )
                 found.check(self._project.entities)
             except EverstateError as error:
-                control.set_reason(row.name, row.version, error.message)
+                control.set_error(row.name, row.version, error.message)
                 return False
             self._known[row.version] = found
         return True
@@ -233,9 +236,6 @@ class Deriver:
         with control.connection.transaction():
             control.close_positions(self.name, row.version)
             born(control, self._known[row.version], row.version, vector)
-        control.set_reason(
-            self.name, row.version, f"building from {sum(vector.values()):,} changes"
-        )
         entity_type = self._project.entities[self.entity]
         refused = control.dead_places(self.entity)
         given = (self._spark, self._config, entity_type, vector, refused)
@@ -353,13 +353,13 @@ class Deriver:
             for (_, partition), end in self._offsets.stable_ends([following]).items()
         ]
 
-    def _say(self, reason: str) -> None:
-        """Store the reason why the topic is behind in the registry; `views list` shows it."""
+    def _say(self, error: str) -> None:
+        """Store in the registry why the topic is behind; `views list` shows it."""
         try:
             with self._database.connected() as connection:
                 control = Control(connection, self._config.views.schema_name)
                 for row in control.versions(self.name):
                     if row.status in (LIVE, BUILDING):
-                        control.set_reason(self.name, row.version, reason)
-        except EverstateError as error:
-            log.warning("derived topic %s: its reason cannot be stored: %s", self.name, error)
+                        control.set_error(self.name, row.version, error)
+        except EverstateError as failure:
+            log.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)

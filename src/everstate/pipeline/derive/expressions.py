@@ -18,7 +18,7 @@ from pyspark.sql.types import StructField, StructType
 from everstate.changes import EntityType
 from everstate.changes.derived import KIND, OFFSET, PROVENANCE, VERSION, Derivation, Notices
 from everstate.pipeline.batch.rules import fires
-from everstate.pipeline.spark.parse import state_schema
+from everstate.pipeline.spark.states import state_schema
 
 _MAP: Final = "'map<string,variant>'"
 _NONE: Final = "CAST(NULL AS VARIANT)"

@@ -147,7 +147,7 @@ class RawDeriver:
         if not query.isActive:
             self._queries.pop(row.version)
             reason = str(query.exception() or "it ended").splitlines()[0]
-            control.set_reason(row.name, row.version, reason)
+            control.set_error(row.name, row.version, reason)
             raise PipelineError(f"raw topic {self.name}: {reason}")
         vector = read_offsets(query, self._source)
         table = RowTable(self.name, row.version, row.fingerprint, ())
@@ -155,8 +155,8 @@ class RawDeriver:
         for partition, offset in vector.items():
             if known.get(partition, offset) < offset:
                 control.take_view(table, 1, partition, known[partition], offset)
-        if row.reason is not None:
-            control.set_reason(row.name, row.version, None)
+        if row.error is not None:
+            control.set_error(row.name, row.version, None)
 
     def _switch(self, control: Control, rows: Mapping[int, ViewVersion]) -> None:
         """Publish a version that has caught up with the published one; the first one at once."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import jsonpatch
-import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -25,6 +24,7 @@ from everstate.changes.derived import (
     Patches,
     derivation_of,
 )
+from everstate.changes.json_numbers import decode, encode, encode_sorted
 from everstate.config import Config
 from everstate.errors import NotFound, Unavailable
 from everstate.log.derived import DerivedNote
@@ -241,15 +241,13 @@ class _Judge:
         def difference(
             reason: str, expected: Any = None, kept: Any = None
         ) -> dict[str, str | None]:
-            texts = [
-                None if part is None else orjson.dumps(part).decode() for part in (expected, kept)
-            ]
+            texts = [None if part is None else encode(part).decode() for part in (expected, kept)]
             key = row["key"] or f"{row['partition']}@{row['offset']}"
             return {"key": key, "reason": reason, "expected": texts[0], "kept": texts[1]}
 
         if row["raw_value"] is None:
             return difference("a record without an accepted change", None, row["found_version"])
-        message = orjson.loads(row["raw_value"])
+        message = decode(row["raw_value"])
         original = message.get("originalEntityState")
         current = message.get("currentEntityState")
         form = self._derivation.form
@@ -259,20 +257,24 @@ class _Judge:
             return difference("missing", message["version"])
         if row["found_version"] != row["version"]:
             return difference("another version", row["version"], row["found_version"])
-        found = orjson.loads(row["found"])
+        found = decode(row["found"])
         if isinstance(form, Patches):
             made = jsonpatch.JsonPatch(found).apply(original)
-            return None if made == current else difference("the patch is wrong", current, made)
+            return (
+                None
+                if _are_equal(made, current)
+                else difference("the patch is wrong", current, made)
+            )
         if isinstance(form, JoinedStream):
             return _wrong_join(form, row, found, current, difference)
         wanted = {"key": row["key"], "old": original, "new": current}
-        return None if found == wanted else difference("different", wanted, found)
+        return None if _are_equal(found, wanted) else difference("different", wanted, found)
 
 
 def _wrong_join(
     form: JoinedStream, row: Mapping[str, Any], found: Any, current: Any, difference: _Difference
 ) -> dict[str, str | None] | None:
-    if found[form.entity] != current:
+    if not _are_equal(found[form.entity], current):
         return difference("another record", current, found[form.entity])
     if found["joined"] is None:
         return (
@@ -281,5 +283,11 @@ def _wrong_join(
     batch = row["batch"] or {"to_version": 0, "to_raw": b'{"currentEntityState":null}'}
     if batch["to_version"] != found["joined"]["version"]:
         return difference("another version", batch["to_version"], found["joined"]["version"])
-    state = orjson.loads(batch["to_raw"]).get("currentEntityState")
-    return None if state == found[form.to] else difference("another state", state, found[form.to])
+    state = decode(batch["to_raw"]).get("currentEntityState")
+    is_same = _are_equal(state, found[form.to])
+    return None if is_same else difference("another state", state, found[form.to])
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; to Python 1, 1.0 and True are."""
+    return encode_sorted(one) == encode_sorted(other)

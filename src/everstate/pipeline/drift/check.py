@@ -235,7 +235,9 @@ class _Check:
             stored.count()
             time.sleep(self._config.drift.settle_s)
             sides = _joined(stored, self._logged(ranges))
-            judged = sides.mapInArrow(tasks.judging(self._truth), tasks.FOUND_DDL)
+            judged = sides.mapInArrow(
+                tasks.judging(self._truth, self._entity_type.own_key), tasks.FOUND_DDL
+            )
             found = self._validated(judged).persist()
             found.count()
         finally:
@@ -243,17 +245,10 @@ class _Check:
         return found
 
     def _validated(self, judged: DataFrame) -> DataFrame:
-        """Mark the entities whose state readers would reject (``refused``)."""
-        fault = state_fault(F.col("stored_state"), self._entity_type)
-        why = F.concat_ws("; readers would reject its state: ", "why", "refused")
-        # When the newest record in the log is unreadable for readers, the next change has no
-        # original state. A message of an older schema version may lack fields.
-        logged_fault = state_fault(F.col("logged_state"), self._entity_type)
-        is_dead = logged_fault.isNotNull()
-        if self._entity_type.schema_version > 1:
-            is_dead &= ~logged_fault.startswith("missing:")
-        logged_state = F.when(~is_dead, F.col("logged_state"))
-        validated = judged.withColumn("refused", fault).withColumn("logged_state", logged_state)
+        """Mark the entities whose state does not fit the model (``refused``): none is published."""
+        fault = F.coalesce("refused", state_fault(F.col("stored_state"), self._entity_type))
+        why = F.concat_ws("; its state does not fit the model: ", "why", "refused")
+        validated = judged.withColumn("refused", fault)
         return validated.withColumn("why", why).drop("stored_state")
 
     def _counts(self, found: DataFrame) -> dict[str, int]:
@@ -367,7 +362,7 @@ def _tell(report: DriftReport) -> None:
     if report.drifted:
         LOGGER.warning(
             "%s: %d of %d entities had drifted (%d missing, %d stale, %d different, %d extra); "
-            "%s; readers would reject the states of %d",
+            "%s; the states of %d do not fit the model",
             report.entity,
             report.drifted,
             report.stored,

@@ -11,11 +11,12 @@ from typing import Any, Final
 from zlib import crc32
 
 import msgspec
-import orjson
 import pyarrow as pa
 
 from everstate.changes.codec import decode_wire
 from everstate.changes.drift import Drifted, Stored, Truth, What
+from everstate.changes.json_numbers import sorted_text
+from everstate.changes.keys import OwnKey
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -60,11 +61,12 @@ _FOUND: Final = pa.schema(
         "logged_state": _TEXT,
         "stored_state": _TEXT,
         "why": _TEXT,
+        "refused": _TEXT,
     }
 )
 FOUND_DDL: Final = (
     "key string, what string, stored long, logged long, logged_id string, logged_state string,"
-    " stored_state string, why string"
+    " stored_state string, why string, refused string"
 )
 _DONE: Final = pa.schema({"done": _LONG})
 
@@ -79,10 +81,9 @@ def fingerprint(version: int, change_id: str, state: str | None) -> int:
 
 def _canonical(state: str) -> bytes:
     try:
-        return orjson.dumps(orjson.loads(state), option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONDecodeError:
-        # For example a number beyond 64 bits: then the JSON texts have to be equal.
-        return state.encode()
+        return sorted_text(state)
+    except ValueError:
+        return state.encode()  # no JSON: then the texts have to be equal
 
 
 def reading(truth: Truth, pieces: Sequence[str], ranges: int, wanted: Sequence[int] | None) -> Task:
@@ -157,24 +158,29 @@ def _side(number: int, stored: Stored, *, keep_state: bool) -> dict[str, Any]:
     }
 
 
-def judging(truth: Truth) -> Task:
+def judging(truth: Truth, own_key: OwnKey | None) -> Task:
     """In: :data:`SIDES` of entities that differ. Out: how they differ, as :data:`FOUND_DDL`.
 
     The source is read once more: an entity that has changed in the source since is no drift, and
-    a change that the source has yet to publish is lag.
+    a change that the source has yet to publish is lag. ``own_key``: where a state has its key; the
+    state of another key is refused.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = batch.to_pylist()
             now = truth.look([row["key"] for row in rows]) if rows else {}
-            found = [judged for row in rows if (judged := _judge(row, now.get(row["key"])))]
+            found = [
+                judged for row in rows if (judged := _judge(row, now.get(row["key"]), own_key))
+            ]
             yield pa.RecordBatch.from_pylist(found, schema=_FOUND)
 
     return run
 
 
-def _judge(row: dict[str, Any], now: tuple[Stored, bool] | None) -> dict[str, Any] | None:
+def _judge(
+    row: dict[str, Any], now: tuple[Stored, bool] | None, own_key: OwnKey | None
+) -> dict[str, Any] | None:
     """How an entity differs, or ``None`` when the difference was only temporary."""
     then, logged = row["stored_version"] or 0, row["logged_version"] or 0
     present, waits = now if now is not None else (None, False)
@@ -204,6 +210,7 @@ def _judge(row: dict[str, Any], now: tuple[Stored, bool] | None) -> dict[str, An
         what = What.PENDING if waits else What.DIFFERENT
         why = "another state" if same_id else f"another change ({row['logged_change_id']})"
         why = f"version {stored} has {why} in the log"
+    state = None if present is None else present.state
     return {
         "key": row["key"],
         "what": what.value,
@@ -211,8 +218,9 @@ def _judge(row: dict[str, Any], now: tuple[Stored, bool] | None) -> dict[str, An
         "logged": logged,
         "logged_id": row["logged_change_id"],
         "logged_state": row["logged_state"],
-        "stored_state": None if present is None else present.state,
+        "stored_state": state,
         "why": why,
+        "refused": None if own_key is None or state is None else own_key.fault(state, row["key"]),
     }
 
 

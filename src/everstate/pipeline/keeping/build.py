@@ -132,7 +132,7 @@ class Builder:
                 "view %s cannot be built, and is retried in %.0f s: %s", row.name, pause, error
             )
             control.set_progress(row.name, row.version, None)
-            control.set_reason(row.name, row.version, str(error))
+            control.set_error(row.name, row.version, str(error))
             return None
         if built is not None:
             self._retries.forget(name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -19,8 +20,22 @@ from everstate.views.control import BUILDING, LIVE, RETIRED, WAITING, Control
 from everstate.views.kinds import LatestPlan
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.project import Project
-from everstate.views.stores import core_tables, view_tables
-from everstate.views.versions import Step, declared_views, inputs_of, registered, steps
+from everstate.views.stores import (
+    install_core,
+    is_of_a_view,
+    point_core,
+    reason_of,
+    view_tables,
+)
+from everstate.views.tables import latest_of
+from everstate.views.versions import (
+    Step,
+    declared_elsewhere,
+    declared_views,
+    inputs_of,
+    registered,
+    steps,
+)
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +94,61 @@ def declare(
 
 
 def _open_core(control: Control, entity_type: EntityType, partitions: Sequence[int]) -> None:
-    """Create `latest`, its readers and the core's positions for an entity type."""
+    """Create `latest` and the core's positions for an entity type."""
     name = entity_type.name
-    try:
-        with control.connection.transaction():
-            core_tables(control, entity_type)
-    except PublishRefused as refused:
-        log.error("the view %s keeps its present columns: %s", name, refused)
+    install_core(control, entity_type)
     control.set_model(name, model_note(entity_type))
     control.open_core(name, partitions)
     control.add_version(registered(LatestPlan.of(name), 1, published=True))
+
+
+def retire_left(control: Control, project: Project, deployment: int) -> None:
+    """Retire the views of entity types that the project has no more, so that they can be dropped.
+
+    Their rows stay, and readers see them.
+    """
+    for entity in control.left_entities(deployment, list(project.entities)):
+        for row in control.versions(entity=entity):
+            if row.name == latest_of(entity) or row.is_topic:
+                continue
+            if row.status in (BUILDING, WAITING):
+                give_up(control, row.name, row.version)
+            elif row.status == LIVE:
+                log.warning("view %s is updated no more: %s left the app", row.name, entity)
+                control.set_status(row.name, row.version, RETIRED, _NOT_DECLARED)
+
+
+def show_core(control: Control, entity_type: EntityType) -> bool:
+    """Let readers see `latest` in the model's columns; false while that is refused.
+
+    It is no part of a start, which depends on no reader. Nothing is touched where the columns are
+    the same. A name stays as it is while a reader has it locked, while a view of somebody's own
+    depends on a column that goes, or when it is no view of ours; `latest` then says so.
+    """
+    name = entity_type.name
+    why = _refusal(control, name, lambda: point_core(control, entity_type))
+    said = None if why is None else f"the view {name} keeps its present columns: {why}"
+    if said is not None:
+        log.warning("%s", said)
+    control.set_waits_for(latest_of(name), 1, said)
+    return why is None
+
+
+def _refusal(control: Control, name: str, point: Callable[[], object]) -> str | None:
+    """Point a name in a transaction of its own; returns why it stays as it is, if it does."""
+    try:
+        with control.connection.transaction():
+            point()
+    except PublishRefused as refused:
+        return refused.message
+    except psycopg.errors.LockNotAvailable:
+        readers = view_tables(control).holders(name)
+        return f"{readers[0] if readers else 'a reader'} holds a lock on it"
+    except psycopg.Error as error:
+        if not is_of_a_view(error):
+            raise
+        return reason_of(error)
+    return None
 
 
 def _refuse(control: Control, step: Step, refused: InvalidView) -> None:
@@ -96,7 +156,9 @@ def _refuse(control: Control, step: Step, refused: InvalidView) -> None:
     assert step.declared is not None
     reason = f"refused: {refused.message}"
     log.error("%s", refused)
-    control.add_version(registered(step.declared, step.version, status=WAITING, reason=reason))
+    control.add_version(
+        registered(step.declared, step.version, status=WAITING, status_reason=reason)
+    )
     control.set_status(step.name, step.version, WAITING, reason)
 
 
@@ -106,8 +168,10 @@ def _steps(config: Config, control: Control, project: Project, entity: str) -> l
     return steps(
         entity,
         declared_views(project, entity),
-        [row for row in stored if row.entity == entity and not row.is_topic],
+        [row for row in stored if not row.is_topic],
         standing=placed,
+        elsewhere=declared_elsewhere(project, entity),
+        numbers=control.numbers(),
         used=inputs_of(stored),
         on_change=config.views.on_change,
         refused=project.refused_views,
@@ -144,7 +208,9 @@ def _take(
         control.set_status(step.name, step.version, BUILDING)
     elif step.what == "asked":
         asked = ASKED.format(step.name)
-        control.add_version(registered(plan, step.version, status=WAITING, reason=asked))
+        waiting = registered(plan, step.version, status=WAITING, status_reason=asked)
+        control.add_version(waiting)
+        control.set_status(step.name, step.version, WAITING, asked)  # one that is kept waits, too
     elif step.what in ("new", "changed"):
         control.add_version(registered(plan, step.version, status=BUILDING))
         # An earlier start may have registered it as waiting.
@@ -158,8 +224,13 @@ def _take(
         if beginning is not None and step.published is None:
             place = (step.name, step.version, step.entity, plan.fingerprint)
             control.open_positions(*place, beginning)
-            tables.point(plan, step.version)
-            control.swap_published(step.name, None, step.version)
+            why = _refusal(control, step.name, lambda: tables.point(plan, step.version))
+            if why is None:
+                control.swap_published(step.name, None, step.version)
+            else:  # it rides, and the trailer publishes it when that is possible
+                log.warning("view %s is not published yet: %s", step.name, why)
+                control.set_built(step.name, step.version, {})
+                control.set_waits_for(step.name, step.version, f"not published: {why}")
         else:
             log.info("view %s: version %d is being built", step.name, step.version)
 

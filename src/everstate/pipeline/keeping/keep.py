@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import groupby
 from math import inf, isfinite
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from everstate.log.topics import TopicIdentity, Topics
 from everstate.parts import Part, note
 from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
 from everstate.pipeline.keeping.changes import ChangesReader
-from everstate.pipeline.keeping.declare import LATER, declare
+from everstate.pipeline.keeping.declare import LATER, declare, retire_left, show_core
 from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.spans import Sources
@@ -62,6 +63,17 @@ BEHIND = Gauge(
     "everstate_view_behind",
     "1 while a view cannot be updated; `everstate views list` shows why",
     ["view"],
+)
+SAYS = Gauge(
+    "everstate_view_says",
+    "Versions of a view that say in `everstate views list` how they are: error, waits_for, "
+    "progress, status_reason",
+    ["view", "says"],
+)
+MISFITS = Gauge(
+    "everstate_view_misfits",
+    "States with a value that does not fit the model, which is NULL in typed columns",
+    ["entity", "field", "schema_version"],
 )
 STEP_SECONDS = Histogram(
     "everstate_keeper_step_seconds", "Time of one batch that updates cores and riding views"
@@ -151,6 +163,8 @@ class Keeper:
         self._sizes = BatchSizes(config.pipeline.batch_changes_max)
         self._database = ViewsDatabase(config.views_dsn)
         self._trimmed_at = 0.0
+        self._unshown: set[str] = set()
+        """Entity types whose columns for readers are to be replaced; a reader may be in the way."""
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
@@ -179,6 +193,11 @@ class Keeper:
                 partitions = range(identity.partitions)
                 place = (self._spark, self._config, control, self._project, entity_type)
                 later = declare(*place, partitions, deployment=self._deployment)
+            if self._deployment is not None and later is None:
+                retire_left(control, self._project, self._deployment)
+            self._unshown = set(self._project.entities)
+            self._show_cores(control)
+            self._say_misfits(control)
             if later is not None:
                 note("declarations", Part("waiting", time.time(), LATER.format(later)))
 
@@ -300,6 +319,7 @@ class Keeper:
             control = Control(connection, self._config.views.schema_name)
             kept = self._kept.read(control)
             self._trim(control, kept)
+            self._show_cores(control)
         units = []
         for name, views in kept.items():
             self._say_how_views_are(views)
@@ -364,18 +384,20 @@ class Keeper:
             for outcome in outcomes:
                 for view, version, reason in orjson.loads(outcome["failures"] or b"[]"):
                     log.error("view %s lags: %s", view, reason)
-                    control.set_reason(view, version, reason)
+                    control.set_error(view, version, reason)
+            if any(unit.careful for unit in units):
+                self._say_misfits(control)
         failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
         for unit in units:
             name = unit.core.view
             if unit.core.entity in failed:
                 self._stop(name, failed[unit.core.entity])
-            elif self._retries.forget(name) or self._has_reason(unit.views):
+            elif self._retries.forget(name) or self._has_error(unit.views):
                 self._go_on(name)
         return _Done(tuple(outcomes), sum(unit.offsets for unit in units))
 
-    def _has_reason(self, views: EntityViews) -> bool:
-        return views.status is not None and views.status.reason is not None
+    def _has_error(self, views: EntityViews) -> bool:
+        return views.status is not None and views.status.error is not None
 
     def _stop(self, view: str, reason: str, pauses_s: tuple[float, ...] = _CORE_RETRY_S) -> None:
         """Let the core of an entity type wait; other entity types continue."""
@@ -383,25 +405,44 @@ class Keeper:
         again = f"waits and is retried in {pause:.0f} s" if isfinite(pause) else "stopped"
         log.error("%s %s: %s", view, again, reason)
         with self._database.connected() as connection:
-            Control(connection, self._config.views.schema_name).set_reason(view, 1, reason)
+            Control(connection, self._config.views.schema_name).set_error(view, 1, reason)
 
     def _go_on(self, view: str) -> None:
-        """Clear the reason of a core that waited and moves again."""
+        """Clear the error of a core that waited and moves again."""
         log.info("%s makes progress again", view)
         with self._database.connected() as connection:
-            Control(connection, self._config.views.schema_name).set_reason(view, 1, None)
+            Control(connection, self._config.views.schema_name).set_error(view, 1, None)
 
     def _say_how_views_are(self, views: EntityViews) -> None:
         """Report the state of each view to `everstate status`, `everstate run` and the metrics."""
+        for name, mine in groupby(views.rows, key=lambda row: row.name):
+            versions = list(mine)
+            for says in ("error", "waits_for", "progress", "status_reason"):
+                count = sum(getattr(row, says) is not None for row in versions)
+                SAYS.labels(name, says).set(count)
         rows = [view.row for view in views.views if view.row.published]
         if views.status is not None:
             rows.append(views.status)
         for row in rows:
-            BEHIND.labels(row.name).set(int(row.reason is not None))
-            if row.reason is None:
-                note(f"view {row.name}", Part("running", time.time()))
+            BEHIND.labels(row.name).set(int(row.error is not None))
+            how = Part("running" if row.error is None else "waiting", time.time(), row.error)
+            note(f"view {row.name}", how)
+
+    def _show_cores(self, control: Control) -> None:
+        """Let readers see `latest` in the columns of the models; again later where they wait."""
+        for name in sorted(self._unshown):
+            trying = f"showing {name}"
+            if not self._retries.is_due(trying):
                 continue
-            note(f"view {row.name}", Part("waiting", time.time(), row.reason))
+            if show_core(control, self._project.entities[name]):
+                self._unshown.discard(name)
+            else:
+                self._retries.failed(trying, _RIDER_RETRY_S)
+
+    def _say_misfits(self, control: Control) -> None:
+        """Report to the metrics how many values do not fit the models."""
+        for each in control.misfits():
+            MISFITS.labels(each.entity, each.field, each.schema_version).set(each.count)
 
     def _blamed(self, units: Sequence[_Unit]) -> bool:
         """Find the views whose SQL fails on these records, and leave them behind.
@@ -424,7 +465,7 @@ class Keeper:
                     log.error("view %s lags: %s", view.table.view, blamed)
                     with self._database.connected() as connection:
                         control = Control(connection, self._config.views.schema_name)
-                        control.set_reason(view.row.name, view.row.version, str(blamed))
+                        control.set_error(view.row.name, view.row.version, str(blamed))
         return found
 
     def _trim(self, control: Control, kept: Mapping[str, EntityViews]) -> None:
@@ -453,7 +494,7 @@ def _may_ride(view: KeptView, partition: int, start: int) -> bool:
     job would leave it behind again, for as long as one job follows the other.
     """
     position = view.vector.get(partition)
-    if position is None or (view.row.status == LIVE and view.row.reason is not None):
+    if position is None or (view.row.status == LIVE and view.row.error is not None):
         return position == start
     return 0 <= start - position <= MEETING_CHANGES
 

@@ -28,6 +28,31 @@ class KeptView:
 
 
 @dataclass(frozen=True, slots=True)
+class StrangeView:
+    """A version behind the core that this application cannot keep; another one may do so."""
+
+    row: ViewVersion
+    vector: Mapping[int, int] = field(hash=False)
+    why: str
+
+
+class Standstills:
+    """How long positions of versions have not moved, as seen by repeated looks."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], tuple[Mapping[int, int], float]] = {}
+
+    def seconds(self, view: StrangeView, now: float) -> float:
+        """Seconds for which every look has found the version where it is; ``now``: in seconds."""
+        place = (view.row.name, view.row.version)
+        vector, since = self._seen.get(place, (None, now))
+        if vector != view.vector:
+            self._seen[place] = (view.vector, now)
+            return 0.0
+        return now - since
+
+
+@dataclass(frozen=True, slots=True)
 class EntityViews:
     """The core of an entity type and its views that are kept."""
 
@@ -37,6 +62,10 @@ class EntityViews:
     views: tuple[KeptView, ...]
     status: ViewVersion | None
     """The row of `latest`."""
+    rows: tuple[ViewVersion, ...] = ()
+    """All versions of its views, by name and number."""
+    strange: tuple[StrangeView, ...] = ()
+    """Versions behind the core that this application's models cannot compute."""
 
     @property
     def behind(self) -> list[KeptView]:
@@ -64,8 +93,8 @@ class KeptViews:
     def read(self, control: Control) -> dict[str, EntityViews]:
         """Cores and kept views by entity type, in one snapshot.
 
-        A version whose definition does not give its fingerprint with this app's model is left out;
-        while it is behind, the reason is stored in the registry.
+        A version whose definition does not give its fingerprint with this app's model is left out.
+        Nothing is stored: another app may keep it.
         """
         with control.snapshot():
             rows = control.versions()
@@ -77,16 +106,18 @@ class KeptViews:
         for entity in self._project.entities:
             mine = [row for row in rows if row.entity == entity]
             vector = vectors[latest_of(entity), 1]
-            views = []
+            views, strange = [], []
             for row in mine:
-                view = self._view(row, vectors.get((row.name, row.version)))
+                mine_at = vectors[row.name, row.version]
+                view = self._view(row, mine_at)
                 if isinstance(view, KeptView):
                     views.append(view)
-                elif view is not None and not covers(vectors[row.name, row.version], vector):
-                    # Only when it lags: otherwise another app keeps it up to date.
-                    control.set_reason(row.name, row.version, view)
+                elif view is not None and not covers(mine_at, vector):
+                    strange.append(StrangeView(row, mine_at, view))
             latest = next((row for row in mine if row.name == latest_of(entity)), None)
-            found[entity] = EntityViews(entity, vector, tuple(views), latest)
+            found[entity] = EntityViews(
+                entity, vector, tuple(views), latest, tuple(mine), tuple(strange)
+            )
         return found
 
     def core(self, views: EntityViews, riders: Iterable[KeptView] = ()) -> Core:

@@ -38,6 +38,7 @@ _KEPT = (
     "reason",
     "raw_value",
     "raw_headers",
+    "misfits",
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import psycopg
 
@@ -12,7 +12,7 @@ from everstate.errors import InvalidView
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
-from everstate.views.publishing import InTheWay, publish, stands_with_core
+from everstate.views.publishing import InTheWay, stands_with_core
 from everstate.views.stores import view_tables
 from everstate.views.tables import latest_of
 
@@ -58,7 +58,7 @@ class ViewPublisher:
         return f"{application} (process {pid})"
 
     def fell_behind(self, row: ViewVersion) -> None:
-        """Clear the record that a version caught up with the core."""
+        """Clear the record that a version caught up with the core, and what it waited for."""
         self._control.clear_caught_up(row.name, row.version)
 
     def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
@@ -72,9 +72,9 @@ class ViewPublisher:
             )
         return int(built["different"])
 
-    def set_reason(self, row: ViewVersion, reason: str) -> None:
-        """Store the reason of a version."""
-        self._control.set_reason(row.name, row.version, reason)
+    def set_waits_for(self, row: ViewVersion, waits_for: str) -> None:
+        """Store why a version is not published."""
+        self._control.set_waits_for(row.name, row.version, waits_for)
 
     def point(self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan) -> bool:
         """Point the view's name to a version, in a short transaction that waits for no reader.
@@ -92,18 +92,19 @@ class ViewPublisher:
                     raise psycopg.Rollback(done)
                 return True
         except psycopg.errors.LockNotAvailable as cause:
-            raise InTheWay(row.name) from cause
+            readers = self._tables.holders(row.name)
+            raise InTheWay(readers[0] if readers else "a reader") from cause
         return False
 
 
-def publish_composed(control: Control, entity_types: Mapping[str, EntityType]) -> None:
-    """Publish each view over other views, when all of these are published."""
+def composed_waiting(
+    control: Control, entity_types: Mapping[str, EntityType]
+) -> Iterator[tuple[ViewVersion, ViewPlan]]:
+    """Versions of views over other views that are published when all of these are."""
     for row in control.versions():
         is_made = row.inputs and row.status == BUILDING and row.built is not None
         if is_made and row.entity in entity_types:
             try:
-                plan = plan_of(row, entity_types)
+                yield row, plan_of(row, entity_types)
             except InvalidView as refused:
-                control.set_reason(row.name, row.version, refused.message)
-                continue
-            publish(ViewPublisher(control), row, plan)
+                control.set_waits_for(row.name, row.version, refused.message)

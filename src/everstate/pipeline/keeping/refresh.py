@@ -58,7 +58,7 @@ class Refresher:
     def step(self) -> int:
         """Refresh each view once; returns how many keys were recomputed. Raises Unavailable.
 
-        For a view that cannot be refreshed the reason is stored, and its positions do not move.
+        For a view that cannot be refreshed the error is stored, and its positions do not move.
         """
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
@@ -78,7 +78,7 @@ class Refresher:
         try:
             plan = plan_of(row, self._project.entities, self._project.views)
         except InvalidView as refused:
-            control.set_reason(row.name, row.version, refused.message)
+            control.set_error(row.name, row.version, refused.message)
             return 0
         if not isinstance(plan, JoinSumsPlan):
             return 0
@@ -90,10 +90,10 @@ class Refresher:
         except (psycopg.DataError, psycopg.ProgrammingError) as cause:
             reason = str(cause).strip().splitlines()[0]
             log.error("view %s cannot be refreshed: %s", row.name, reason)
-            control.set_reason(row.name, row.version, reason)
+            control.set_error(row.name, row.version, reason)
             return 0
-        if row.reason is not None and row.status == LIVE:
-            control.set_reason(row.name, row.version, None)
+        if row.error is not None:
+            control.set_error(row.name, row.version, None)
         return done
 
     def _in_one_snapshot(

@@ -9,20 +9,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import psycopg
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
-from everstate.errors import DataLoss, PipelineError, SparkLost
+from everstate.errors import ArchiveError, DataLoss, PipelineError, SparkLost
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicNames
 from everstate.pipeline.keeping.batches import CAREFUL
 from everstate.pipeline.keeping.changes import ChangesReader
-from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
+from everstate.pipeline.keeping.kept import (
+    MEETING_CHANGES,
+    EntityViews,
+    KeptView,
+    KeptViews,
+    Standstills,
+    StrangeView,
+)
 from everstate.pipeline.keeping.plan import planned
-from everstate.pipeline.keeping.publish import ViewPublisher, publish_composed
+from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
 from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
 from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.functions import ship_functions
@@ -30,11 +38,12 @@ from everstate.pipeline.spark.progress import progress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
 from everstate.retrying import may_pass, until_stopped
-from everstate.views.control import BUILDING, LIVE, Control
+from everstate.views.control import BUILDING, Control, ViewVersion
 from everstate.views.database import ViewsDatabase
+from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
-from everstate.views.publishing import publish
-from everstate.views.stores import close_store
+from everstate.views.publishing import InTheWay, publish
+from everstate.views.stores import close_store, is_of_a_view, reason_of
 from everstate.views.tables import Core
 
 log = logging.getLogger(__name__)
@@ -42,6 +51,9 @@ log = logging.getLogger(__name__)
 _POOL: Final = "trail"
 _RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 _RETRY_S_MIN: Final = 0.2
+_IN_THE_WAY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0)
+_STILL_S: Final = 10.0
+"""A view that this app cannot compute, and that has not moved for so long, is kept by nobody."""
 
 
 class Trailer:
@@ -58,6 +70,7 @@ class Trailer:
         self._database = ViewsDatabase(config.views_dsn)
         self._begun: dict[str, tuple[float, int]] = {}
         """When a view began to catch up, and the sum of its offsets at that time."""
+        self._standstills = Standstills()
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
@@ -88,7 +101,7 @@ class Trailer:
         """Move each view that is behind by one batch; returns how many offsets were passed.
 
         A built version that has caught up with its core is published. A view that cannot proceed
-        keeps its position, its reason is stored, and it is retried with growing pauses. Raises
+        keeps its position, its error is stored, and it is retried with growing pauses. Raises
         Unavailable, SparkLost.
         """
         with self._database.connected() as connection:
@@ -100,15 +113,42 @@ class Trailer:
                     if self._retries.is_due(view.table.name):
                         passed += self._catch_up(control, views, view)
             for views in kept.values():
+                self._say_strange(control, views.strange)
                 behind = views.behind
                 for view in views.views:
-                    has_reason = view.row.status == LIVE and view.row.reason is not None
-                    if has_reason and view not in behind:
-                        control.set_reason(view.row.name, view.row.version, None)
+                    if view not in behind:
+                        self._moves(control, view)
+                        if view.row.progress is not None:  # another process let it catch up
+                            control.set_progress(view.row.name, view.row.version, None)
                     if view.row.status == BUILDING:
-                        publish(ViewPublisher(control), view.row, view.plan)
-            publish_composed(control, self._entities)
+                        self._publish(control, view.row, view.plan)
+            for row, plan in composed_waiting(control, self._entities):
+                self._publish(control, row, plan)
         return passed
+
+    def _publish(self, control: Control, row: ViewVersion, plan: ViewPlan) -> None:
+        """Publish a version, if it can be; what is wrong with one view stops no other.
+
+        Pauses grow while a reader is in the way: others queue behind each try.
+        """
+        name = f"publishing {row.name}"
+        if not self._retries.is_due(name):
+            return
+        try:
+            publish(ViewPublisher(control), row, plan)
+        except InTheWay:
+            self._retries.failed(name, _IN_THE_WAY_S)
+        except psycopg.Error as error:
+            if not is_of_a_view(error):
+                raise
+            pause = self._retries.failed(name, _RETRY_S)
+            log.error(
+                "view %s is not published, and is retried in %.0f s: %s", row.name, pause, error
+            )
+            waits_for = f"built; not published: {reason_of(error)}"
+            control.set_waits_for(row.name, row.version, waits_for)
+        else:
+            self._retries.forget(name)
 
     def _catch_up(self, control: Control, views: EntityViews, view: KeptView) -> int:
         """Apply one batch to one view; its failure does not affect other views."""
@@ -118,20 +158,31 @@ class Trailer:
             failure = self._apply(control, views, view, spans)
         except SparkLost:
             raise
-        except (PipelineError, DataLoss) as error:
+        except (PipelineError, DataLoss, ArchiveError) as error:
             failure = str(error)
         if failure is not None:
             pause = self._retries.failed(view.table.name, _RETRY_S)
             log.error("view %s lags and is retried in %.0f s: %s", view.row.name, pause, failure)
-            control.set_reason(view.row.name, view.row.version, failure)
+            self._begun.pop(view.table.name, None)
+            control.set_progress(view.row.name, view.row.version, None)
+            control.set_error(view.row.name, view.row.version, failure)
             return 0
         self._retries.forget(view.table.name)
         self._note_progress(control, views, view, sum(map(len, spans.values())))
-        if view.row.reason is not None and view.row.status == LIVE:
-            log.info("view %s makes progress again", view.row.name)
-        if view.row.reason is not None:
-            control.set_reason(view.row.name, view.row.version, None)
+        self._moves(control, view)
         return sum(map(len, spans.values()))
+
+    def _moves(self, control: Control, view: KeptView) -> None:
+        """Clear the error of a view whose position moves, or is the core's."""
+        if view.row.error is not None:
+            log.info("view %s makes progress again", view.row.name)
+            control.set_error(view.row.name, view.row.version, None)
+
+    def _say_strange(self, control: Control, views: Iterable[StrangeView]) -> None:
+        """Store why this app cannot keep a view, once it is clear that no other app keeps it."""
+        for view in views:
+            if self._standstills.seconds(view, time.monotonic()) >= _STILL_S:
+                control.set_error(view.row.name, view.row.version, view.why)
 
     def _note_progress(
         self, control: Control, views: EntityViews, view: KeptView, passed: int

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from everstate.changes.json_numbers import decode, sorted_text
 from everstate.views.images import state_text
 from everstate.views.json_texts import json_texts
 
@@ -185,13 +186,10 @@ def _states(messages: pa.Array) -> pa.Array:
 
 def _json_texts(texts: Sequence[bytes | str | None]) -> pa.Array:
     """JSON texts with sorted keys and canonical numbers."""
-    found = [
-        None if text is None else orjson.dumps(orjson.loads(text), option=_OPTIONS)
-        for text in texts
-    ]
+    found = [None if text is None else sorted_text(text) for text in texts]
     made = pa.array(found, pa.binary()).cast(pa.string())
     odd = pc.fill_null(pc.match_substring_regex(made, _ODD_NUMBER), False)
-    return _corrected(made, made, odd, orjson.loads)
+    return _corrected(made, made, odd, decode)
 
 
 _ENGINE: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
@@ -202,7 +200,7 @@ _ENGINE: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "day": _one_by_one(),
     "text": _texts,
     "float": _one_by_one(),
-    "nested": lambda values: _one_by_one(orjson.loads)(json_texts(values)),
+    "nested": lambda values: _one_by_one(decode)(json_texts(values)),
 }
 _COPIED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "state": lambda values: _json_texts(values.to_pylist()),
@@ -212,5 +210,5 @@ _COPIED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "day": _quoted,
     "text": _texts,
     "float": _one_by_one(float),
-    "nested": _one_by_one(orjson.loads),
+    "nested": _one_by_one(decode),
 }

@@ -22,8 +22,8 @@ from everstate.config import Config
 from everstate.errors import (
     EverstateError,
     InvalidView,
-    NotFound,
     PipelineError,
+    SparkLost,
     UnknownView,
 )
 from everstate.log.extent import log_extent
@@ -56,12 +56,17 @@ from everstate.views.database import connect_views, views_errors
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.kinds.python import PythonPlan
+from everstate.views.misfits import Misfit
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
 from everstate.views.stores import view_tables
 
 _POOL: Final = "verify"
 _ROWS_PER_BUCKET: Final = 200_000
+_NO_ROWS: Final = (
+    "{} has no version that readers see yet: `everstate views list` shows whether it is built or "
+    "waits"
+)
 _NAMED_MAX: Final = 20
 """Most records that a report names."""
 
@@ -167,11 +172,9 @@ class _Verifier:
         for name, entity in wanted.items():
             row = self._published.get(name)
             if row is None:
-                raise NotFound(
-                    f"view {name} does not exist yet.",
-                    advice="`everstate views list` shows whether it is being built; `everstate "
-                    "run` builds it.",
-                )
+                reasons = (_NO_ROWS.format(name),)
+                yield ViewReport(name, 0, entity, "not compared", not_compared=reasons)
+                continue
             try:
                 plan = plan_of(row, self._project.entities, self._project.views)
             except InvalidView as refused:
@@ -208,7 +211,7 @@ class _Verifier:
             return
         await_archive(self._config, entity, positions, self._on_progress)
         unread, unasked = self._not_read(entity, positions)
-        with self._shared(entity, positions, views) as (found, not_compared):
+        with self._shared(entity, positions, views) as (found, not_compared, misfits):
             accepted = Accepted(
                 self._project.entities[entity], found.where(F.col("reason").isNull())
             )
@@ -221,12 +224,13 @@ class _Verifier:
                 position={f"{g}/{p}": offset for (g, p), offset in positions.items()},
                 not_read=(*unread, *unasked),
                 not_compared=not_compared,
+                misfits=misfits,
             )
             for number, (row, plan) in enumerate(views):
                 doing = f"comparing {row.name} ({number + 1} of {len(views)} of {entity})"
                 self._on_progress(Progress(doing, number / len(views)))
                 began = time.monotonic()
-                report = self._report(shared, row, plan, accepted, bool(unread))
+                report = self._reported(shared, row, plan, accepted, bool(unread))
                 yield replace(report, seconds=time.monotonic() - began + share_s)
 
     def _not_archived(self, entity: str) -> tuple[str, ...]:
@@ -251,7 +255,7 @@ class _Verifier:
                 await_archive(self._config, source.entity, positions, self._on_progress)
                 unread, unasked = self._not_read(source.entity, positions)
                 reading = self._shared(source.entity, positions, [(source, plan)])
-                found, not_compared = stack.enter_context(reading)
+                found, not_compared, misfits = stack.enter_context(reading)
                 readable = found.where(F.col("reason").isNull())
                 accepted[name] = Accepted(self._project.entities[source.entity], readable)
                 places = {f"{name} {g}/{p}": offset for (g, p), offset in positions.items()}
@@ -260,6 +264,7 @@ class _Verifier:
                     position={**shared.position, **places},
                     not_read=(*shared.not_read, *unread, *unasked),
                     not_compared=(*shared.not_compared, *not_compared),
+                    misfits=(*shared.misfits, *misfits),
                 )
                 outcome: ProofOutcome = "not all of the log was read" if unread else shared.outcome
                 shared = replace(shared, outcome=outcome)
@@ -308,8 +313,11 @@ class _Verifier:
     @contextmanager
     def _shared(
         self, entity: str, positions: PartitionOffsets, views: Sequence[_Planned]
-    ) -> Iterator[tuple[DataFrame, tuple[str, ...]]]:
-        """The accepted changes, read once and stored on Spark's disk; and what is not compared."""
+    ) -> Iterator[tuple[DataFrame, tuple[str, ...], tuple[str, ...]]]:
+        """The accepted changes, read once and stored on Spark's disk.
+
+        And what is not compared, and the misfits of the present model.
+        """
         entity_type = self._project.entities[entity]
         doing, changes = f"reading the archive of {entity}", sum(positions.values())
         with spark_errors(f"verifying {entity}"):
@@ -319,9 +327,36 @@ class _Verifier:
             try:
                 with watched(self._spark, doing, self._on_progress, changes=changes, stages=2):
                     not_compared = _named(found)
-                yield found, not_compared
+                    misfits = _misfits(entity, found)
+                yield found, not_compared, misfits
             finally:
                 found.unpersist()
+
+    def _reported(
+        self,
+        shared: ViewReport,
+        row: ViewVersion,
+        plan: ViewPlan,
+        accepted: Accepted,
+        is_unread: bool,
+    ) -> ViewReport:
+        """The proof of a view; one that cannot be read or computed does not end those of others."""
+        try:
+            with self._connection.transaction():
+                return self._report(shared, row, plan, accepted, is_unread)
+        except PipelineError as error:
+            if isinstance(error, SparkLost):
+                raise
+            reason = error.message
+        except (psycopg.DataError, psycopg.ProgrammingError) as error:
+            reason = f"its rows cannot be read: {str(error).splitlines()[0]}"
+        return replace(
+            shared,
+            name=row.name,
+            version=row.version,
+            outcome="differs",
+            not_compared=(*shared.not_compared, f"{row.name}: {reason}"),
+        )
 
     def _report(
         self,
@@ -448,8 +483,9 @@ def _columns_needed(views: Sequence[_Planned]) -> list[str]:
     of_changes = any(plan.source == "changes" and plan.declared is not None for _, plan in views)
     of_changes |= any(isinstance(plan, (ComposedPlan, PythonPlan)) for _, plan in views)
     is_ruled = any(plan.rules for _, plan in views)
-    own = ["id", "occurred_at", "recorded_at", "schema_version", "as_of", "raw_value"]
+    own = ["id", "occurred_at", "recorded_at", "as_of", "raw_value"]
     needed = ["key", "version", "kind", "reason", "generation", "partition", "offset", "is_newest"]
+    needed += ["schema_version", "misfits"]
     return [
         *needed,
         *(own if of_changes or sources & {"changes", "newest"} else []),
@@ -482,3 +518,32 @@ def _named(found: DataFrame) -> tuple[str, ...]:
         if row.rows > len(places):
             places.append(f"and {row.rows - len(places):,} more records like these")
     return tuple(places)
+
+
+def _misfits(entity: str, found: DataFrame) -> tuple[str, ...]:
+    """Values that the present model cannot hold, counted by field and schema version."""
+    place = F.array("generation", F.col("partition").cast("long"), "offset")
+    each = found.where(F.col("reason").isNull()).select(
+        F.explode("misfits").alias("field"), "schema_version", place.alias("place")
+    )
+    counted = each.groupBy("field", "schema_version").agg(
+        F.count(F.lit(1)).alias("count"),
+        F.min("place").alias("first"),
+        F.max("place").alias("last"),
+    )
+    misfits = [
+        Misfit(
+            entity,
+            row.field,
+            row.schema_version,
+            row["count"],
+            _slashed(row["first"]),
+            _slashed(row["last"]),
+        )
+        for row in counted.orderBy("field", "schema_version").collect()
+    ]
+    return tuple(f"{entity}: {each.text}" for each in misfits)
+
+
+def _slashed(place: Sequence[int]) -> str:
+    return "/".join(map(str, place))

@@ -7,14 +7,15 @@ from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, StringType, StructType
 
 from everstate.archive import table_path
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.log.positions import Range
-from everstate.pipeline.spark.parse import model_of, parse, state_schema
+from everstate.pipeline.spark.parse import model_of, parse
 from everstate.pipeline.spark.source import SOURCE_SCHEMA
+from everstate.pipeline.spark.states import state_schema
 
 
 def read_archive(
@@ -34,6 +35,8 @@ def read_archive(
         return _parsed_again(table, entity_type)
     # Filters that Parquet's statistics can decide: nearly always one side has nothing to read.
     model = model_of(entity_type)
+    if "misfits" not in table.columns:  # states that did not fit had a reason then
+        table = table.withColumn("misfits", F.lit(None).cast(ArrayType(StringType())))
     same = table.where((F.col("model") == model) & F.col("recorded_at").isNotNull())
     other = F.col("model").isNull() | (F.col("model") != model) | F.col("recorded_at").isNull()
     names = entity_type.arrow_schema.names

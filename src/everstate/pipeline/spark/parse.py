@@ -3,6 +3,10 @@
 The archive, the keeper and the proofs all use :func:`parse`, so they cannot disagree on which
 records are changes. It is a pure function of the record and the entity type.
 
+Whether a record can be read depends on its envelope alone, never on the model: a state that does
+not fit the model is accepted, and each value that does not fit is NULL in the typed columns (a
+misfit, :mod:`everstate.views.misfits`).
+
 Lenient in one place: a number, boolean or object where the model wants text is read as its JSON
 text. Unknown fields are ignored here and kept in the raw value.
 """
@@ -17,14 +21,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    DataType,
     IntegerType,
     LongType,
-    MapType,
     StringType,
     StructField,
     StructType,
@@ -32,9 +33,17 @@ from pyspark.sql.types import (
 )
 
 from everstate.changes import EntityType, Kind
-from everstate.changes.moments import FIRST, LAST
+from everstate.pipeline.spark.states import (
+    CORRUPT,
+    JSON_OPTIONS,
+    TIME_ONLY,
+    fields_present,
+    fitted_state,
+    has_times,
+    holds,
+    state_schema,
+)
 
-_CORRUPT: Final = "_everstate_unreadable"
 _END: Final = "_everstate_end"
 """A field that is appended to a message before it is read, to find text after its end."""
 _CURRENT, _ORIGINAL = "currentEntityState", "originalEntityState"
@@ -42,19 +51,6 @@ _UUID: Final = "^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\\z"
 _LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\z"
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
-
-# A time without a date, which Spark reads as one of the day on which it reads it.
-_TIME_ONLY: Final = r"\s*[+-]?(?:T\d|\d{1,2}:)"
-
-# JSON as the codec reads it: Spark's defaults are more lenient with quotes and numbers.
-_STRICT: Final = {
-    "mode": "PERMISSIVE",
-    "allowSingleQuotes": "false",
-    "allowNonNumericNumbers": "false",
-    "allowUnquotedFieldNames": "false",
-    "allowNumericLeadingZeros": "false",
-}
-_JSON_OPTIONS: Final = {**_STRICT, "columnNameOfCorruptRecord": _CORRUPT}
 
 _TRANSACTION: Final = StructType(
     [
@@ -83,24 +79,6 @@ _HEADERS: Final = ArrayType(
 _REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
 
 
-def state_schema(entity_type: EntityType) -> StructType:
-    """Spark's type of an entity's state, from its Arrow schema; every field nullable."""
-    schema = _nullable(from_arrow_schema(entity_type.arrow_schema, prefer_timestamp_ntz=True))
-    assert isinstance(schema, StructType)
-    return schema
-
-
-def _nullable(kind: DataType) -> DataType:
-    """The type with every part nullable: JSON may lack any field, and all tables must agree."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, _nullable(kind.valueType))
-    return kind
-
-
 def envelope_schema(entity_type: EntityType) -> StructType:
     """Spark's type of a message's value; times are still text, the event is JSON text."""
     state = state_schema(entity_type)
@@ -121,7 +99,7 @@ def envelope_schema(entity_type: EntityType) -> StructType:
             ),
             StructField(_CURRENT, state),
             StructField(_ORIGINAL, state),
-            StructField(_CORRUPT, StringType()),
+            StructField(CORRUPT, StringType()),
             StructField(_END, IntegerType()),
         ]
     )
@@ -154,6 +132,7 @@ def parsed_schema(entity_type: EntityType) -> StructType:
             StructField("timestamp", TimestampType()),
             StructField("timestamp_type", IntegerType()),
             StructField("model", StringType()),
+            StructField("misfits", ArrayType(StringType())),
         ]
     )
 
@@ -170,8 +149,10 @@ def parse(records: DataFrame, entity_type: EntityType, *, unjudged: str | None =
     Out: one row a record, columns of :func:`parsed_schema`. ``reason`` is null for a readable
     change; otherwise it is one of ``no_key``, ``tombstone``, ``malformed``, ``nul_character``,
     ``unknown_entity``, ``key_mismatch``, ``wrong_type:<field>``, ``missing:<field>``,
-    ``unexpected:<field>``, ``invalid:<field>``, and all typed columns are null. Never fails on a
-    record. Cost: the JSON is parsed once, whatever is filtered or selected later.
+    ``unexpected:<field>``, ``invalid:<field>``, and all typed columns are null. ``misfits`` has the
+    fields of the current state whose value does not fit the model, or is missing. Never fails on a
+    record. Cost: the JSON is parsed once, whatever is filtered or selected later; more often where
+    a state does not fit.
 
     With ``unjudged`` a record that is not plainly readable gets that text as its reason, readable
     or not, and the caller parses it again without ``unjudged``. The rules are most of the plan, and
@@ -198,7 +179,7 @@ def _selections(
     # A filter on a parsed column would be pushed below the parsing, which would then be done
     # twice; Spark never moves or repeats an expression that it considers nondeterministic.
     text = F.when(F.spark_partition_id() >= 0, _with_end())
-    read = F.from_json(text, envelope_schema(entity_type), _JSON_OPTIONS).alias("v")
+    read = F.from_json(text, envelope_schema(entity_type), JSON_OPTIONS).alias("v")
     times = [_moment("occurredAt").alias("occurred"), _moment("recordedAt").alias("recorded")]
     every = F.col("*")
     # Nearly every record is readable, and one plain condition proves it. All others go through
@@ -207,8 +188,18 @@ def _selections(
     if unjudged is None:
         conditions += _plain_bytes()
     plain = F.coalesce(reduce(and_, conditions), F.lit(False))
+    current, original = F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+    misfits = F.lit(None).cast(ArrayType(StringType()))
     if unjudged is None:
-        judged = [[every, plain.alias("plain")], [every, _reason(entity_type).alias("reason")]]
+        judged = [
+            [every, plain.alias("plain")],
+            [every, _reason(entity_type).alias("reason")],
+            [every, _fits(entity_type).alias("fits")],
+        ]
+        current = F.when(F.col("plain"), current).otherwise(F.col("fits.current.state"))
+        original = F.when(F.col("plain"), original).otherwise(F.col("fits.original.state"))
+        misfits = F.filter("fits.current.misfits", lambda each: each.isNotNull())
+        misfits = F.when(F.size(misfits) > 0, misfits)
         # The first lower() of a JVM builds ICU's case tables, which takes a core ten seconds.
         change_id = F.when(F.col("plain"), F.col("v.id")).otherwise(F.lower(F.col("v.id")))
     else:
@@ -221,8 +212,9 @@ def _selections(
         "id": change_id,
         "kind": F.col("v.kind"),
         "occurred_at": F.col("occurred"),
-        "current": F.col(f"v.{_CURRENT}"),
-        "original": F.col(f"v.{_ORIGINAL}"),
+        "current": current,
+        "original": original,
+        "misfits": misfits,
         "provenance": F.struct(*(F.col(f"v.provenance.{f.name}") for f in _PROVENANCE)),
         "transaction": F.col("v.provenance.transaction"),
         "event": F.col("v.event"),
@@ -261,18 +253,18 @@ def _with_end() -> Column:
 
 
 def state_fault(text: Column, entity_type: EntityType) -> Column:
-    """Why readers would reject a message with this state, given as JSON text; null: they would not.
+    """Why a state, given as JSON text, does not fit the model; null: it does. For ways in.
 
     The reasons are those of :func:`parse`, for a message of the newest schema version.
     """
     state = StructType([StructField("state", state_schema(entity_type))])
     message = F.concat(F.lit('{"state":'), text, F.lit("}"))
-    read_as = StructType([*state, StructField(_CORRUPT, StringType())])
-    read = F.from_json(message, read_as, _JSON_OPTIONS)
+    read_as = StructType([*state, StructField(CORRUPT, StringType())])
+    read = F.from_json(message, read_as, JSON_OPTIONS)
     blamed = _blame(message, read, state, ())
     missing = _field_faults(read["state"], tuple(entity_type.arrow_schema), "state")
     fault = F.when(message.rlike(_NUL), "nul_character").when(
-        read[_CORRUPT].isNotNull(), F.coalesce(*blamed, F.lit("wrong_type:state"))
+        read[CORRUPT].isNotNull(), F.coalesce(*blamed, F.lit("wrong_type:state"))
     )
     fault = fault.when(read["state"].isNull(), "missing:state")
     return F.when(text.isNotNull(), F.coalesce(fault, *missing))
@@ -284,7 +276,7 @@ def _moment(field: str) -> Column:
     zone = text.endswith("Z") | text.endswith("z") | F.substring(text, -6, 1).isin("+", "-")
     shaped = (F.octet_length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
     moment = F.expr(f"try_cast(v.{field} AS timestamp)")
-    held = _holds(moment, pa.timestamp("us", "UTC"))
+    held = holds(moment, pa.timestamp("us", "UTC"))
     assert held is not None
     return F.when(shaped & held, moment)
 
@@ -295,14 +287,19 @@ def _reason(entity_type: EntityType) -> Column:
     The rules are in a lambda, which Spark interprets: otherwise Spark would generate code for them
     for every task, which was a third of the time of a small batch.
     """
-    record = F.array(F.struct("key", "value", "v", "occurred", "recorded"))
+    # What the envelope says, when something in the message has another type than expected.
+    envelope = F.from_json(
+        F.col("value").cast("string"), _envelope_alone(entity_type), JSON_OPTIONS
+    )
+    of_odd = F.when(F.col(f"v.{CORRUPT}").isNotNull(), envelope).alias("envelope")
+    record = F.array(F.struct("key", "value", "v", "occurred", "recorded", of_odd))
     judged = F.transform(record, lambda judged: _broken_rule(entity_type, judged))
     return F.when(F.col("plain"), F.lit(None).cast("string")).otherwise(F.get(judged, 0))
 
 
 def _broken_rule(entity_type: EntityType, record: Column) -> Column:
     """The reason of the first rule that a record breaks, from the outside in."""
-    name, v = entity_type.name, record["v"]
+    name, v, envelope = entity_type.name, record["v"], record["envelope"]
     key, value = record["key"].cast("string"), record["value"].cast("string")
     # Spark's parser reads the first element of an array. The tests of the first and last byte are
     # cheap; the regular expressions are for messages with white space around them.
@@ -318,7 +315,11 @@ def _broken_rule(entity_type: EntityType, record: Column) -> Column:
             "nul_character",
         ),
         (v.isNull() | ~one_object, "malformed"),
-        (v[_CORRUPT].isNotNull(), _wrong_type(entity_type, value, v)),
+        (envelope[CORRUPT].isNotNull(), _wrong_type(entity_type, value, envelope)),
+        *(
+            (envelope[side].isNotNull() & v[side].isNull(), f"wrong_type:{side}")
+            for side in (_CURRENT, _ORIGINAL)
+        ),
         (v[_END].isNull(), "malformed"),
         (v["entity"].isNull(), "missing:entity"),
         (v["entity"] != name, "unknown_entity"),
@@ -339,7 +340,7 @@ def _broken_rule(entity_type: EntityType, record: Column) -> Column:
     for field in _REQUIRED_PROVENANCE:
         path = v["provenance"][field]
         rules.append((path.isNull() | (path == ""), f"missing:provenance.{field}"))
-    rules += _transaction_rules(v) + _state_rules(entity_type, v, value)
+    rules += _transaction_rules(v) + _state_rules(v)
     (broken, why), *others = rules
     reason = F.when(broken, why)
     for broken, why in others:
@@ -370,7 +371,7 @@ def _plainly_readable(entity_type: EntityType) -> list[Column]:
     conditions = [
         value.startswith("{"),
         value.endswith("}"),
-        F.col(f"v.{_CORRUPT}").isNull(),
+        F.col(f"v.{CORRUPT}").isNull(),
         F.col(f"v.{_END}").isNotNull(),
         F.col("v.entity") == entity_type.name,
         (F.col("v.key") == key) & (key != ""),
@@ -384,8 +385,8 @@ def _plainly_readable(entity_type: EntityType) -> list[Column]:
     ]
     conditions += [F.col(f"v.provenance.{field}") != "" for field in _REQUIRED_PROVENANCE]
     fields = tuple(entity_type.arrow_schema)
-    if any(_has_times(field.type) for field in fields):
-        conditions.append(~value.rlike(f'"{_TIME_ONLY}'))
+    if any(has_times(field.type) for field in fields):
+        conditions.append(~value.rlike(f'"{TIME_ONLY}'))
     for state in (current, original):
         held = _fields_hold(state, fields)
         if held is not None:
@@ -400,48 +401,12 @@ def _fields_hold(state: Column, fields: tuple[pa.Field[Any], ...]) -> Column | N
         column = state[field.name]
         if not field.nullable:
             conditions.append(column.isNotNull())
-        held = _holds(column, field.type)
+        held = holds(column, field.type)
         if pa.types.is_struct(field.type):
             held = _fields_hold(column, tuple(field.type))
         if held is not None:
             conditions.append(column.isNull() | held)
     return reduce(and_, conditions) if conditions else None
-
-
-def _holds(value: Column, kind: pa.DataType) -> Column | None:
-    """Whether every engine can hold a value; ``None``: every value of its type fits.
-
-    Spark reads years that PostgreSQL and Python do not have, and numbers too large for a float.
-    """
-    if pa.types.is_floating(kind):
-        return F.abs(value) < float("inf")
-    if pa.types.is_date(kind):
-        return value.between(F.expr(f"date'{FIRST[:10]}'"), F.expr(f"date'{LAST[:10]}'"))
-    if pa.types.is_timestamp(kind):
-        zoned = "timestamp" if kind.tz else "timestamp_ntz"
-        return value.between(F.expr(f"{zoned}'{FIRST}'"), F.expr(f"{zoned}'{LAST}'"))
-    if pa.types.is_list(kind):
-        return _all_hold(value, kind.value_type)
-    if pa.types.is_map(kind):
-        return _all_hold(F.map_values(value), kind.item_type)
-    if pa.types.is_struct(kind):
-        fields = [(value[field.name], field.type) for field in kind]
-        held = [c.isNull() | h for c, t in fields if (h := _holds(c, t)) is not None]
-        return reduce(and_, held) if held else None
-    return None
-
-
-def _all_hold(values: Column, kind: pa.DataType) -> Column | None:
-    # A lambda must return a condition, so whether the type needs one is tested beforehand.
-    if _holds(F.lit(None), kind) is None:
-        return None
-
-    def one(value: Column) -> Column:
-        held = _holds(value, kind)
-        assert held is not None
-        return value.isNull() | held
-
-    return F.forall(values, one)
 
 
 def _transaction_rules(v: Column) -> list[tuple[Column, Column | str]]:
@@ -452,63 +417,31 @@ def _transaction_rules(v: Column) -> list[tuple[Column, Column | str]]:
     ]
 
 
-def _state_rules(
-    entity_type: EntityType, v: Column, value: Column
-) -> list[tuple[Column, Column | str]]:
+def _state_rules(v: Column) -> list[tuple[Column, Column | str]]:
     kind, current, original = v["kind"], v[_CURRENT], v[_ORIGINAL]
     deleted = kind == Kind.DELETED.value
     has_original = kind.isin(Kind.UPDATED.value, Kind.DELETED.value)
-    rules: list[tuple[Column, Column | str]] = [
+    return [
         (~deleted & current.isNull(), f"missing:{_CURRENT}"),
         (deleted & current.isNotNull(), f"unexpected:{_CURRENT}"),
         (has_original & original.isNull(), f"missing:{_ORIGINAL}"),
         (~has_original & original.isNotNull(), f"unexpected:{_ORIGINAL}"),
     ]
-    # A message of an older schema version may lack fields that were added later. An original may
-    # be of an older schema version than its message; law 3's chain checks originals instead.
-    first = entity_type.schema_version == 1
-    as_new = F.lit(True) if first else v["schemaVersion"] >= entity_type.schema_version
-    sides = [(_CURRENT, current, as_new)]
-    if first:
-        sides.append((_ORIGINAL, original, F.lit(True)))
-    for side in (_CURRENT, _ORIGINAL):
-        rules += [
-            (F.get_json_object(value, f"$.{side}{path}").rlike(form), f"wrong_type:{side}{shown}")
-            for path, shown, form in _time_places(tuple(entity_type.arrow_schema))
-        ]
-    for side, state, when in sides:
-        faults = _field_faults(state, tuple(entity_type.arrow_schema), side)
-        if faults:
-            fault = F.coalesce(*faults) if len(faults) > 1 else faults[0]
-            found = F.when(state.isNotNull() & when, fault)
-            rules.append((found.isNotNull(), found))
-    return rules
 
 
-def _has_times(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_has_times(field.type) for field in kind)
-    if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return _has_times(kind.value_type if pa.types.is_list(kind) else kind.item_type)
-    return bool(pa.types.is_timestamp(kind))
-
-
-def _time_places(
-    fields: tuple[pa.Field[Any], ...], path: str = "", shown: str = ""
-) -> list[tuple[str, str, str]]:
-    """Places of times in a state: path in JSON, path in a reason, and a forbidden text's pattern.
-
-    In a list or map every text is tested for a time without a date, also those of other fields.
-    """
-    found = []
-    for field in fields:
-        place, name = f"{path}['{field.name}']", f"{shown}.{field.name}"
-        if pa.types.is_struct(field.type):
-            found += _time_places(tuple(field.type), place, name)
-        elif _has_times(field.type):
-            plain = pa.types.is_timestamp(field.type)
-            found.append((place, name, f"^{_TIME_ONLY}" if plain else f'"{_TIME_ONLY}'))
-    return found
+def _fits(entity_type: EntityType) -> Column:
+    """Both states of a readable record that is not plain; see :func:`fitted_state`."""
+    value, version = F.col("value").cast("string"), F.col("v.schemaVersion")
+    # A message of an older schema version may lack fields that were added later.
+    is_complete = version >= entity_type.schema_version
+    sides = [
+        fitted_state(
+            F.get_json_object(value, f"$.{side}"), F.col(f"v.{side}"), entity_type, is_complete
+        )
+        for side in (_CURRENT, _ORIGINAL)
+    ]
+    fits = F.struct(sides[0].alias("current"), sides[1].alias("original"))
+    return F.when(~F.col("plain") & F.col("reason").isNull(), fits)
 
 
 def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -> list[Column]:
@@ -518,7 +451,7 @@ def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -
         column, where = state[field.name], f"{path}.{field.name}"
         if not field.nullable:
             faults.append(F.when(column.isNull(), f"missing:{where}"))
-        held = None if pa.types.is_struct(field.type) else _holds(column, field.type)
+        held = None if pa.types.is_struct(field.type) else holds(column, field.type)
         if held is not None:
             faults.append(F.when(column.isNotNull() & ~held, f"wrong_type:{where}"))
         if pa.types.is_struct(field.type):
@@ -527,11 +460,23 @@ def _field_faults(state: Column, fields: tuple[pa.Field[Any], ...], path: str) -
     return faults
 
 
-def _wrong_type(entity_type: EntityType, text: Column, v: Column) -> Column:
+def _envelope_alone(entity_type: EntityType) -> StructType:
+    """Spark's type of a message's value in which states are JSON text."""
+    states = {_CURRENT, _ORIGINAL}
+    return StructType(
+        [
+            StructField(field.name, StringType() if field.name in states else field.dataType)
+            for field in envelope_schema(entity_type)
+            if field.name != _END
+        ]
+    )
+
+
+def _wrong_type(entity_type: EntityType, text: Column, envelope: Column) -> Column:
     """The reason that names the field which the parser could not read; ``malformed``: no JSON."""
-    envelope = [f for f in envelope_schema(entity_type) if f.name not in (_CORRUPT, _END)]
-    present = _fields_present(text, [field.name for field in envelope])
-    blamed = _blame(text, v, StructType(envelope), ())
+    known = [field for field in _envelope_alone(entity_type) if field.name != CORRUPT]
+    present = fields_present(text, [field.name for field in known])
+    blamed = _blame(text, envelope, StructType(known), ())
     return F.when(F.get(present, 0).isNull(), "malformed").otherwise(
         F.coalesce(*blamed, F.lit("wrong_type:state"))
     )
@@ -541,7 +486,7 @@ def _blame(text: Column, read: Column, schema: StructType, path: tuple[str, ...]
     """Reasons that name a field with a value in the JSON and none in the parsed record."""
     place = "$" + "".join(f"['{name}']" for name in path)
     json = F.get_json_object(text, place) if path else text
-    present = _fields_present(json, [field.name for field in schema])
+    present = fields_present(json, [field.name for field in schema])
     kept = F.coalesce(F.json_object_keys(F.to_json(read)), F.array().cast("array<string>"))
     lost = F.get(F.array_except(present, kept), 0)
     reasons = [F.concat(F.lit("wrong_type:" + "".join(f"{name}." for name in path)), lost)]
@@ -549,16 +494,3 @@ def _blame(text: Column, read: Column, schema: StructType, path: tuple[str, ...]
         if isinstance(field.dataType, StructType):
             reasons += _blame(text, read[field.name], field.dataType, (*path, field.name))
     return reasons
-
-
-def _fields_present(json: Column, names: list[str]) -> Column:
-    """Names of the known fields that have a value in a JSON object; none when it is no JSON."""
-    as_text = StructType([StructField(name, StringType()) for name in names])
-    return F.json_object_keys(F.to_json(F.from_json(json, as_text, _STRICT)))
-
-
-def state_read(text: Column, entity_type: EntityType) -> tuple[Column, Column]:
-    """A state read from its JSON text, as in a message; and whether it cannot be read."""
-    schema = StructType([*state_schema(entity_type), StructField(_CORRUPT, StringType())])
-    read = F.from_json(text, schema, _JSON_OPTIONS)
-    return read, read[_CORRUPT].isNotNull()

@@ -31,7 +31,7 @@ class RowCounts(msgspec.Struct, array_like=True, frozen=True):
     """Rows of one table since its capture was cleaned first."""
 
     read: int = 0
-    """Read from the raw topics, and deletes by a truncation or a repeated first snapshot."""
+    """Read from the raw topics."""
     published: int = 0
     """Became changes."""
     skipped: int = 0
@@ -40,11 +40,14 @@ class RowCounts(msgspec.Struct, array_like=True, frozen=True):
     """Refused, each with a dead letter."""
     held: int = 0
     """Held now."""
+    added: int = 0
+    """Deletes without a row of their own: of the entities of a table that was truncated, or that
+    are missing in a first snapshot that was taken again."""
 
     @property
     def vanished(self) -> int:
-        """Read, and in none of the other counts: always 0."""
-        return self.read - self.published - self.skipped - self.dead - self.held
+        """Read or added, and in none of the other counts: always 0."""
+        return self.read + self.added - self.published - self.skipped - self.dead - self.held
 
 
 class CaptureNote(msgspec.Struct):
@@ -81,6 +84,7 @@ class TableBalance:
     skipped: int
     dead: int
     held: int
+    added: int
     vanished: int
 
 
@@ -100,10 +104,14 @@ class Balance:
 
 
 def counted(
-    counts: Mapping[str, RowCounts], read: Counter[str], outcomes: Outcomes, held: Counter[str]
+    counts: Mapping[str, RowCounts],
+    read: Counter[str],
+    added: Counter[str],
+    outcomes: Outcomes,
+    held: Counter[str],
 ) -> dict[str, RowCounts]:
     """Counts after a batch; ``held``: the rows that are held after it."""
-    tables = {*counts, *read, *held, *(table for table, _ in outcomes)}
+    tables = {*counts, *read, *added, *held, *(table for table, _ in outcomes)}
     found = {}
     for table in sorted(tables):
         before = counts.get(table, RowCounts())
@@ -113,6 +121,7 @@ def counted(
             before.skipped + outcomes[table, SKIPPED],
             before.dead + outcomes[table, DEAD],
             held[table],
+            before.added + added[table],
         )
     return found
 

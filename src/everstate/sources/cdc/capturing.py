@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from uuid_utils.compat import uuid7
 
-from everstate.changes import EntityType
-from everstate.config import Config, expanded
-from everstate.declarations.captures import Capture
 from everstate.errors import (
     CaptureFailed,
     EverstateError,
@@ -24,18 +20,23 @@ from everstate.errors import (
 )
 from everstate.log.client import raw_bytes_max
 from everstate.log.topics import Topics
-from everstate.retrying import within
+from everstate.sources.cdc.connector import POLL_S, CaptureConnector, epoch_of
 from everstate.sources.cdc.connectors import (
-    CLASSES,
-    SAFE_VERSIONS,
     connector_settings,
     not_left_out,
     writes_one_log,
 )
-from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, Finding, SetupStep
+from everstate.sources.cdc.database import (
+    CapturedDatabase,
+    ConnectorStanding,
+    Finding,
+    SetupStep,
+    signal_snapshot,
+)
 from everstate.sources.cdc.halted import has_failed_reading, tables_to_read, without_first_table
+from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
-from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
+from everstate.sources.cdc.names import former_topics
 from everstate.sources.cdc.notifications import (
     first_of,
     first_snapshot,
@@ -45,22 +46,34 @@ from everstate.sources.cdc.notifications import (
 )
 from everstate.sources.cdc.postgres import PostgresDatabase, postgres_address
 from everstate.sources.cdc.raw_log import ensure_raw_log
-from everstate.sources.cdc.refusing import generated_findings, refuse_failed
-from everstate.sources.cdc.replaced import check_source, known_standing, write_source
-from everstate.sources.cdc.rest import Connect, NoSuchConnector
+from everstate.sources.cdc.refusing import (
+    name_findings,
+    plugin_findings,
+    refuse_failed,
+    shape_findings,
+)
+from everstate.sources.cdc.replaced import (
+    EPOCH,
+    CheckedSource,
+    check_source,
+    known_standing,
+    new_mark,
+    renew_mark,
+    write_source,
+)
+from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.secrets import forget_password, password_reference
-from everstate.sources.cdc.status import CaptureStatus, age_s, states_of, trace_of
-from everstate.telemetry import without_secret
+from everstate.sources.cdc.status import CaptureStatus, age_s, states_of, told_by, trace_of, why_not
 
-_POLL_S: Final = 0.2
 _STARTING: Final = ("RUNNING", "UNASSIGNED", "RESTARTING")
 """States of a connector that may read soon."""
 _HOUR_MS: Final = 3_600_000
+_UNBEGUN: Final = "0"
+"""Epoch of a connector that is made, but must not read yet."""
 _INTERRUPTED: Final = (
     "the first snapshot was begun again while its slot was there already, so a transaction that "
     "was committing at that moment may be missing: read all rows once more with"
 )
-_OWN_CLUSTER: Final = "no connect_url is set, and no local worker runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,45 +94,12 @@ class Added:
         return any(step.done != "there" for step in self.steps)
 
 
-class Capturing:
+class Capturing(CaptureConnector):
     """One declared capture, its connector, and its database.
 
     ``config`` has the addresses of the running servers. A capture without ``dsn`` is run by
     somebody else: every method that needs the database raises InvalidCapture.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        capture: Capture,
-        *,
-        local: bool,
-        entities: Mapping[str, EntityType] | None = None,
-    ) -> None:
-        """``local``: Connect is the local stack's worker, whose files we can write.
-
-        ``entities``: the registered entity types; without them it is not checked whether a model
-        needs a column that the database's log does not have.
-        """
-        self._config, self.capture, self._local = config, capture, local
-        self._entities = entities or {}
-        self.names: CaptureNames = names_of(config.log.prefix, capture)
-
-    @property
-    def _connect(self) -> Connect:
-        """Connect's REST interface; raises InvalidConfig while there is no address."""
-        if self._url is None:
-            raise InvalidConfig("capture.connect_url", None, f"an address; {_OWN_CLUSTER}")
-        return Connect(self._url)
-
-    @property
-    def has_connect(self) -> bool:
-        """Whether an address of Connect is known."""
-        return self._url is not None
-
-    @property
-    def _url(self) -> str | None:
-        return self.capture.connect_url or self._config.capture.connect_url
 
     def add(self, *, snapshot: bool = True, wait_s: float = 60.0) -> Added:
         """Make topics, publication, our tables and the connector; wait until the connector reads.
@@ -132,14 +112,14 @@ class Capturing:
         with self.database() as database:
             findings = self._table_findings(database)
             refuse_failed(self.capture, findings)
-            known = known_standing(self._config, self.capture)
-            identity = check_source(self.capture, database, known)
-            steps = database.prepare()
-            steps += self._make_topics()
-            epoch = max(known.epoch, self.capture.epoch)
-            steps.append(self._put_connector(database, snapshot, identity, epoch))
+            steps = self._make(database, snapshot)
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
+            late = [step.table for step in steps if step.table is not None]
+            if snapshot and late:
+                signal_snapshot(database, late)
+                what = f"snapshot of {', '.join(late)}"
+                steps.append(SetupStep(what, "made"))
         # Warnings with SQL that repairs them are shown by the doctor only.
         warned = tuple(each for each in findings if each.outcome == "warn" and not each.sql)
         names = self.names
@@ -155,15 +135,12 @@ class Capturing:
         with self.database() as database:
             findings = self._table_findings(database)
             refuse_failed(self.capture, findings)
+            after = epoch_of(self._found())
             steps = [self._delete_connector(forget=True), *database.remove()]
             if self.capture.kind == "mariadb":
                 with Topics(self._config) as topics:
                     topics.delete({self.names.schema_history} & topics.existing())
-            steps += database.prepare()
-            steps += self._make_topics()
-            known = known_standing(self._config, self.capture)
-            epoch = max(known.epoch, self.capture.epoch) + 1
-            steps.append(self._put_connector(database, True, database.identity(), epoch))
+            steps += self._make(database, True, after=after)
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
         return Added(self.capture.name, connector, tuple(steps), self.names.raw_log)
@@ -182,11 +159,32 @@ class Capturing:
         self.add(wait_s=0.0)
         return True
 
-    def check_source(self) -> None:
-        """Raise SourceReplaced when the database is not the one that was read before."""
-        known = known_standing(self._config, self.capture)
+    def check_source(self, *, renew: bool = False) -> None:
+        """Raise SourceReplaced when the database is not the one that was read before.
+
+        ``renew``: write the next mark into a database that is read (:mod:`replaced`). Nothing is
+        compared while there is no connector.
+        """
+        if not self.has_connect:
+            return
+        try:
+            position = self._connect.offset(self.names.connector)
+            settings = self._connect.config(self.names.connector)
+        except NoSuchConnector:
+            return
         with self.database() as database:
-            check_source(self.capture, database, known)
+            found = self._checked(database, position, settings)
+            if renew and position and found.known.epoch >= epoch_of(settings):
+                mark = renew_mark(database, found.known.mark)
+                if mark is not None:
+                    epoch = found.known.epoch
+                    write_source(self._config, self.names, found.identity, epoch, mark)
+
+    def _checked(
+        self, database: CapturedDatabase, position: Mapping[str, Any], settings: Mapping[str, str]
+    ) -> CheckedSource:
+        epoch = epoch_of(settings)
+        return check_source(self._config, self.capture, database, position, epoch=epoch)
 
     def refuse_unfit(self) -> None:
         """Raise CaptureFailed, as `add` does, when a table cannot be captured correctly."""
@@ -200,17 +198,18 @@ class Capturing:
             state, task, reason = states_of(self._connect.status(self.names.connector))
             offset = self._connect.offset(self.names.connector)
         except NoSuchConnector:
-            return self._absent()
+            advice = f"`everstate cdc add {self.capture.name}` makes its connector"
+            return CaptureStatus(self.capture.name, "absent", None, None, None, None, None, advice)
         except (Unavailable, InvalidConfig) as error:
             state, task, reason = "unreachable", None, f"{error.message} {error.advice or ''}"
         standing: ConnectorStanding | None = None
         problems: tuple[str, ...] = ()
         try:
             with self.database() as database:
+                problems = self._problems(database, offset, is_reachable=state != "unreachable")
                 standing = database.standing(offset)
-                problems = self._problems(database, is_reachable=state != "unreachable")
         except EverstateError as error:
-            reason = reason or error.message
+            reason = f"{reason} {error.message}" if reason else error.message
         reported = notifications(self._config, self.names)
         first = first_of(reported, len(self.capture.captured_tables))
         if first.interrupted and reason is None:
@@ -226,7 +225,7 @@ class Capturing:
             behind_s=0.0 if standing and standing.idle else age_s(offset, time.time()),
             behind_bytes=standing.behind_bytes if standing else None,
             held_bytes=standing.held_bytes if standing else None,
-            reason=self._safe((standing.note if standing else None) or reason),
+            reason=self._safe(why_not(reason, standing)),
             snapshot=first.state,
             reads_snapshot=first.under_way and standing is not None,
             reads_again=tables_to_read(offset),
@@ -234,18 +233,25 @@ class Capturing:
             problems=problems,
         )
 
-    def _problems(self, database: CapturedDatabase, *, is_reachable: bool) -> tuple[str, ...]:
+    def _problems(
+        self, database: CapturedDatabase, position: Mapping[str, Any], *, is_reachable: bool
+    ) -> tuple[str, ...]:
         """Problems with the database and its tables since the capture was added."""
-        failed = [each for each in self._table_findings(database) if each.outcome == "fail"]
-        known = known_standing(self._config, self.capture)
-        replaced = []
-        try:
-            check_source(self.capture, database, known)
-        except SourceReplaced as error:
-            replaced = [str(error)]
-        problems = replaced + [f"{each.name}: {each.found}" for each in failed]
+        settings = self.capture.settings
         if is_reachable:
             settings = self._connect.config(self.names.connector)
+        findings = [*self._names_and_shapes(database, settings), *database.check()]
+        failed = [each for each in findings if each.outcome == "fail"]
+        replaced = []
+        try:
+            self._checked(database, position, settings)
+        except SourceReplaced as error:
+            replaced = [str(error)]
+        except CaptureFailed as error:
+            # A question that was refused for want of a right, which the findings name.
+            replaced = [] if failed else [str(error)]
+        problems = replaced + [f"{each.name}: {each.found}" for each in failed]
+        if is_reachable:
             for column in not_left_out(settings, database.peculiarities()):
                 add = f"`everstate cdc add {self.capture.name}` leaves it out"
                 problems.append(f"{column} is generated, and its table cannot be read again: {add}")
@@ -255,38 +261,29 @@ class Capturing:
         """Check everything that the connector needs of the database."""
         try:
             with self.database() as database:
-                return [*database.check(), *self._generated(database), *self._plugin()]
+                shaped = self._declared_findings(database)
+                found = [*database.check(), *shaped, *database.check_slot()]
+            found += self._source_findings()
         except (Unavailable, CaptureFailed) as error:
-            return [Finding("connection", "fail", error.message, advice=error.advice)]
+            found = [Finding("connection", "fail", error.message, advice=error.advice)]
+        if self._url is not None:
+            found += [
+                *plugin_findings(self.capture.kind, self._url),
+                *told_by(self.status(), found),
+            ]
+        return found
 
-    def _plugin(self) -> list[Finding]:
-        """Whether the cluster's Debezium loses no rows when it is stopped."""
-        wanted = SAFE_VERSIONS.get(self.capture.kind)
-        if wanted is None or self._url is None:
-            return []
-        name = "Debezium's plugin"
+    def _source_findings(self) -> list[Finding]:
+        """Whether the database is the one that was read before, if its connector is reachable."""
         try:
-            found = self._connect.plugin_version(CLASSES[self.capture.kind])
+            if self.has_connect and self._found() is not None:
+                self.check_source()
+                return [Finding("source", "ok", "the database that was read before")]
+        except SourceReplaced as error:
+            return [Finding("source", "fail", error.message, advice=error.advice)]
         except EverstateError as error:
-            return [Finding(name, "warn", error.message, advice=error.advice)]
-        if found is None:
-            return [Finding(name, "fail", f"{self._url} has none for {self.capture.kind}")]
-        if tuple(int(part) for part in re.findall(r"[0-9]+", found)[:2]) >= wanted:
-            return [Finding(name, "ok", found)]
-        version = ".".join(map(str, wanted))
-        return [
-            Finding(
-                name,
-                "fail",
-                f"{found} loses rows when it is stopped within a COPY (debezium/dbz#1554)",
-                advice=f"Install {version} or later on the Connect cluster.",
-            )
-        ]
-
-    def pause(self, wait_s: float = 30.0) -> None:
-        """Stop reading; PostgreSQL keeps its log for the slot until :meth:`resume`."""
-        self._known(self._connect.pause)
-        self._wait_for("PAUSED", wait_s)
+            return [Finding("source", "warn", error.message, advice=error.advice)]
+        return []
 
     def resume(self, wait_s: float = 60.0) -> None:
         """Resume reading at the stored position; failed parts are restarted too."""
@@ -295,20 +292,6 @@ class Capturing:
         self._wait_for("RUNNING", wait_s)
         if self.failure() is not None:
             self.restart_failed()
-
-    def failure(self) -> str | None:
-        """Why the connector or its task has failed; one request to Connect.
-
-        ``None``: neither has, or it is paused, or nobody has added it yet. Raises Unavailable.
-        """
-        if self._url is None:
-            return None
-        try:
-            state, task, reason = states_of(self._connect.status(self.names.connector))
-        except NoSuchConnector:
-            return None
-        has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
-        return (self._safe(reason) or "the connector gave no reason") if has_failed else None
 
     def restart_failed(self) -> str | None:
         """Restart the parts that failed; the connector resumes at its stored position.
@@ -321,6 +304,7 @@ class Capturing:
         connector = self.names.connector
         position = self._connect.offset(connector)
         with self.database() as database:
+            self._checked(database, position, self._connect.config(connector))
             standing = database.standing(position)
         if standing.is_lost:
             raise CaptureFailed(
@@ -334,23 +318,10 @@ class Capturing:
         self._connect.restart(connector)
         return None
 
-    def running_position(self) -> dict[str, Any]:
-        """The stored source position; empty while connector or task does not run.
-
-        Two requests to Connect; raises Unavailable.
-        """
-        if self._connector_states()[:2] != ("RUNNING", "RUNNING"):
-            return {}
-        return self._connect.offset(self.names.connector)
-
     def nudge(self) -> None:
         """Write a signal that moves the connector's position and does nothing else."""
         with self.database() as database:
             database.signal(f"everstate-{uuid7()}", "log", '{"message": "still there?"}')
-
-    def restart_reading(self) -> None:
-        """Restart all tasks of the connector; it resumes at its stored position, snapshots too."""
-        self._connect.restart_all(self.names.connector)
 
     def _give_up(self, table: str, reason: str | None) -> str | None:
         """Remove the unreadable table from the stored snapshot; report it as a notification."""
@@ -423,22 +394,29 @@ class Capturing:
                 raise CaptureFailed(
                     f"capture {self.capture.name} does not read now ({state}).",
                     advice=status.reason
-                    or f"`everstate cdc status {self.capture.name}` tells more.",
+                    or f"`everstate cdc status {self.capture.name}` shows more.",
                 )
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
     def _table_findings(self, database: CapturedDatabase) -> list[Finding]:
-        return [*database.check_tables(), *self._generated(database)]
+        return [*self._declared_findings(database), *database.check_tables()]
 
-    def _generated(self, database: CapturedDatabase) -> list[Finding]:
-        generated = database.peculiarities().generated
-        return generated_findings(self.capture, self._entities, generated)
+    def _declared_findings(self, database: CapturedDatabase) -> list[Finding]:
+        """What is wrong with what is declared; a pass over each table with dates."""
+        return [
+            *self._names_and_shapes(database, self.capture.settings),
+            *check_values(self.capture, self.entities, database),
+        ]
 
-    def _dsn(self) -> str:
-        if self.capture.dsn is None:
-            reason = "it is declared without dsn: its connector is somebody else's"
-            raise InvalidCapture(self.capture.name, reason)
-        return expanded(self.capture.dsn, f"dsn of capture {self.capture.name}")
+    def _names_and_shapes(
+        self, database: CapturedDatabase, settings: Mapping[str, str]
+    ) -> list[Finding]:
+        """What is wrong with names, columns and keys, for a connector with these settings."""
+        shapes = database.shapes(settings)
+        return [
+            *name_findings(self.capture),
+            *shape_findings(self.capture, self.entities, shapes, settings),
+        ]
 
     def _make_topics(self) -> list[SetupStep]:
         config = self._config
@@ -455,16 +433,70 @@ class Capturing:
                 )
         return [SetupStep(f"topic {name}", "made") for name in made]
 
-    def _put_connector(
-        self, database: CapturedDatabase, snapshot: bool, identity: str, epoch: int
-    ) -> SetupStep:
-        """Make or change the connector; before a new one, the raw log gets its database's id."""
-        dsn = self._dsn()
+    def _make(
+        self, database: CapturedDatabase, snapshot: bool, *, after: int | None = None
+    ) -> list[SetupStep]:
+        """Prepare database and topics, and make the connector, or change it.
+
+        A new connector without a stored position reads all rows, in an epoch of its own: what was
+        read before it may have had any position. ``after``: a new epoch after this one, whatever
+        is stored. Before the connector reads, the raw log gets the identity of its database.
+        """
+        connector, settings = self.names.connector, self._settings(database, snapshot)
+        found = self._found()
+        known = known_standing(self._config, self.capture)
+        is_new = found is None or found.get(EPOCH) == _UNBEGUN
+        was_read = bool(known.identity or known.place) or after is not None
+        if found is None and was_read:
+            # Only Connect knows whether a position is stored, and only of a connector that exists.
+            self._put(self._connect.make_stopped, {**settings, EPOCH: _UNBEGUN})
+        try:
+            position = self._connect.offset(connector) if found or was_read else {}
+            if after is not None:
+                epoch, identity = max(known.epoch, after) + 1, database.identity()
+                if position:
+                    self._once_stopped(lambda: self._connect.forget_offsets(connector))
+            else:
+                resumes = bool(position) or not is_new
+                identity = check_source(
+                    *(self._config, self.capture, database, position),
+                    epoch=epoch_of(found),
+                    resumes=resumes,
+                ).identity
+                epoch = known.epoch + (was_read and not resumes)
+        except EverstateError:
+            if found is None and was_read:
+                self._connect.delete(connector)
+            raise
+        if is_new:
+            settings[EPOCH] = str(epoch)
+        elif found is not None and EPOCH in found:
+            settings[EPOCH] = found[EPOCH]
+        steps = [*database.prepare(), *self._make_topics()]
+        what = f"connector {connector}"
+        if found == settings:
+            return [*steps, SetupStep(what, "there")]
+        is_moving = found is not None and not writes_one_log(found, self.names)
+        if is_moving:
+            # All that it has read so far must be written before the one raw log begins.
+            self._connect.stop(connector)
+            self._wait_for("STOPPED", 60.0)
+        if is_new or is_moving:
+            mark = new_mark(database) if is_new and (after is not None or not position) else None
+            write_source(self._config, self.names, identity, epoch, mark)
+        self._put(self._connect.put, settings)
+        if is_moving or (is_new and (was_read or found is not None)):
+            self._connect.resume(connector)
+            self._wait_for("RUNNING", 60.0)
+        return [*steps, SetupStep(what, "made" if is_new else "changed")]
+
+    def _settings(self, database: CapturedDatabase, snapshot: bool) -> dict[str, str]:
+        """Settings of the connector, without its epoch."""
         address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
         reference = password_reference(
-            self._config, self.capture.name, address(dsn)[1], local=self._local
+            self._config, self.capture.name, address(self._dsn())[1], local=self._local
         )
-        settings = connector_settings(
+        return connector_settings(
             self._config,
             self.capture,
             self.names,
@@ -475,28 +507,6 @@ class Capturing:
             snapshot=snapshot,
             peculiar=database.peculiarities(),
         )
-        what = f"connector {self.names.connector}"
-        connector = self.names.connector
-        try:
-            found: dict[str, str] | None = self._connect.config(connector)
-        except NoSuchConnector:
-            found = None
-        if found == settings:
-            return SetupStep(what, "there")
-        is_moving = found is not None and not writes_one_log(found, self.names)
-        if is_moving:
-            # All that it has read so far must be written before the one raw log begins.
-            self._connect.stop(connector)
-            self._wait_for("STOPPED", 60.0)
-        if found is None or is_moving:
-            write_source(self._config, self.names, identity, epoch)
-        try:
-            self._connect.put(connector, settings)
-        except CaptureFailed as error:
-            raise CaptureFailed(str(self._safe(error.message))) from error
-        if is_moving:
-            self._connect.resume(connector)
-        return SetupStep(what, "made" if found is None else "changed")
 
     def _wait_until_connected(self, database: CapturedDatabase, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -518,7 +528,7 @@ class Capturing:
                     f"(connector {state}, task {task}).",
                     advice=f"Look again with `everstate cdc status {self.capture.name}`.",
                 )
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
     def _reads(self, database: CapturedDatabase) -> bool:
         """Whether a session reads the log, or a first snapshot is under way, which comes first."""
@@ -527,64 +537,6 @@ class Capturing:
         tables = len(self.capture.captured_tables)
         return first_snapshot(self._config, self.names, tables).under_way
 
-    def _connector_states(self) -> tuple[str, str | None, str | None]:
-        try:
-            return states_of(self._connect.status(self.names.connector))
-        except NoSuchConnector:
-            # A new connector has no status for a moment.
-            return "UNASSIGNED", None, None
-
-    def _wait_for(self, state: str, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
-        while True:
-            found, task, reason = self._connector_states()
-            if found == state and task in (state, None, "FAILED"):
-                return
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"capture {self.capture.name} is {found} (task {task}), not {state}, "
-                    f"after {wait_s:g} s.",
-                    advice=self._safe(reason),
-                )
-            time.sleep(_POLL_S)
-
-    def _delete_connector(self, *, forget: bool) -> SetupStep:
-        name = self.names.connector
-        try:
-            self._connect.config(name)
-        except NoSuchConnector:
-            return SetupStep(f"connector {name}", "there")
-        if forget:
-            self._connect.stop(name)
-            self._once_stopped(lambda: self._connect.forget_offsets(name))
-        self._connect.delete(name)
-        return SetupStep(f"connector {name}", "removed")
-
-    def _once_stopped(self, change: Callable[[], None]) -> None:
-        """Change a stored position; retried while Connect refuses it because a task still runs."""
-        within(30.0, CaptureFailed, pause_s=_POLL_S)(change)
-
     def _topics(self) -> list[str]:
         former = former_topics(self.names, self.capture)
         return [self.names.raw_log, self.names.notifications, *former]
-
-    def _known(self, action: Any) -> None:
-        try:
-            action(self.names.connector)
-        except NoSuchConnector as cause:
-            raise CaptureFailed(
-                f"capture {self.capture.name} was not added.",
-                advice=f"`everstate cdc add {self.capture.name}` makes its connector.",
-            ) from cause
-
-    def _absent(self) -> CaptureStatus:
-        advice = f"`everstate cdc add {self.capture.name}` makes its connector"
-        return CaptureStatus(self.capture.name, "absent", None, None, None, None, None, advice)
-
-    def _safe(self, text: str | None) -> str | None:
-        """``text`` without the password, whatever wrote it there."""
-        if text is None or self.capture.dsn is None:
-            return text
-        address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
-        password = address(self._dsn())[1]
-        return without_secret(text.replace(password, "***") if password else text)

@@ -352,6 +352,9 @@ class Cleaning:
                 batch.read[names[table]] += count
                 batch.skip(names[table], "of a database that was replaced", count)
             stream.passed.clear()
+        for name, count in rows.undeclared().items():
+            batch.read[name] += count
+            batch.skip(name, "of a table that is not declared", count)
         return batch
 
     def _compare(self, ended: EndedSnapshot, states: States, now_s: float) -> NumberedBatch:
@@ -402,7 +405,7 @@ class Cleaning:
 
     def _counts(self, batch: NumberedBatch) -> dict[str, RowCounts]:
         waits = held_rows(self._held.values())
-        return counted(self._note.rows, batch.read, batch.outcomes, waits)
+        return counted(self._note.rows, batch.read, batch.added, batch.outcomes, waits)
 
     def _held_values(self, batch: NumberedBatch) -> dict[EntityKey, bytes | None]:
         """Values of the held entities that changed; ``None``: nothing of it is held any more.

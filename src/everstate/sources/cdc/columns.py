@@ -8,6 +8,7 @@ in tests without Spark.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -25,6 +26,7 @@ from everstate.sources.cdc.reading import (
     RefusedRow,
     SourceIdentity,
     TransactionProvenance,
+    UndeclaredRow,
 )
 
 WHOLE: Final = 0
@@ -45,6 +47,8 @@ NOWHERE: Final = b"{}"
 """Position of a first snapshot without rows: no record of the raw log has it."""
 EMPTY: Final = 7
 """A first snapshot that found no row in any table ended before this offset."""
+UNDECLARED: Final = 8
+"""A row of a table that the capture does not declare: ``key`` has the table's name."""
 
 SCHEMA: Final = pa.schema(
     {
@@ -63,13 +67,15 @@ SCHEMA: Final = pa.schema(
         "time_us": pa.int64(),
         "who": pa.binary(),
         "parents": pa.binary(),
+        "was": pa.binary(),
     }
 )
 """One row for each source row and each of the other facts, in the order of the raw log.
 
 ``part``: number of the raw partition in the read; ``place``: the row's place in the stream that its
 connector writes, as sortable bytes; ``position``: its position as JSON, without the epoch;
-``who``: provenance from the row, as JSON; ``parents``: entity types and keys, as JSON.
+``who``: provenance from the row, as JSON; ``parents``: entity types and keys, as JSON; ``was``:
+the row before as the source gave it, as JSON, where ``before`` is not trusted.
 """
 _NAMES: Final = SCHEMA.names
 _SLICE_BYTES_MAX: Final = 32 * 1_048_576
@@ -117,6 +123,7 @@ class Rows:
     time_us: list[int | None]
     who: list[bytes | None]
     parents: list[bytes | None]
+    was: list[bytes | None]
     index: list[int | None] = field(default_factory=list)
     """A row's place in its transaction, from 1; ``None``: it has none."""
     block: list[Block | None] = field(default_factory=list)
@@ -164,6 +171,11 @@ class Rows:
         inserted = [*([read] if is_empty else []), plain | {"what": ENDED}]
         for name in _NAMES:
             getattr(self, name)[at:at] = [row.get(name) for row in inserted]
+
+    def undeclared(self) -> Counter[str]:
+        """Number of rows of each table that the capture does not declare."""
+        named = zip(self.what, self.key, strict=True)
+        return Counter(table or "" for what, table in named if what == UNDECLARED)
 
     def where(self, mask: Sequence[bool]) -> Rows:
         """The rows for which ``mask`` is true."""
@@ -228,9 +240,7 @@ class SliceReading:
                 row = quick.read(key, value)
                 if row is not None:
                     table, op, name, state, before, *rest = row
-                    if state is not None:
-                        size += len(state)
-                    size += 100
+                    size += 100 + len(state or b"") + len(rest[-1] or b"")
                     yield (
                         part, offset, WHOLE, tables[table], op, name, state, before, None, *rest
                     )  # fmt: skip
@@ -239,20 +249,19 @@ class SliceReading:
                 size += 100
                 if isinstance(one, CleanRow):
                     state, number = one.state, tables[one.table]
-                    if state is not None:
-                        size += len(state)
+                    size += len(state or b"") + len(one.was or b"")
                     if one.is_plain or is_bare:
                         yield (
                             part, offset, WHOLE, number, one.op, one.key, state, one.before, None,
                             one.transaction, one.place, _position(one), one.time_us, _who(one),
-                            _encode(one.parents) if one.parents else None,
+                            _encode(one.parents) if one.parents else None, one.was,
                         )  # fmt: skip
                         continue
                     encoded = _encode_row(one)
                     size += len(encoded)
                     yield (
                         part, offset, OTHER, number, one.op, one.key, None, None, encoded,
-                        one.transaction, one.place, _position(one), one.time_us, None, None,
+                        one.transaction, one.place, _position(one), one.time_us, None, None, None,
                     )  # fmt: skip
                 elif isinstance(one, RefusedRow):
                     encoded = _encode_row((one, key, value))
@@ -260,8 +269,10 @@ class SliceReading:
                     yield (
                         part, offset, REFUSED, tables.get(one.table, -1), one.op, one.key, None,
                         None, encoded, one.transaction, one.place, _position(one), one.time_us,
-                        None, None,
+                        None, None, None,
                     )  # fmt: skip
+                elif isinstance(one, UndeclaredRow):
+                    yield (part, offset, UNDECLARED, -1, None, one.table, *_NOTHING[2:])
                 else:
                     yield _fact(part, offset, one)
         self._size = size
@@ -283,7 +294,7 @@ def _fact(
         return (part, offset, SOURCE, -1, None, None, None, None, rest, *_NOTHING[5:])
     return (
         part, offset, NOTE, -1, "m", one.prefix, None, None, rest,
-        one.transaction, one.place, None, one.time_us, None, None,
+        one.transaction, one.place, None, one.time_us, None, None, None,
     )  # fmt: skip
 
 

@@ -21,7 +21,10 @@ from everstate.changes import (
     derived_change_id,
 )
 from everstate.changes.codec import ReadySource, ready_source, ready_time
+from everstate.changes.depth import TOO_DEEP
 from everstate.changes.ids import derived_id_text
+from everstate.changes.moments import ahead_fault
+from everstate.changes.values import UNSTORABLE, storable
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
 from everstate.errors import EverstateError
@@ -30,12 +33,14 @@ from everstate.log.dead_letters import place_headers
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.columns import USER
+from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.rows import Unreadable
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT: Final = {"postgresql": "pg"}
 API_VERSION: Final = "cdc"
 FIRST_SEEN: Final = "first seen by the capture"
+READ_AGAIN: Final = "a snapshot read the row again"
 _REASON_MAX: Final = 4_000
 _SOURCES_MAX: Final = 10_000
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -82,6 +87,24 @@ class Origin(NamedTuple):
     is_snapshot: bool
 
 
+def origin_of(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
+    """The facts about a row that its changes contain; the row may have been held before."""
+    provenance = row.provenance if row.user is None else {**row.provenance, USER: row.user}
+    return Origin(
+        row.key,
+        row.op,
+        place,
+        position,
+        row.time_us,
+        row.transaction,
+        row.index,
+        None if row.count is None or row.index is None else max(row.count, row.index),
+        _encode(provenance) if provenance else None,
+        _NOTHING,
+        row.is_snapshot,
+    )
+
+
 class Way:
     """What the changes of one table have in common."""
 
@@ -120,7 +143,11 @@ class CaptureComposer:
         self._names = TopicNames(config.log.prefix)
         self._entities = entities
         self._codecs = {
-            name: ChangeCodec(entities[name], message_bytes_max=config.log.message_bytes_max)
+            name: ChangeCodec(
+                entities[name],
+                message_bytes_max=config.log.message_bytes_max,
+                ahead_hours=config.log.occurred_ahead_hours,
+            )
             for name in capture.entities
         }
         self.ways = [
@@ -128,6 +155,7 @@ class CaptureComposer:
             for number, (name, table) in enumerate(capture.tables.items())
         ]
         """One for each table, in the order of the declaration."""
+        self._ahead_hours = config.log.occurred_ahead_hours
         self._sources: dict[Any, tuple[ReadySource, bool]] = {}
         self.with_provenance, self.composed = 0, 0
         """Number of changes for which the source gave provenance, and number of all changes."""
@@ -138,6 +166,7 @@ class CaptureComposer:
         self._recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
         self._recorded = ready_time(self._recorded_at)
         self._recorded_bytes = self._recorded.encode()
+        self._latest_us = int((now_s + self._ahead_hours * 3600) * 1_000_000)
         self._records: list[OutRecord] = []
         self._newest: dict[str, OutRecord] = {}
         if len(self._sources) > _SOURCES_MAX:
@@ -173,6 +202,8 @@ class CaptureComposer:
                 return self._others(way, origin, version, kind, current, original, part, source)
             name = _id_text(way, origin, part)
             us = origin.time_us
+            if us is not None and us > self._latest_us:
+                raise ValueError(ahead_fault(self._ahead_hours))
             block = None
             if origin.rows is not None and origin.order is not None:
                 block = (f"{self._short}:{origin.tx}", origin.order, origin.rows)
@@ -218,18 +249,22 @@ class CaptureComposer:
         user = given.get(USER)
         transaction = None if origin.tx is None else f"{self._short}:{origin.tx}"
         otherwise = "snapshot" if origin.is_snapshot else self._capture.kind
+        otherwise_why = READ_AGAIN if origin.is_snapshot else None
+        if is_baseline:
+            otherwise_why = FIRST_SEEN
         given = {**given, **origin.notes}
         provenance = Provenance(
             api_version=given.get("api_version", API_VERSION),
             service_name=given.get("service_name", self._capture.name),
             identifier=given.get("identifier") or user or transaction or otherwise,
             actor=given.get("actor"),
-            reason=given.get("reason") or (FIRST_SEEN if is_baseline else None),
+            reason=given.get("reason") or otherwise_why,
             # Without a block, the changes of a transaction can still be found by its id.
             correlation_id=given.get("correlation_id") or (None if has_block else transaction),
             causation_id=given.get("causation_id"),
         )
-        made = ready_source(way.entity, origin.key, provenance), bool(given)
+        # A reason alone does not tell who wrote the change.
+        made = ready_source(way.entity, origin.key, provenance), bool(given.keys() - {"reason"})
         if not origin.notes:
             self._sources[named] = made
         return made
@@ -375,13 +410,22 @@ def _event(
     event: Callable[[Any, Any], DomainEvent | None], before: bytes | None, after: bytes | None
 ) -> DomainEvent | None:
     try:
-        return event(
+        found = event(
             None if before is None else _decode(before), None if after is None else _decode(after)
         )
     except EverstateError:
         raise
     except Exception as cause:
         raise ValueError(f"the event function failed: {type(cause).__name__} {cause}") from cause
+    if not isinstance(found, DomainEvent | None):
+        raise ValueError(f"the event function returned {type(found).__name__}, no DomainEvent")
+    try:
+        is_storable = found is None or storable(found.data)
+    except RecursionError as cause:
+        raise ValueError(TOO_DEEP) from cause
+    if not is_storable:
+        raise ValueError(UNSTORABLE)
+    return found
 
 
 def _world_time(state: bytes, field: str, otherwise: datetime) -> datetime:

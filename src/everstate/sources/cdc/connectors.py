@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Outbox
@@ -49,6 +50,40 @@ class Peculiarities:
     """Table → columns that the database computes and leaves out of its log."""
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Table without a primary key → the columns that the declaration gives as its key."""
+
+
+ColumnUnit = Literal["days", "times", "times of day", "numbers"]
+"""Days since 1970, microseconds since 1970, microseconds since midnight, or whole numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column of a captured table, as far as its values reach the raw log."""
+
+    name: str
+    absent: str | None = None
+    """Why no record has its values, or not as they are; ``None``: records have them."""
+    unmarked: str | None = None
+    """Why a record may have null in place of a value that did not change; ``None``: it has not."""
+    is_generated: bool = False
+    """The database computes its values, and its log has none of them."""
+    is_required: bool = False
+    """It is NOT NULL, so the connector fails at such a null."""
+    sql: tuple[str, ...] = ()
+    """Statements that repair what is wrong with it."""
+    numbers: ColumnUnit | None = None
+    """What its whole numbers in the raw log are; ``None``: it has none."""
+    stops: str | None = None
+    """Why a connector fails at its table, whatever is left out; ``None``: it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """Columns of a captured table, and those that name a row of it."""
+
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...]
+    """The declared key columns, or else those of the primary key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +135,10 @@ def connector_settings(
         "tombstones.on.delete": "false",
         "skipped.operations": "none",
         "decimal.handling.mode": "string",
-        "binary.handling.mode": "base64",
+        # JSON has bytes in base64 too; with `base64` an unchanged long value would become null.
+        "binary.handling.mode": "bytes",
+        # A value that cannot be converted would be null otherwise, with a line in Connect's log.
+        "event.converting.failure.handling.mode": "fail",
         "poll.interval.ms": "50",
         # These would be four headers on each record that name its connector, for other tools.
         "extended.headers.enabled": "false",
@@ -156,12 +194,20 @@ def _patterns(peculiar: Peculiarities) -> dict[str, str]:
 
 
 def _conversion() -> dict[str, str]:
-    """JSON without schemas, whatever the cluster's own default is."""
+    """JSON without schemas, whatever the cluster's own default is.
+
+    A null stays null, also where the column has a default. A number of a decimal type is written
+    with all its digits; as bytes it could not be read without its schema.
+    """
     return {
-        "key.converter": _JSON,
-        "key.converter.schemas.enable": "false",
-        "value.converter": _JSON,
-        "value.converter.schemas.enable": "false",
+        name: value
+        for side in ("key", "value")
+        for name, value in {
+            f"{side}.converter": _JSON,
+            f"{side}.converter.schemas.enable": "false",
+            f"{side}.converter.replace.null.with.default": "false",
+            f"{side}.converter.decimal.format": "NUMERIC",
+        }.items()
     }
 
 
@@ -320,6 +366,10 @@ def _mariadb(
         # task reads nothing meanwhile and is still reported as RUNNING.
         "connect.keep.alive.interval.ms": "5000",
         "time.precision.mode": "microseconds",
+        # Numbers above 2^63 would be negative otherwise.
+        "bigint.unsigned.handling.mode": "precise",
+        # It would move the years 1 to 99 to 1970 to 2069.
+        "enable.time.adjuster": "false",
         f"{history}.kafka.bootstrap.servers": brokers,
         f"{history}.kafka.topic": names.schema_history,
         f"{history}.store.only.captured.tables.ddl": "true",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from pydantic import AwareDatetime, BaseModel, NaiveDatetime
@@ -15,19 +16,51 @@ from everstate.declarations.captures import Convert
 from everstate.sources.cdc.rows import Unreadable
 
 Converter = Callable[[Any], Any]
+FieldUnit = Literal["days", "times"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_ZERO: Final = date(1970, 1, 1)
 _OUTSIDE: Final = (
     "{value} is infinity, or a time outside of the years 1 to 9999; types={{…}} of its table can"
     " say what the field has instead"
 )
+_GREGORIAN_US: Final = -12_219_292_800_000_000
+"""15 October 1582 in microseconds since 1970. Before it Debezium writes the times in an array by
+the Julian calendar, and single times by the Gregorian one, as PostgreSQL has both."""
+_OTHER_CALENDAR: Final = (
+    "{value} is a time before 15 October 1582, which Debezium writes by another calendar in an"
+    " array; types={{…}} of its table can say what the field has instead"
+)
+_DAY_US: Final = 86_400_000_000
+_NO_DAY: Final = (
+    "{value} has a time of day, which a date cannot hold; types={{…}} of its table can say what the"
+    " field has instead"
+)
+_FINER: Final = (
+    "{value} has parts of a microsecond, which no field can hold; types={{…}} of its table can say"
+    " what the field has instead"
+)
+_EPOCHS: Final = (0, "1970-01-01T00:00:00Z")
+_ZERO: Final = (
+    "{value} is 1970-01-01, or a date with month 0 or day 0, for which Debezium writes it;"
+    " types={{…}} of its table, with 'days' or 'us' for the column, says that it has no such date"
+)
 _INFINITIES: Final = ("infinity", "-infinity")
 """How Debezium writes an infinite `timestamptz`; in other columns it writes too large a number."""
+_SIGNS: Final = frozenset("+-")
+"""How the text of a time begins whose year is before 1 or after 9999."""
 _NUMERIC: Final = {
     "NAN": "NaN",
     "POSITIVE_INFINITY": "Infinity",
     "NEGATIVE_INFINITY": "-Infinity",
 }
+_JAVA_NAME: Final = (
+    "{field}: {value!r} is a text, or what Debezium writes for {means} of a numeric column;"
+    " types={{…}} of its table says which: 'text' or 'numeric'"
+)
+_INNER: Final = re.compile(r"\[+(L[\w.$]+;|[A-Z])@[0-9a-f]+$")
+_NESTED: Final = "Debezium cannot read; types={…} of its table can say what the field has instead"
+_decode_json: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+"""Numbers with a fraction keep all their digits until the model has its say."""
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -45,6 +78,22 @@ def converter(kind: Convert | str, annotation: Any) -> Converter:
     return _PLAIN[kind]
 
 
+def reads_as(declared: Convert | None, annotation: Any) -> FieldUnit | None:
+    """What a field takes a column's numbers for; ``None``: for numbers, or for what it says itself.
+
+    ``declared``: the column's conversion, if there is one.
+    """
+    if declared is not None:
+        return "days" if declared == "days" else "times" if declared in (*_UNITS, "ns") else None
+    parts = _parts(annotation)
+    if parts & {datetime, AwareDatetime, NaiveDatetime}:
+        return "times"
+    if date in parts:
+        return "days"
+    inside = [get_args(part)[0] for part in parts if get_origin(part) in (list, set, tuple)]
+    return reads_as(None, inside[0]) if inside else None
+
+
 def inferred(annotation: Any, times: str) -> Converter | None:
     """Converter that the field's type needs, where a raw number or text would be misread."""
     parts = _parts(annotation)
@@ -52,8 +101,93 @@ def inferred(annotation: Any, times: str) -> Converter | None:
         return _time(times, naive=NaiveDatetime in parts, day=False)
     if date in parts:
         return _days
-    if any(_is_container(part) for part in parts):
+    containers = [part for part in parts if _is_container(part)]
+    if containers:
+        return _json_of(*_elements(containers, times))
+    return None
+
+
+def _elements(containers: Iterable[Any], times: str) -> tuple[Converter | None, bool]:
+    """Converter of the elements of a list, and whether they are times."""
+    for container in containers:
+        if get_origin(container) in (list, set, tuple):
+            parts = _parts(get_args(container)[0])
+            convert = inferred(get_args(container)[0], times)
+            return convert, bool(parts & {datetime, AwareDatetime, NaiveDatetime})
+    return None, False
+
+
+def _json_of(convert: Converter | None, are_times: bool) -> Converter:
+    """Converter of JSON, and of arrays, whose elements are converted each on its own."""
+    if convert is None:
         return _json
+
+    def elements(value: Any) -> Any:
+        value = _json(value)
+        if value.__class__ is not list:
+            return value
+        if are_times:
+            for each in value:
+                if each.__class__ is int and each < _GREGORIAN_US:
+                    raise Unreadable(_OTHER_CALENDAR.format(value=each))
+        return [convert(each) for each in value]
+
+    return elements
+
+
+def never_epoch(convert: Converter, annotation: Any) -> Converter:
+    """Converter that refuses the epoch in a field of days or times, and else is the given one.
+
+    Debezium writes the epoch for a date of MariaDB or MySQL that no calendar has, if its column is
+    NOT NULL; the epoch itself looks the same as it.
+    """
+    if not _parts(annotation) & {date, datetime, AwareDatetime, NaiveDatetime}:
+        return convert
+
+    def converted(value: Any) -> Any:
+        if value in _EPOCHS and value is not False:
+            raise Unreadable(_ZERO.format(value=value))
+        return convert(value)
+
+    return converted
+
+
+def may_have_java_names(message: bytes) -> bool:
+    """Whether a message may have NaN or infinity of a `numeric` column; a quick look."""
+    return b"NAN" in message or b"_INFINITY" in message
+
+
+def refuse_java_name(field: str, value: Any, annotation: Any) -> None:
+    """Raise Unreadable for a text that may be NaN or infinity of a `numeric` column."""
+    if value.__class__ is str and value in _NUMERIC and str in _parts(annotation):
+        means = _NUMERIC[value]
+        raise Unreadable(_JAVA_NAME.format(field=field, value=value, means=means))
+
+
+def unnested(convert: Converter) -> Converter:
+    """``convert``, but it refuses an array that was nested in PostgreSQL.
+
+    Debezium writes null, or a name of Java's, in place of each inner array.
+    """
+
+    def checked(value: Any) -> Any:
+        if value.__class__ is list and value:
+            if all(each is None for each in value):
+                raise Unreadable(f"{value} may have been a nested array, which {_NESTED}")
+            if any(each.__class__ is str and _INNER.match(each) for each in value):
+                raise Unreadable(f"it is a nested array, which {_NESTED}")
+        return convert(value)
+
+    return checked
+
+
+def of_decimal(annotation: Any) -> Converter | None:
+    """Converter from decimals, for a form whose numbers with a fraction are read as decimals."""
+    parts = _parts(annotation)
+    if parts & {Decimal, float}:
+        return None
+    if str in parts:
+        return lambda value: str(value) if value.__class__ is Decimal else value
     return None
 
 
@@ -96,15 +230,19 @@ def _days(value: Any) -> Any:
 def _time(unit: str, *, naive: bool, day: bool) -> Converter:
     def convert(value: Any) -> Any:
         if value.__class__ is not int:
-            if value in _INFINITIES:
+            if value in _INFINITIES or (value.__class__ is str and value[:1] in _SIGNS):
                 raise Unreadable(_OUTSIDE.format(value=value))
             return value
-        micros = value // 1_000 if unit == "ns" else value * _UNITS[unit]
+        micros, finer = divmod(value, 1_000) if unit == "ns" else (value * _UNITS[unit], 0)
+        if finer:
+            raise Unreadable(_FINER.format(value=value))
         try:
             at = _EPOCH + timedelta(microseconds=micros)
         except OverflowError as cause:
             raise Unreadable(_OUTSIDE.format(value=value)) from cause
         if day:
+            if micros % _DAY_US:
+                raise Unreadable(_NO_DAY.format(value=at.isoformat()))
             return at.date()
         return at.replace(tzinfo=None) if naive else at
 
@@ -125,7 +263,7 @@ def _json(value: Any) -> Any:
     if value.__class__ is not str:
         return value
     try:
-        return msgspec.json.decode(value)
+        return _decode_json(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"text that should be JSON: {cause}") from cause
 

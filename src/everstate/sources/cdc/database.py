@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol
 
+from uuid_utils.compat import uuid7
+
 from everstate.errors import InvalidCapture
-from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities
+from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities, TableShape
 
 FindingOutcome = Literal["ok", "warn", "fail"]
+MARK: Final = "mark"
+"""Id of the row with our mark in the table of signals (``replaced``). The connector ignores its
+updates, and the signal that its insertion is writes a line into the connector's log."""
 Key = Mapping[str, Any] | Sequence[str]
 """Values of a row's key, by column or in the key's order."""
 
@@ -58,6 +64,8 @@ class SetupStep:
     done: Literal["made", "there", "changed", "removed", "kept"]
     note: str | None = None
     """What the user has to do about it."""
+    table: str | None = None
+    """Captured table whose earlier changes were not captured, so that it has to be read again."""
 
 
 class CapturedDatabase(Protocol):
@@ -80,7 +88,10 @@ class CapturedDatabase(Protocol):
         """Drop what :meth:`prepare` and the connector made; the connector must be gone."""
 
     def check(self) -> list[Finding]:
-        """Check every setting and right that the connector needs."""
+        """Check every setting, right and object that the connector needs, but its slot."""
+
+    def check_slot(self) -> list[Finding]:
+        """Check the slot, where this kind of database has one."""
 
     def check_tables(self) -> list[Finding]:
         """Check only the captured tables: can each be captured correctly, and stay writable."""
@@ -88,14 +99,36 @@ class CapturedDatabase(Protocol):
     def peculiarities(self) -> Peculiarities:
         """Properties of the captured tables that the connector's settings must contain."""
 
+    def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
+        """Columns and key of each captured table that exists.
+
+        ``settings``: those of its connector, or those that the declaration gives it.
+        """
+
+    def inexact_columns(self) -> dict[str, dict[str, str]]:
+        """Columns whose values Debezium would change: table → column → how (``inexact``)."""
+
     def check_condition(self, table: str, condition: str) -> None:
         """Raise CaptureFailed with the database's reason when it refuses an SQL condition."""
 
     def identity(self) -> str:
         """An id that no other database server has, and that a restart does not change."""
 
-    def went_back(self, place: bytes) -> str | None:
-        """Why its log cannot contain a place (``shapes/places``) that was read; None: it can."""
+    def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
+        """Why its log cannot contain what was read of it: it ends before that; None: it can.
+
+        ``place``: of the last row (``shapes/places``); ``offset``: as in :meth:`standing`.
+        """
+
+    def read_mark(self) -> str | None:
+        """The text that :meth:`write_mark` wrote last; None: there is none, or no table for it."""
+
+    def write_mark(self, text: str, instead_of: str | None) -> bool:
+        """Write a text into the table of signals; out: whether it was written.
+
+        It is not written when the text that is there is no longer ``instead_of``; with None, it is
+        written in any case. Snapshots and signals do not change it, and a backup contains it.
+        """
 
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """State of the connector; ``offset`` is its source position as Kafka Connect stores it."""
@@ -114,6 +147,23 @@ class CapturedDatabase(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+
+
+def signal_snapshot(
+    database: CapturedDatabase, tables: Sequence[str], condition: str | None = None
+) -> str:
+    """Request an incremental snapshot of tables, or of the rows of one; returns the signal's id.
+
+    The signal stays in the database's log until the connector reads it.
+    """
+    signal_id = f"everstate-{uuid7()}"
+    data: dict[str, Any] = {"data-collections": list(tables), "type": "INCREMENTAL"}
+    if condition:
+        # The connector puts AND before it where it reads by chunks.
+        filtered = {"data-collection": tables[0], "filter": f"({condition})"}
+        data["additional-conditions"] = [filtered]
+    database.signal(signal_id, "execute-snapshot", json.dumps(data))
+    return signal_id
 
 
 def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> list[Any]:

@@ -117,8 +117,12 @@ class OutboxRows:
     def __init__(
         self, config: Config, capture: Capture, entities: Mapping[str, EntityType]
     ) -> None:
-        limit = config.log.message_bytes_max
-        self.reader = RoutedReader(capture, entities, message_bytes_max=limit)
+        log = config.log
+        self.reader = RoutedReader(
+            *(capture, entities),
+            message_bytes_max=log.message_bytes_max,
+            ahead_hours=log.occurred_ahead_hours,
+        )
         self._capture, self._entities = capture, entities
         self._held_max = config.pipeline.held_max
         self._records = RoutedRecords(TopicNames(config.log.prefix))

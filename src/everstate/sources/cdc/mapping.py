@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from everstate.changes import EntityType
-from everstate.changes.keys import check_key
-from everstate.declarations.captures import Capture, Table, Translation
+from everstate.changes.keys import check_key, key_text
+from everstate.declarations.captures import OUTBOX_KINDS, Capture, Table, Translation
 from everstate.errors import InvalidChange
-from everstate.sources.cdc.convert import Converter, converter, inferred
+from everstate.sources.cdc.convert import (
+    Converter,
+    converter,
+    inferred,
+    never_epoch,
+    of_decimal,
+    unnested,
+)
 from everstate.sources.cdc.rows import SNAPSHOT, SourceRow, Unreadable
 
+_encode = msgspec.json.Encoder().encode
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
 _SHAPES_MAX: Final = 1_000
 """Limit of the cache: sources that give only changed columns give many combinations of them."""
 _NO_CODES: Final[dict[str, Any]] = {}
+_NO_TYPES: Final[Mapping[str, str]] = {}
+_RELATIONAL: Final = ("postgresql", "mariadb", "mysql", "oracle", "sqlserver", "db2")
+"""Kinds whose tables have columns; a document of MongoDB may lack a field."""
+NO_COLUMN: Final = "has no column for this field"
+_SAMPLES: Final[tuple[tuple[Any, Any], ...]] = (
+    (1, 2),
+    ("a", "b"),
+    (str(UUID(int=1, version=4)), str(UUID(int=2, version=4))),
+)
+"""Pairs of values that a key column may have."""
 _USERS: Final = ("user_name", "user", "username")
 _PROVENANCE: Final = (
     "service_name",
@@ -71,6 +91,8 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     """Rows of its transaction, once it has been held."""
     place: bytes | None = None
     """Its place in the stream that its connector writes (``shapes/places``)."""
+    was: bytes | None = None
+    """The row before as the source gave it, as JSON, where ``before`` is not trusted."""
 
     @property
     def is_plain(self) -> bool:
@@ -119,9 +141,10 @@ class TableMapping:
         self.capture, self.name, self.table = capture, name, table
         self.entity_type = entity_type
         model = entity_type.model
-        self._fields: dict[str, Any] = {
+        self.annotations: dict[str, Any] = {
             info.alias or name: info.annotation for name, info in model.model_fields.items()
         }
+        """Field → its annotation."""
         self._named = {column.lower(): field for column, field in table.columns.items()}
         self._dropped = {column.lower() for column in table.drop}
         self._types = {column.lower(): kind for column, kind in table.types.items()}
@@ -141,7 +164,11 @@ class TableMapping:
         """Whether provenance is taken from the message's source block, or from columns."""
         self._digits: tuple[bytes, int] | None = None
         """Start of a message's key up to the number that is the entity's key, and its length."""
-        self._needed = frozenset(self._fields) - set(table.computed)
+        dropped = {self._named.get(column.lower()) or self._field(column) for column in table.drop}
+        self._needed = frozenset(self.annotations) - set(table.computed) - dropped
+        """Fields that have their values of a column."""
+        self._has_all_columns = capture.form == "debezium" and capture.kind in _RELATIONAL
+        """Whether an image has each column of its table, or it is told which values are unknown."""
 
     def key_if_present(self, row: SourceRow) -> tuple[str | None, dict[str, Any]]:
         """Entity key and key columns of a row that could not be mapped, if the row has them."""
@@ -180,6 +207,8 @@ class TableMapping:
         clean.provenance, clean.user = self._provenance(row)
         if row.before and self.believes_before:
             clean.before = self.whole(row.before, row.types)
+        elif row.before:
+            clean.was = _encode(row.before)
         if row.op == "d":
             return clean
         if row.after is None:
@@ -187,7 +216,10 @@ class TableMapping:
         fields, codes = self.fields(row.after, row.types)
         if self.table.parents and self.capture.parents_first:
             clean.parents = self.parents(fields)
-        if row.is_whole or self._needed <= fields.keys():
+        has_all = self.has_all(fields)
+        if not has_all and self._has_all_columns:
+            self._refuse_missing(fields, row.unknown)
+        if row.is_whole or has_all:
             if codes:
                 clean.known, clean.codes, clean.covers = fields, codes, True
             else:
@@ -213,17 +245,61 @@ class TableMapping:
             raise Unreadable(f"its key is {found!r} by the model and {key!r} by its key columns")
         return encoded
 
+    def has_all(self, fields: Mapping[str, Any]) -> bool:
+        """Whether these are all fields that have a column."""
+        return self._needed <= fields.keys()
+
+    def sources(self, columns: Sequence[str]) -> dict[str, str | None]:
+        """Each field that needs a column → its column of these; ``None``: it has none.
+
+        Raises Unreadable when two columns would become one field.
+        """
+        found = self._by_place(columns, _NO_TYPES)
+        named = {column.field: name for name, column in zip(columns, found, strict=True) if column}
+        return {field: named.get(field) for field in sorted(self._needed)}
+
+    def columns_beside_key(self, key: Sequence[str]) -> list[str]:
+        """Columns of a row's key that the entity's key does not depend on.
+
+        A computed key is tried with values of each column; what it refuses is not known.
+        """
+        wanted = self.entity_type.key
+        if wanted in self.annotations and wanted not in self.table.computed:
+            fields = {name: self._named.get(name.lower()) or self._field(name) for name in key}
+            return [name for name in key if fields[name] != wanted]
+        for pairs in product(_SAMPLES, repeat=len(key)):
+            values = {name: pair[0] for name, pair in zip(key, pairs, strict=True)}
+            others = {name: pair[1] for name, pair in zip(key, pairs, strict=True)}
+            try:
+                first = self.key_of(values)
+                changed = {name: self.key_of({**values, name: others[name]}) for name in key}
+            except Unreadable:
+                continue
+            return [name for name in key if changed[name] == first]
+        return []
+
+    def _refuse_missing(self, fields: Mapping[str, Any], unknown: Sequence[str]) -> None:
+        """Raise Unreadable when a field has no column, so that it would get an invented value."""
+        untold = {column.field for name in unknown if (column := self._column(name, None))}
+        missing = self._needed - fields.keys() - untold
+        if missing:
+            raise Unreadable(f"{min(missing)}: {self.name} {NO_COLUMN}")
+
     def field_of(self, column: str) -> str | None:
         """Field that has a column's values; ``None``: there is none, or it is computed."""
         found = self._column(column, None)
-        if found is None or found.field in self.table.computed or found.field not in self._fields:
+        if (
+            found is None
+            or found.field in self.table.computed
+            or found.field not in self.annotations
+        ):
             return None
         return found.field
 
     def _validated(self, state: Mapping[str, Any]) -> Any:
-        if not state.keys() <= self._fields.keys():
-            state = {name: value for name, value in state.items() if name in self._fields}
-        return self.entity_type.validate(state)
+        if not state.keys() <= self.annotations.keys():
+            state = {name: value for name, value in state.items() if name in self.annotations}
+        return self.entity_type.validate_exactly(state)
 
     def quick_key(self, key: bytes) -> str | None:
         """Entity key of a message's key that is one whole number; ``None``: ask :meth:`key_of`."""
@@ -243,7 +319,8 @@ class TableMapping:
             column is not None
             and column.convert is None
             and column.field == self.entity_type.key
-            and self._fields.get(column.field) is int
+            and column.field not in self.table.computed
+            and self.annotations.get(column.field) is int
         )
         prefix = name + b":" if fits else b""
         return prefix, len(prefix)
@@ -257,20 +334,21 @@ class TableMapping:
                 continue
             fields[column.field] = self._checked(column, value)
         wanted = self.entity_type.key
-        found = fields.get(wanted)
-        if found is None and wanted in self.table.computed:
+        if wanted in self.table.computed:
             found = self._computed(wanted, self.table.computed[wanted], fields)
-        if found is None and wanted not in self._fields:
+        else:
+            found = fields.get(wanted)
+        if found is None and wanted not in self.annotations:
             try:
                 found = getattr(self.entity_type.model.model_construct(**fields), wanted)
             except (AttributeError, TypeError, ValueError) as cause:
                 raise Unreadable(f"key {wanted}: not from the key columns: {cause}") from cause
-        if found is None or found == "":
+        if found is None:
             raise Unreadable(
                 f"key {wanted} does not follow from the key columns {', '.join(columns) or 'none'}"
             )
         try:
-            return check_key(self.entity_type.name, str(found))
+            return check_key(self.entity_type.name, key_text(found))
         except InvalidChange as cause:
             raise Unreadable(f"key {wanted}: {cause.reason}") from cause
 
@@ -286,12 +364,12 @@ class TableMapping:
         field = column.field
         if column.convert is not None:
             value = self._converted(column, value)
-        if field not in self._fields:
+        if field not in self.annotations:
             return value
-        if value.__class__ is self._fields[field]:
+        if value.__class__ is self.annotations[field]:
             return value  # validation would give it back as it is
         if field not in self._keys:
-            self._keys[field] = TypeAdapter(self._fields[field]).validate_python
+            self._keys[field] = TypeAdapter(self.annotations[field]).validate_python
         try:
             return self._keys[field](value)
         except ValidationError as cause:
@@ -358,12 +436,35 @@ class TableMapping:
         return fields, codes
 
     def _shape(self, image: Mapping[str, Any], types: Mapping[str, str]) -> _Shape:
-        columns = tuple(self._column(name, types.get(name)) for name in image)
+        columns = self._by_place(tuple(image), types)
         is_plain = all(
             column is not None and column.field == name and column.is_as_given
             for name, column in zip(image, columns, strict=True)
         )
         return _Shape(columns, is_plain)
+
+    def _by_place(
+        self, names: Sequence[str], types: Mapping[str, str]
+    ) -> tuple[_Column | None, ...]:
+        """How each column is mapped. Of two that differ by spelling the exact name has the field.
+
+        Raises Unreadable when neither has it.
+        """
+        found = [self._column(name, types.get(name)) for name in names]
+        rivals: dict[str, list[str]] = {}
+        for name, column in zip(names, found, strict=True):
+            if column is not None:
+                rivals.setdefault(column.field, []).append(name)
+        for field, columns in rivals.items():
+            if len(columns) == 1:
+                continue
+            exact = [name for name in columns if self.table.columns.get(name) == field]
+            exact = exact or [name for name in columns if name == field]
+            if len(exact) != 1:
+                raise Unreadable(f"{field}: the columns {' and '.join(columns)} both become it")
+            for name in set(columns) - set(exact):
+                found[names.index(name)] = None
+        return tuple(found)
 
     def _converted(self, column: _Column, value: Any) -> Any:
         assert column.convert is not None
@@ -387,14 +488,20 @@ class TableMapping:
         lower = name.lower()
         field = self._named.get(lower) or self._field(name)
         found = None
-        if field in self._fields and lower not in self._dropped:
+        if field in self.annotations and lower not in self._dropped:
             kind = self._types.get(lower) or declared
-            annotation = self._fields[field]
+            annotation = self.annotations[field]
             codes = self._codes.get(lower)
             if kind is not None:
                 convert: Converter | None = converter(kind, annotation)
             else:
                 convert = inferred(annotation, self.capture.times)
+                if self.capture.form != "debezium":
+                    convert = convert or of_decimal(annotation)
+                elif convert is not None and self.capture.kind in OUTBOX_KINDS:
+                    convert = never_epoch(convert, annotation)
+                if convert is not None and self.capture.kind == "postgresql":
+                    convert = unnested(convert)
             dynamic = codes if isinstance(codes, Translation) else None
             names = None if dynamic is not None or codes is None else codes
             found = _Column(field, convert, names, dynamic)  # type: ignore[arg-type]

@@ -9,10 +9,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from everstate.config import path_of
 from everstate.declarations.captures import Capture
 from everstate.errors import HIDDEN, CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
-from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities
+from everstate.sources.cdc.connectors import (
+    Address,
+    OwnTables,
+    Peculiarities,
+    TableShape,
+)
 from everstate.sources.cdc.database import (
+    MARK,
     ConnectorStanding,
     Finding,
     Key,
@@ -20,6 +27,7 @@ from everstate.sources.cdc.database import (
     from_raw,
     key_values,
 )
+from everstate.sources.cdc.inexact import inexact_in_mariadb, inexact_in_outbox
 from everstate.sources.cdc.mariadb_checks import (
     check_tables,
     checks,
@@ -27,6 +35,7 @@ from everstate.sources.cdc.mariadb_checks import (
     own_columns,
     quoted,
 )
+from everstate.sources.cdc.mariadb_types import COLUMNS, source_column
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place
 from everstate.telemetry import without_secret
@@ -54,7 +63,8 @@ def mariadb_address(dsn: str) -> tuple[Address, str]:
         port = parts.port or 3306
     except ValueError:  # it quotes parts of what it could not read
         parts, port = urlsplit(""), 0
-    if parts.scheme not in ("mariadb", "mysql") or not parts.hostname or not parts.username:
+    is_ours = parts.scheme in ("mariadb", "mysql") and "@" not in path_of(dsn)
+    if not is_ours or not parts.hostname or not parts.username:
         raise InvalidConfig(
             "dsn of the capture",
             HIDDEN,
@@ -160,6 +170,10 @@ class MariaDatabase:
         with self._translated("checking"):
             return checks(self._rows, self._capture, self.own)
 
+    def check_slot(self) -> list[Finding]:
+        """MariaDB has no slots."""
+        return []
+
     def check_tables(self) -> list[Finding]:
         """Check keys and foreign keys of the captured tables."""
         with self._translated("checking the tables"):
@@ -175,6 +189,29 @@ class MariaDatabase:
             }
         return Peculiarities(keys=keys)
 
+    def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
+        """The binlog has all columns of a row; Debezium cannot read each of their types."""
+        del settings
+        found = {}
+        with self._translated("reading the columns"):
+            for table in self._capture.captured_tables if self._capture.outbox is None else ():
+                rows = self._rows(COLUMNS, *table.split(".", 1))
+                columns = tuple(source_column(str(r["name"]), str(r["type"])) for r in rows)
+                key = tuple(str(column["name"]) for column in self._key(table))
+                if columns:
+                    found[table] = TableShape(columns, key)
+        return found
+
+    def inexact_columns(self) -> dict[str, dict[str, str]]:
+        """Columns with dates that no calendar has, by one pass over each table with dates.
+
+        Of an outbox: columns whose nulls would become their default.
+        """
+        with self._translated("reading dates"):
+            if self._capture.outbox is not None:
+                return inexact_in_outbox(self._rows, self._capture.outbox.table)
+            return inexact_in_mariadb(self._rows, self._capture.captured_tables, quoted)
+
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
         with self._translated(f"looking at the condition {condition}"):
@@ -189,18 +226,42 @@ class MariaDatabase:
             row = self._rows("SELECT @@hostname AS name, @@server_id AS id")[0]
         return f"server {row['name']} {row['id']}"
 
-    def went_back(self, place: bytes) -> str | None:
-        """Why the binlog cannot contain that place: it ends before it (a reset or a restore)."""
-        read = binlog_place(place)
-        if read is None:
-            return None
+    def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
+        """Why the binlog cannot contain what was read: it ends before it (a reset, a restore)."""
         with self._translated("asking where the binlog ends"):
             last = self._rows("SHOW BINARY LOGS")[-1]
-        found = re.findall(r"[0-9]+", str(last["Log_name"]))
-        at = (int(found[-1]) if found else 0, int(last["File_size"]))
-        if at >= read:
+            ends = _sequences(str(self._rows("SELECT @@global.gtid_binlog_pos AS at")[0]["at"]))
+        for domain, number in _sequences(str(offset.get("gtids") or "")).items():
+            if (end := ends.get(domain, number)) < number:
+                ended = f"its binlog ends at transaction {end:,} of domain {domain}"
+                return f"{ended}, and {number:,} was read of it before"
+        at = (_number(str(last["Log_name"])), int(last["File_size"]))
+        read = [each for each in (binlog_place(place), _place(offset)) if each is not None]
+        if not read or at >= max(read):
             return None
-        return f"its binlog ends at {last['Log_name']}, and file {read[0]} was read of it before"
+        file, position = max(read)
+        ended = f"its binlog ends at {last['Log_name']}, position {at[1]:,}"
+        return f"{ended}, and position {position:,} of file {file} was read of it before"
+
+    def read_mark(self) -> str | None:
+        """The text in the table of signals."""
+        table = self.own.signals
+        with self._translated("reading our mark"):
+            if not own_columns(self._rows, table):
+                return None
+            found = self._rows(f"SELECT data FROM {quoted(table)} WHERE id = %s", MARK)
+        return str(found[0]["data"]) if found else None
+
+    def write_mark(self, text: str, instead_of: str | None) -> bool:
+        """Write a text into the table of signals."""
+        table = quoted(self.own.signals)
+        with self._translated("writing our mark"), self._connection.cursor() as cursor:
+            if instead_of is None:
+                put = f"INSERT INTO {table} (id, type, data) VALUES (%s, 'log', %s) "
+                cursor.execute(f"{put}ON DUPLICATE KEY UPDATE data = VALUES(data)", (MARK, text))
+                return True
+            change = f"UPDATE {table} SET data = %s WHERE id = %s AND data = %s"
+            return bool(cursor.execute(change, (text, MARK, instead_of)) == 1)
 
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """Whether a session of the connector's user reads the binlog, and how much is unread."""
@@ -339,6 +400,25 @@ class MariaDatabase:
                 f"{name}: {doing}: MariaDB at {where} refuses: {reason}.",
                 advice=f"`everstate cdc doctor {name}` shows what is missing.",
             ) from cause
+
+
+def _number(file: str) -> int:
+    """Number of a file of the binlog."""
+    found = re.findall(r"[0-9]+", file)
+    return int(found[-1]) if found else 0
+
+
+def _place(offset: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Number of the file and position in it, of a stored source position."""
+    if offset.get("file") is None or offset.get("pos") is None:
+        return None
+    return _number(str(offset["file"])), int(offset["pos"])
+
+
+def _sequences(text: str) -> dict[str, int]:
+    """GTIDs, such as ``0-1-270,1-1-3``: domain → number of its last transaction."""
+    parts = [one.split("-") for one in _gtids(text)]
+    return {part[0]: int(part[2]) for part in parts if len(part) == 3 and part[2].isdigit()}
 
 
 def _gtids(text: str) -> set[str]:

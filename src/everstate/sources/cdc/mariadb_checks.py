@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from everstate.declarations.captures import Capture
@@ -21,6 +21,7 @@ _WANTED: Final[dict[str, tuple[str, FindingOutcome, str]]] = {
 }
 _POSITIONS: Final = "binlog_legacy_event_pos"
 """MariaDB from 11.4 on leaves out the positions of events within a transaction, unless it is ON."""
+_NO_ZERO_DATES: Final = ("NO_ZERO_DATE", "NO_ZERO_IN_DATE")
 _KEEP_S_MIN: Final = 86_400
 _GLOBAL: Final = {
     "RELOAD": ("RELOAD",),
@@ -33,6 +34,9 @@ _OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _CASCADE: Final = re.compile(
     r"CONSTRAINT `(?P<name>[^`]+)` FOREIGN KEY .*? ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
 )
+_UNIQUE: Final = re.compile(r"(?:PRIMARY|UNIQUE) KEY (?:`[^`]+` )?\((?P<columns>[^)]*)\)")
+_UUID_DEFAULT: Final = re.compile(r"`([^`]+)` uuid(?: NOT NULL)? DEFAULT '")
+_COLUMN: Final = re.compile(r"`([^`]+)`")
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
 
@@ -61,7 +65,7 @@ class _Checks:
     def __init__(self, rows: RunQuery, capture: Capture, own: OwnTables) -> None:
         self._rows, self._capture, self._own = rows, capture, own
         names = [*_WANTED, "log_bin", "server_id", "binlog_expire_logs_seconds",
-                 "expire_logs_days", "gtid_domain_id", _POSITIONS]  # fmt: skip
+                 "expire_logs_days", "gtid_domain_id", "sql_mode", _POSITIONS]  # fmt: skip
         listed = ", ".join(["%s"] * len(names))
         found = rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})", *names)
         self._settings = {row["Variable_name"]: str(row["Value"]) for row in found}
@@ -93,6 +97,7 @@ class _Checks:
             findings.append(
                 Finding(name, outcome, f"{found}, wanted {wanted}", (statement,), advice)
             )
+        findings += self._zero_dates()
         findings.append(self._server_id())
         findings.append(self._retention())
         return findings
@@ -108,6 +113,21 @@ class _Checks:
         advice = "Put it into the configuration file too. It holds for transactions from then on."
         statement = f"SET GLOBAL {_POSITIONS} = ON;"
         return [Finding(_POSITIONS, "fail", f"{found}: {why}", (statement,), advice)]
+
+    def _zero_dates(self) -> list[Finding]:
+        """Whether the server takes dates that no calendar has; Debezium writes others for them."""
+        found = self._settings.get("sql_mode")
+        if found is None:
+            return []
+        missing = modes_missing(found)
+        if not missing:
+            return [Finding("sql_mode", "ok", ", ".join(_NO_ZERO_DATES))]
+        lacks = f"without {', '.join(missing)} a date may have month 0 or day 0, and would be "
+        lacks += "captured as null or as 1970-01-01"
+        added = "".join(f",{mode}" for mode in missing)
+        statement = f"SET GLOBAL sql_mode = concat(@@GLOBAL.sql_mode, '{added}');"
+        advice = "Put it into the configuration file too; sessions of the application may set it."
+        return [Finding("sql_mode", "warn", lacks, (statement,), advice)]
 
     def _server_id(self) -> Finding:
         found = self._settings.get("server_id", "0")
@@ -170,14 +190,30 @@ class _Checks:
                 missing = "there is none of that name"
                 findings.append(Finding(f"table {table}", "fail", missing, advice=advice))
             else:
-                findings += [rights, self._key(table, bool(found[0]["keyed"]))]
-                findings += self._cascades(table)
+                made = str(self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0].get("Create Table"))
+                findings += [rights, self._key(table, bool(found[0]["keyed"]), made)]
+                findings += [*self._cascades(table, made), *self._defaults(table, made)]
         return findings
 
-    def _cascades(self, table: str) -> list[Finding]:
+    def _defaults(self, table: str, made: str) -> list[Finding]:
+        """Columns whose default stops a connector, whether a field has them or not."""
+        why = "its default is a uuid, which Debezium cannot read: the connector fails at the table"
+        advice = "Then the application gives the value, or CREATE TRIGGER … BEFORE INSERT does."
+        alter = f"ALTER TABLE {quoted(table)} ALTER COLUMN"
+        return [
+            Finding(
+                f"default of {table}.{name}",
+                "fail",
+                why,
+                (f"{alter} `{name}` DROP DEFAULT;",),
+                advice,
+            )
+            for name in _UUID_DEFAULT.findall(made)
+        ]
+
+    def _cascades(self, table: str, made: str) -> list[Finding]:
         """Foreign keys whose actions change rows without a record in the binlog."""
-        made = self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0]
-        actions = sorted({m["name"] for m in _CASCADE.finditer(str(made.get("Create Table")))})
+        actions = sorted({m["name"] for m in _CASCADE.finditer(made)})
         if not actions:
             return []
         found = f"rows changed by {', '.join(actions)} (ON DELETE or UPDATE) are not in the binlog"
@@ -196,12 +232,15 @@ class _Checks:
             return Finding(f"table {table}", "fail", "there is none", (making,))
         return rights
 
-    def _key(self, table: str, keyed: bool) -> Finding:
+    def _key(self, table: str, keyed: bool, made: str) -> Finding:
+        """``made``: the statement that makes the table."""
         name = f"key of {table}"
-        if keyed:
-            return Finding(name, "ok", "it has a primary key")
         declared = self._capture.tables.get(table)
         columns = declared.key_columns if declared else ()
+        if keyed and columns:
+            return self._declared_key(name, columns, made)
+        if keyed:
+            return Finding(name, "ok", "it has a primary key")
         if columns:
             found = f"there is no primary key; it is read by its declared {', '.join(columns)}"
             advice = "Rows with the same values of the declared key_columns become one entity."
@@ -209,6 +248,18 @@ class _Checks:
         statement = f"ALTER TABLE {quoted(table)} ADD PRIMARY KEY ({quoted('id')});"
         advice = "With the columns that name a row; or declare its Table with key_columns."
         return Finding(name, "fail", "there is no primary key", (statement,), advice)
+
+    def _declared_key(self, name: str, columns: Sequence[str], made: str) -> Finding:
+        """Declared key columns of a table that has a primary key too."""
+        listed = ", ".join(columns)
+        unique = [set(_COLUMN.findall(m["columns"])) for m in _UNIQUE.finditer(made)]
+        if any(each <= set(columns) for each in unique):
+            return Finding(name, "ok", f"it has {listed}")
+        found = f"no unique key of the table is within the declared key_columns {listed}"
+        advice = "Rows with the same values of the declared key_columns become one entity."
+        # Each unique key of a partitioned table has the columns that it is partitioned by.
+        outcome: FindingOutcome = "warn" if "PARTITION BY" in made else "fail"
+        return Finding(name, outcome, found, advice=advice)
 
     def _rights(self, table: str, wanted: tuple[str, ...]) -> Finding:
         database = table.partition(".")[0]
@@ -222,6 +273,15 @@ class _Checks:
         statement = f"GRANT {', '.join(missing)} ON {quoted(table)} TO {self._user};"
         found = f"{self._user} lacks {', '.join(missing)}"
         return Finding(name, "fail", found, (statement,))
+
+
+def modes_missing(sql_mode: str) -> list[str]:
+    """What a server's ``sql_mode`` lacks so that it refuses dates that no calendar has."""
+    modes = set(sql_mode.split(","))
+    missing = [mode for mode in _NO_ZERO_DATES if mode not in modes]
+    if not modes & {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"}:
+        missing.append("STRICT_TRANS_TABLES")
+    return missing
 
 
 def _listed(names: object) -> set[str]:

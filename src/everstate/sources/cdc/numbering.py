@@ -31,6 +31,7 @@ from everstate.sources.cdc.columns import (
     decode_source,
 )
 from everstate.sources.cdc.completion import (
+    ABSENT,
     DELETED_BEFORE,
     NEVER_SEEN,
     PRIOR_UNKNOWN,
@@ -39,6 +40,7 @@ from everstate.sources.cdc.completion import (
     TRUNCATED,
     UNCHANGED,
     Completed,
+    Completion,
     HeldBack,
     Known,
     Skipped,
@@ -46,9 +48,16 @@ from everstate.sources.cdc.completion import (
     is_settling,
     was_read,
 )
-from everstate.sources.cdc.composing import CaptureComposer, Origin, RawPlace, RefusedRecord
+from everstate.sources.cdc.composing import (
+    CaptureComposer,
+    Origin,
+    RawPlace,
+    RefusedRecord,
+    origin_of,
+)
 from everstate.sources.cdc.holding import Doubts, HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.rows import Unreadable, behind, is_after
 from everstate.sources.cdc.states import States, encoded_position
@@ -70,7 +79,9 @@ class NumberedBatch:
     outcomes: Outcomes = field(default_factory=Counter)
     """What became of each row, by table; rows that wait have none yet."""
     read: Counter[str] = field(default_factory=Counter)
-    """Rows that were read, by table; and each delete by a truncation or a repeated snapshot."""
+    """Rows that were read, by table."""
+    added: Counter[str] = field(default_factory=Counter)
+    """Deletes by a truncation or a repeated first snapshot, by table."""
     changes: int = 0
     overdue: int = 0
     """Held rows that were released without their parent, or without the name of a code."""
@@ -120,6 +131,7 @@ class Numbering:
         self._held_max = held_max
         self.epoch, self.is_trusted = epoch, is_trusted
         self._doubts = Doubts(held, held_max)
+        self._overlaps = Overlaps(is_trusted=is_trusted)
         self._waiting: dict[EntityKey, set[EntityKey]] = defaultdict(set)
         self._names = list(self._capture.tables)
         self._now_s = 0.0
@@ -194,6 +206,8 @@ class Numbering:
         way = self._composer.ways[rows.table[at]]
         if self._held and not self._doubts.is_clear(way.entity, key):
             return False
+        if self._overlaps.has((way.entity, key)):
+            return False
         name = way.prefix + key
         known = self._states.cache.get(name)
         op, state, position = rows.op[at] or "", rows.state[at], rows.position[at]
@@ -212,6 +226,8 @@ class Numbering:
             if known is None and op == "u" and rows.before[at] is not None:
                 return False
             kind, original = Kind.CREATED, None
+        elif op == "c":
+            return False
         elif op == "d":
             kind, original = Kind.DELETED, known.image
         elif known.image == state:
@@ -298,6 +314,7 @@ class Numbering:
             user=user,
             parents=[(e, k) for e, k in _decode(rows.parents[at] or b"[]")],
             place=rows.place[at],
+            was=rows.was[at],
         )
 
     def _seen(self, batch: NumberedBatch, table: int) -> None:
@@ -341,22 +358,30 @@ class Numbering:
     ) -> Completed | Skipped | HeldBack | None:
         """Complete one row and apply its changes; ``None``: it was refused."""
         entity = self._entity(row.table)
-        known = self._states.get(entity, row.key)
+        known, mapping = self._states.get(entity, row.key), self._reader.mapping(row.table)
         try:
-            outcome = complete(
-                row,
-                known,
-                self._reader.mapping(row.table),
-                self._states.get,
-                is_unsure=is_unsure,
-                parents_first=self._capture.parents_first,
-                is_overdue=is_overdue,
-            )
+            found = self._overlaps.resolve((entity, row.key), row, known, mapping)
+            outcome: Completion
+            if isinstance(found, Skipped):
+                outcome = found
+            else:
+                row = found
+                outcome = complete(
+                    row,
+                    known,
+                    mapping,
+                    self._states.get,
+                    is_unsure=is_unsure,
+                    parents_first=self._capture.parents_first,
+                    is_overdue=is_overdue,
+                )
             if isinstance(outcome, Completed):
                 self._apply(batch, row, known, outcome, place)
         except Unreadable as cause:
             batch.refuse(row.table, entity, str(cause), place)
             return None
+        if not isinstance(outcome, HeldBack):
+            self._overlaps.add((entity, row.key), row, known)
         if isinstance(outcome, Skipped):
             batch.skip(row.table, outcome.reason)
         return outcome
@@ -372,7 +397,7 @@ class Numbering:
         """Make the records of a row's changes and set its state; may raise Unreadable."""
         way = self._composer.ways[self._names.index(row.table)]
         position = encoded_position(row.position)
-        origin = _origin(row, place, position or None)
+        origin = origin_of(row, place, position or None)
         version, made = 0 if known is None else known.version, []
         for part, step in enumerate(outcome.steps):
             version += 1
@@ -479,7 +504,8 @@ class Numbering:
             return
         table = self._capture.tables.get(row.table)
         entity = None if table is None else table.entity
-        batch.refuse(row.table, entity, row.reason, _place(rows, at, parts), (key, value))
+        name = "" if table is None else row.table
+        batch.refuse(name, entity, row.reason, _place(rows, at, parts), (key, value))
         if entity is not None and row.key is not None:
             stored: dict[str, list[int | str]] = _decode(rows.position[at] or b"{}")
             position = {scheme: [self.epoch, *place] for scheme, place in stored.items()}
@@ -500,13 +526,14 @@ class Numbering:
         """Delete every known entity of the table whose newest change is before the truncation."""
         entity = self._entity(row.table)
         batch.skip(row.table, TRUNCATED)
+        self._overlaps.forget()
         for key in list(self._states.alive(entity)):
             known = self._states.get(entity, key)
             assert known is not None
             if row.position and is_after(row.position, known.position) is False:  # type: ignore[arg-type]
                 continue
             gone = msgspec.structs.replace(row, op="d", key=key, columns={})
-            batch.read[row.table] += 1
+            batch.added[row.table] += 1
             self._take(batch, gone, place)
 
     def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
@@ -525,8 +552,9 @@ class Numbering:
                     position=position,
                     time_us=absent.time_us,
                     is_snapshot=True,
+                    provenance={"reason": ABSENT},
                 )
-                batch.read[table] += 1
+                batch.added[table] += 1
                 self._take(batch, gone, absent.place)
         return batch
 
@@ -567,21 +595,3 @@ class Numbering:
 
 def _place(rows: Rows, at: int, parts: RawPartitions) -> RawPlace:
     return RawPlace(*parts[rows.part[at]], rows.offset[at])
-
-
-def _origin(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
-    """The facts about a row that its changes contain; the row may have been held before."""
-    provenance = row.provenance if row.user is None else {**row.provenance, USER: row.user}
-    return Origin(
-        row.key,
-        row.op,
-        place,
-        position,
-        row.time_us,
-        row.transaction,
-        row.index,
-        None if row.count is None or row.index is None else max(row.count, row.index),
-        _encode(provenance) if provenance else None,
-        _NO_NOTES,
-        row.is_snapshot,
-    )

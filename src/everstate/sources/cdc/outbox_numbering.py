@@ -102,13 +102,15 @@ class OutboxNumbering:
                 self._take(batch, decode_row(rows.rest[at] or b""), place, now_s)
             elif what == REFUSED:
                 row, key, value = decode_refusal(rows.rest[at] or b"")
-                raw = (key, value)
-                batch.refuse(row.table, self._entity(row.table), row.reason, place, raw)
+                is_known = row.table in self._capture.tables
+                entity = self._entity(row.table) if is_known else None
+                table = row.table if is_known else ""
+                batch.refuse(table, entity, row.reason, place, (key, value))
         read = Counter(
             number for number, what in zip(rows.table, rows.what, strict=True) if what <= REFUSED
         )
-        for table, count in read.items():
-            batch.read[self._names[table]] += count
+        for number, count in read.items():
+            batch.read[self._names[number] if number >= 0 else ""] += count
         self._tell(batch)
         waiting = sum(len(one.rows) for one in self._held.values())
         if waiting > self._held_max:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from everstate.changes import ChangeCodec, Kind
-from everstate.changes.keys import check_key
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
 from everstate.sources.cdc.mapping import CleanRow
@@ -67,14 +66,13 @@ class RoutedReader(RawReader):
     """
 
     message_bytes_max: int = 1_048_576
+    ahead_hours: float | None = None
+    """How far ahead of its record a change may have occurred (`log.occurred_ahead_hours`)."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes without the caches, which each process makes anew."""
-        return {**super().__getstate__(), "message_bytes_max": self.message_bytes_max}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        object.__setattr__(self, "message_bytes_max", state["message_bytes_max"])
+        limits = {"message_bytes_max": self.message_bytes_max, "ahead_hours": self.ahead_hours}
+        return {**super().__getstate__(), **limits}
 
     @cached_property
     def _routes(self) -> dict[str, tuple[RouterReader, ChangeCodec]]:
@@ -89,7 +87,11 @@ class RoutedReader(RawReader):
                     provenance=each.provenance,
                     is_event=each.facts,
                 ),
-                ChangeCodec(self.entities[each.entity], message_bytes_max=self.message_bytes_max),
+                ChangeCodec(
+                    self.entities[each.entity],
+                    message_bytes_max=self.message_bytes_max,
+                    ahead_hours=self.ahead_hours,
+                ),
             )
             for name, each in outbox.aggregates.items()
         }
@@ -126,7 +128,6 @@ class RoutedReader(RawReader):
             change = reader.read(record)
             if change is None:
                 return []
-            check_key(change.entity, change.key)
             if change.version > _VERSION_MAX:
                 raise InvalidChange(change.entity, change.key, VERSION, "it is beyond 64 bits")
             extra = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -14,8 +15,15 @@ from psycopg.rows import dict_row
 from everstate.config import check_dsn
 from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
-from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, Address, OwnTables, Peculiarities
+from everstate.sources.cdc.connectors import (
+    POSTGRES_SCHEMA,
+    Address,
+    OwnTables,
+    Peculiarities,
+    TableShape,
+)
 from everstate.sources.cdc.database import (
+    MARK,
     ConnectorStanding,
     Finding,
     Key,
@@ -23,15 +31,27 @@ from everstate.sources.cdc.database import (
     from_raw,
     key_values,
 )
+from everstate.sources.cdc.inexact import (
+    POSTGRES_TYPES,
+    inexact_in_postgres,
+    odd_days_in_postgres,
+)
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.postgres_checks import (
+    OPERATIONS,
+    check_slot,
     check_tables,
     checks,
     create_publication,
     create_table,
     quoted,
 )
-from everstate.sources.cdc.postgres_tables import CapturedConnection, families, identifier
+from everstate.sources.cdc.postgres_tables import (
+    CapturedConnection,
+    families,
+    identifier,
+    shapes,
+)
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
@@ -111,24 +131,45 @@ class PostgresDatabase:
         """Drop slot, publication and our two tables."""
         name = self._names.identifier
         with self._translated("removing"):
-            steps = [self._drop_slot()]
+            publication = sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name))
             had = self._one("SELECT FROM pg_publication WHERE pubname = %s", name) is not None
-            if had:
-                self._connection.execute(
-                    sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name))
-                )
-            steps.append(SetupStep(f"publication {name}", "removed" if had else "there"))
+            steps = [
+                self._dropped(f"slot {name}", self._drop_slot),
+                self._dropped(f"publication {name}", publication, is_there=had),
+            ]
             for table in self.own.tables:
-                self._connection.execute(
-                    sql.SQL("DROP TABLE IF EXISTS {}").format(identifier(table))
-                )
-                steps.append(SetupStep(f"table {table}", "removed"))
+                drop = sql.SQL("DROP TABLE IF EXISTS {}").format(identifier(table))
+                steps.append(self._dropped(f"table {table}", drop))
         return steps
 
+    def _dropped(
+        self, what: str, drop: sql.Composed | Callable[[], bool], *, is_there: bool = True
+    ) -> SetupStep:
+        """Drop one thing; what the user may not drop is kept, with the statement for its owner."""
+        try:
+            if isinstance(drop, sql.Composed):
+                self._connection.execute(drop)
+            else:
+                is_there = drop()
+        except psycopg.errors.InsufficientPrivilege as cause:
+            statement = (
+                drop.as_string(self._connection)
+                if isinstance(drop, sql.Composed)
+                else f"SELECT pg_drop_replication_slot('{self._names.identifier}')"
+            )
+            note = f"{_reason(cause)}; somebody who may do it runs: {statement};"
+            return SetupStep(what, "kept", note)
+        return SetupStep(what, "removed" if is_there else "there")
+
     def check(self) -> list[Finding]:
-        """Check settings, rights, publication, slot, replica identities and our tables."""
+        """Check settings, rights, publication, replica identities and our tables."""
         with self._translated("checking"):
             return checks(self._connection, self._capture, self._names, self.own)
+
+    def check_slot(self) -> list[Finding]:
+        """Check that the slot is there, is read, and holds little of the log."""
+        with self._translated("checking the slot"):
+            return [check_slot(self._connection, self._capture, self._names, self.own)]
 
     def check_tables(self) -> list[Finding]:
         """Check keys, replica identities, partitions and inheriting tables of captured tables."""
@@ -144,6 +185,20 @@ class PostgresDatabase:
             generated={t: family[0].generated for t, family in found.items()},
             keys={t: declared[t] for t, family in found.items() if not family[0].primary},
         )
+
+    def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
+        """Columns that the log or the publication leave out are looked up, and each type."""
+        with self._translated("reading the columns"):
+            return shapes(self._connection, self._capture, self._names.identifier, settings)
+
+    def inexact_columns(self) -> dict[str, dict[str, str]]:
+        """Columns that Debezium does not carry as they are; a pass over tables with days."""
+        with self._translated("reading the types of columns"):
+            tables = (list(self._capture.tables),)
+            # In the texts of constraints times are written in this zone.
+            self._connection.execute("SET TIME ZONE 'UTC'")
+            rows = self._connection.execute(POSTGRES_TYPES.encode(), tables).fetchall()
+            return inexact_in_postgres(rows, partial(odd_days_in_postgres, self._connection))
 
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
@@ -161,18 +216,44 @@ class PostgresDatabase:
         assert row is not None
         return f"system {row['id']}"
 
-    def went_back(self, place: bytes) -> str | None:
-        """Why the log cannot contain that place: it ends before it, so the server was restored."""
+    def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
+        """Why the log cannot contain what was read: it ends before it."""
         with self._translated("asking where the log ends"):
             row = self._one(
                 "SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN "
                 "pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, '0/0')::text AS lsn"
             )
         assert row is not None
-        lsn = int.from_bytes(place[8:16], "big") if len(place) == 16 else 0
+        # The connector reads on while no captured table changes: its position is the later one.
+        lsn = int(offset.get("lsn") or 0)
+        if len(place) == 16:
+            lsn = max(lsn, int.from_bytes(place[8:16], "big"))
         if int(row["lsn"]) >= lsn:
             return None
         return f"its log ends at {int(row['lsn']):,}, and {lsn:,} was read of it before"
+
+    def read_mark(self) -> str | None:
+        """The text in the table of signals."""
+        table = self.own.signals
+        with self._translated("reading our mark"):
+            if self._one("SELECT to_regclass(%s) AS found", quoted(table)) == {"found": None}:
+                return None
+            read = sql.SQL("SELECT data FROM {} WHERE id = %s").format(identifier(table))
+            row = self._connection.execute(read, (MARK,)).fetchone()
+        return None if row is None else str(row["data"])
+
+    def write_mark(self, text: str, instead_of: str | None) -> bool:
+        """Write a text into the table of signals."""
+        table = identifier(self.own.signals)
+        with self._translated("writing our mark"):
+            if instead_of is None:
+                put = sql.SQL(
+                    "INSERT INTO {} (id, type, data) VALUES (%s, 'log', %s) "
+                    "ON CONFLICT (id) DO UPDATE SET data = excluded.data"
+                ).format(table)
+                return self._connection.execute(put, (MARK, text)).rowcount == 1
+            change = sql.SQL("UPDATE {} SET data = %s WHERE id = %s AND data = %s").format(table)
+            return self._connection.execute(change, (text, MARK, instead_of)).rowcount == 1
 
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """Read the slot: whether a session uses it, and how much log the server keeps for it."""
@@ -270,11 +351,19 @@ class PostgresDatabase:
         """Make the publication, or add the tables and the setting that it lacks."""
         name, wanted = self._names.identifier, published(self._capture, self.own)
         what, itself = f"publication {name}", sql.Identifier(name)
-        row = self._one("SELECT pubviaroot FROM pg_publication WHERE pubname = %s", name)
+        row = self._one(
+            "SELECT pubviaroot, pubinsert AND pubupdate AND pubdelete AND pubtruncate AS whole "
+            "FROM pg_publication WHERE pubname = %s",
+            name,
+        )
         if row is None:
             self._connection.execute(create_publication(name, wanted))
             return [SetupStep(what, "made")]
         changed: set[str] = set()
+        if not row["whole"]:
+            alter = sql.SQL("ALTER PUBLICATION {} SET (publish = {})")
+            self._connection.execute(alter.format(itself, sql.Literal(OPERATIONS)))
+            changed.update(self._capture.tables)
         parted = [t for t, f in families(self._connection, wanted).items() if f[0].kind == "p"]
         if parted and not row["pubviaroot"]:
             alter = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root)")
@@ -292,11 +381,11 @@ class PostgresDatabase:
 
     def _published_late(self, what: str, table: str) -> SetupStep:
         """The step for a table that was added; an existing slot has none of its earlier changes."""
-        note = None
-        if self._slot() is not None and table not in self.own.tables:
-            read = f"`everstate cdc snapshot {self._capture.name} --table {table}`"
-            note = f"what {table} has had so far was not captured: read it with {read}"
-        return SetupStep(f"{what}, table {table}", "changed", note)
+        if self._slot() is None or table in self.own.tables:
+            return SetupStep(f"{what}, table {table}", "changed")
+        read = f"`everstate cdc snapshot {self._capture.name} --table {table}`"
+        note = f"what {table} has had so far was not captured: {read} reads its rows again"
+        return SetupStep(f"{what}, table {table}", "changed", note, table)
 
     def _members(self) -> list[str]:
         """Tables that the publication lists by name, a partitioned table by its own name."""
@@ -323,16 +412,17 @@ class PostgresDatabase:
             self._names.identifier,
         )
 
-    def _drop_slot(self) -> SetupStep:
+    def _drop_slot(self) -> bool:
+        """Drop the slot; whether there was one."""
         name = self._names.identifier
         row = self._slot()
         if row is None:
-            return SetupStep(f"slot {name}", "there")
+            return False
         if row["active"]:
             # The connector is gone; its session may need a moment to notice.
             self._connection.execute("SELECT pg_terminate_backend(%s, 5000)", (row["active_pid"],))
         self._connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-        return SetupStep(f"slot {name}", "removed")
+        return True
 
     def _one(self, query: str, *arguments: object) -> dict[str, Any] | None:
         return self._connection.execute(query.encode(), arguments).fetchone()

@@ -12,14 +12,18 @@ from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, OwnTables
 from everstate.sources.cdc.database import Finding
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.postgres_tables import (
+    COLUMN_LISTS,
     CapturedConnection,
     TableChecks,
     families,
     identifier,
+    published_whole,
 )
 
 _VERSION_MIN: Final = 130_000
 _HELD_BYTES_WARN: Final = 1_000_000_000
+OPERATIONS: Final = "insert, update, delete, truncate"
+"""Kinds of changes that a capture's publication has."""
 _RIGHTS: Final = {"own": ("SELECT", "INSERT", "UPDATE", "DELETE"), "captured": ("SELECT",)}
 
 
@@ -37,8 +41,14 @@ def checks(
         *looked.tables(),
         *looked.own_tables(),
         looked.publication(),
-        looked.slot(),
     ]
+
+
+def check_slot(
+    connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
+) -> Finding:
+    """Check the connector's slot only."""
+    return _Checks(connection, capture, names, own).slot()
 
 
 def check_tables(
@@ -105,7 +115,45 @@ class _Checks:
                 )  # fmt: skip
                 continue
             findings += [self._rights(table, "captured"), *checked.of(table)]
-        return findings
+        return [*findings, *self._filters()]
+
+    def _filters(self) -> list[Finding]:
+        """Tables of which the publication leaves out rows, which a snapshot reads nevertheless."""
+        name = self._names.identifier
+        if self._connection.info.server_version < COLUMN_LISTS:
+            return []
+        rows = self._connection.execute(
+            "SELECT schemaname || '.' || tablename AS name, rowfilter FROM pg_publication_tables "
+            "WHERE pubname = %s AND rowfilter IS NOT NULL",
+            (name,),
+        ).fetchall()
+        return [
+            Finding(
+                f"rows of {row['name']}",
+                "fail",
+                f"publication {name} leaves out those without {row['rowfilter']}",
+                tuple(
+                    each.as_string(self._connection) for each in published_whole(name, row["name"])
+                ),
+            )
+            for row in rows
+            if row["name"] in self._families
+        ]
+
+    def _is_newer_than_slot(self) -> bool:
+        """Whether the publication and all its tables are newer than what the idle slot has read.
+
+        The connector then reads nothing: the publication is looked up as it was at that place.
+        """
+        row = self._maybe(
+            "SELECT bool_and(age(p.xmin) < age(s.catalog_xmin) "
+            "AND age(r.xmin) < age(s.catalog_xmin)) AS is_newer "
+            "FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid, "
+            "pg_replication_slots s "
+            "WHERE p.pubname = %s AND s.slot_name = p.pubname AND NOT s.active",
+            self._names.identifier,
+        )
+        return row is not None and bool(row["is_newer"])
 
     def publication(self) -> Finding:
         name = self._names.identifier
@@ -120,22 +168,18 @@ class _Checks:
             made = create_publication(name, wanted).as_string(self._connection) + ";"
             return Finding(what, "fail", "there is none", (made,))
         if not row["whole"]:
-            kinds = "insert, update, delete, truncate"
-            statement = self._sql(f"ALTER PUBLICATION {{}} SET (publish = '{kinds}');", itself)
+            text = "ALTER PUBLICATION {} SET (publish = {});"
+            statement = self._sql(text, itself, sql.Literal(OPERATIONS))
             return Finding(what, "fail", "it does not publish every kind of change", (statement,))
         parted = sorted(t for t, family in self._families.items() if family[0].kind == "p")
         if parted and not row["pubviaroot"]:
             # The connector's settings do not list the names of the partitions.
-            found = f"it tells changes of {', '.join(parted)} under the names of the partitions"
+            found = f"it publishes changes of {', '.join(parted)} under the names of the partitions"
             statement = self._sql("ALTER PUBLICATION {} SET (publish_via_partition_root);", itself)
             return Finding(what, "fail", found, (statement,))
         listed = self._connection.execute(
-            "SELECT schemaname || '.' || tablename AS name, "
-            "coalesce(rowfilter, '') <> '' AS filtered FROM pg_publication_tables "
-            "WHERE pubname = %s"
-            if self._connection.info.server_version >= 150_000
-            else "SELECT schemaname || '.' || tablename AS name, false AS filtered "
-            "FROM pg_publication_tables WHERE pubname = %s",
+            "SELECT schemaname || '.' || tablename AS name FROM pg_publication_tables "
+            "WHERE pubname = %s",
             (name,),
         ).fetchall()
         missing = sorted(set(wanted) - {each["name"] for each in listed})
@@ -143,9 +187,12 @@ class _Checks:
             tables = sql.SQL(", ").join(map(identifier, missing))
             statement = self._sql("ALTER PUBLICATION {} ADD TABLE {};", itself, tables)
             return Finding(what, "fail", f"it lacks {', '.join(missing)}", (statement,))
-        filtered = sorted(each["name"] for each in listed if each["filtered"])
-        if filtered:
-            return Finding(what, "warn", f"it leaves out rows of {', '.join(filtered)}")
+        if self._is_newer_than_slot():
+            found = "it was made anew, and the connector cannot read the log from before that"
+            advice = (
+                f"`everstate cdc snapshot {self._capture.name} --new-epoch` reads all rows anew."
+            )
+            return Finding(what, "fail", found, advice=advice)
         return Finding(what, "ok", f"has {len(wanted)} tables")
 
     def slot(self) -> Finding:
@@ -164,7 +211,7 @@ class _Checks:
             )  # fmt: skip
         found = f"{'in use' if row['active'] else 'nobody reads it'}, holds {held / 1e6:,.1f} MB"
         if not row["active"]:
-            advice = f"`everstate cdc status {self._capture.name}` tells why"
+            advice = f"`everstate cdc status {self._capture.name}` shows why"
             return Finding(f"slot {name}", "fail", found, advice=advice)
         if held > _HELD_BYTES_WARN:
             return Finding(f"slot {name}", "warn", found, advice="Look for what keeps it behind.")

@@ -15,11 +15,16 @@ import psycopg
 from psycopg import sql
 
 from everstate.declarations.captures import Capture
+from everstate.sources.cdc.connectors import SourceColumn, TableShape
 from everstate.sources.cdc.database import Finding
+from everstate.sources.cdc.postgres_types import ColumnType
 
+_LISTS: Final = ("generated", "apart", "parted_by")
 _IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 _GENERATED_IN_IDENTITY: Final = 180_000
 """Since this version a full identity may hold no generated column that is not published."""
+COLUMN_LISTS: Final = 150_000
+"""Since this version a publication may have some columns or rows of a table only."""
 
 _FAMILIES: Final = """\
 WITH RECURSIVE family AS (
@@ -32,7 +37,15 @@ SELECT rn.nspname || '.' || r.relname AS root, c.oid, n.nspname || '.' || c.reln
   c.relkind::text AS kind, c.relpersistence = 'u' AS is_unlogged,
   c.relispartition AS is_partition, c.relreplident::text AS identity,
   ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
-    AND NOT a.attisdropped AND a.attgenerated <> '' ORDER BY a.attnum) AS generated
+    AND NOT a.attisdropped AND a.attgenerated <> '' ORDER BY a.attnum) AS generated,
+  ARRAY(SELECT a.attname::text FROM pg_partitioned_table p JOIN pg_attribute a
+    ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs::int2[])
+    WHERE p.partrelid = c.oid) AS parted_by,
+  ARRAY(SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    AND c.reltoastrelid <> 0 AND t.typlen = -1 AND t.typstorage <> 'p'
+    -- A value that was stored apart stays there when the column's storage becomes PLAIN.
+    AND (a.attstorage <> 'p' OR pg_relation_size(c.reltoastrelid) > 0)) AS apart
 FROM family f JOIN pg_class r ON r.oid = f.root JOIN pg_namespace rn ON rn.oid = r.relnamespace
 JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY f.root, c.oid <> f.root, name"""
@@ -49,6 +62,27 @@ FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid, LATERAL (
 WHERE i.indrelid = ANY (%s) AND i.indisunique AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL
 ORDER BY i.indrelid, x.relname"""
+
+_COLUMNS: Final = """\
+WITH RECURSIVE typed AS (
+  SELECT a.attrelid AS oid, a.attnum, a.attname::text AS column, a.attnotnull AS is_required,
+    format_type(a.atttypid, a.atttypmod) AS text, a.atttypid AS type, a.atttypmod AS size,
+    a.attndims::int AS dimensions, false AS is_domain, a.attgenerated <> '' AS is_generated
+  FROM pg_attribute a
+  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+  SELECT d.oid, d.attnum, d.column, d.is_required OR t.typnotnull, d.text, t.typbasetype,
+    t.typtypmod, t.typndims::int, true, d.is_generated
+  FROM typed d JOIN pg_type t ON t.oid = d.type AND t.typtype = 'd'
+)
+SELECT d.oid, d.column, d.is_required, d.is_generated, d.text,
+  coalesce(b.typname, e.typname, t.typname)::text AS name,
+  coalesce(b.typtype, e.typtype, t.typtype)::text AS kind, e.oid IS NOT NULL AS is_array,
+  d.is_domain, b.oid IS NOT NULL AS is_domain_inside, d.dimensions, d.size
+FROM typed d JOIN pg_type t ON t.oid = d.type AND t.typtype <> 'd'
+LEFT JOIN pg_type e ON e.typarray = t.oid
+LEFT JOIN pg_type b ON e.typtype = 'd' AND b.oid = e.typbasetype
+ORDER BY d.oid, d.attnum"""
 
 CapturedConnection = psycopg.Connection[dict[str, Any]]
 
@@ -77,7 +111,12 @@ class Relation:
     is_partition: bool
     identity: str
     generated: tuple[str, ...]
+    apart: tuple[str, ...]
+    """Columns whose long values it may store apart from the row."""
+    parted_by: tuple[str, ...]
+    """Columns that decide in which of its partitions a row is."""
     indexes: tuple[_Index, ...]
+    oid: int
 
     @property
     def primary(self) -> tuple[str, ...]:
@@ -106,6 +145,11 @@ class Relation:
             self.kind != "r" or self.logged_columns is None or set(key) <= set(self.logged_columns)
         )
 
+    def leaves_out(self, column: str) -> bool:
+        """Whether the log of an update may lack a value of this column that did not change."""
+        told = self.logged_columns
+        return self.kind == "r" and column in self.apart and told is not None and column not in told
+
     def remedy(self, key: Sequence[str]) -> sql.Composed:
         """Statement that sets the cheapest replica identity that contains these columns."""
         usable = [i for i in self.indexes if i.is_immediate and i.is_filled]
@@ -131,10 +175,80 @@ def families(connection: CapturedConnection, tables: Iterable[str]) -> dict[str,
         indexes.setdefault(oid, []).append(_Index(columns=columns, **each))
     found: dict[str, list[Relation]] = {}
     for row in rows:
-        root, oid, generated = row.pop("root"), row.pop("oid"), tuple(row.pop("generated"))
-        family = found.setdefault(root, [])
-        family.append(Relation(generated=generated, indexes=tuple(indexes.get(oid, ())), **row))
+        family = found.setdefault(row.pop("root"), [])
+        lists: dict[str, Any] = {name: tuple(row.pop(name)) for name in _LISTS}
+        family.append(Relation(indexes=tuple(indexes.get(row["oid"], ())), **lists, **row))
     return found
+
+
+def shapes(
+    connection: CapturedConnection,
+    capture: Capture,
+    publication: str,
+    settings: Mapping[str, str],
+) -> dict[str, TableShape]:
+    """Columns and key of each captured table that exists; cost: four round trips.
+
+    ``settings``: those of the connector, as far as it has others than `everstate cdc` makes.
+    """
+    found = families(connection, capture.tables)
+    roots = {family[0].oid: table for table, family in found.items()}
+    columns: dict[str, list[SourceColumn]] = {table: [] for table in found}
+    lists = _column_lists(connection, publication)
+    for row in connection.execute(_COLUMNS.encode(), (list(roots),)).fetchall():
+        table = roots[row.pop("oid")]
+        column = str(row.pop("column"))
+        facts: dict[str, Any] = {
+            name: bool(row.pop(name)) for name in ("is_generated", "is_required")
+        }
+        kind = ColumnType(**row)
+        absent, unmarked, statements = kind.untold, None, []
+        published = lists.get(table)
+        if published is not None and column not in published and not facts["is_generated"]:
+            absent = f"the column list of publication {publication} leaves it out"
+            statements = published_whole(publication, table)
+        elif not kind.is_marked(settings) and not facts["is_generated"]:
+            bad = [each for each in found[table] if each.leaves_out(column)]
+            statements = [
+                sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(identifier(each.name))
+                for each in bad
+            ]
+            if bad:
+                unmarked = (
+                    f"a long value of type {kind.text} is stored apart from the row of "
+                    f"{_names(bad)}, and the log leaves it out where it did not change"
+                )
+        texts = tuple(each.as_string(connection) for each in statements)
+        columns[table].append(
+            SourceColumn(column, absent, unmarked, sql=texts, numbers=kind.numbers, **facts)
+        )
+    return {
+        table: TableShape(
+            tuple(columns[table]), capture.tables[table].key_columns or family[0].primary
+        )
+        for table, family in found.items()
+    }
+
+
+def _column_lists(connection: CapturedConnection, publication: str) -> dict[str, list[str]]:
+    """Table → columns that the publication has of it; PostgreSQL 14 and older have no such list."""
+    if connection.info.server_version < COLUMN_LISTS:
+        return {}
+    rows = connection.execute(
+        "SELECT schemaname || '.' || tablename AS name, attnames::text[] AS columns "
+        "FROM pg_publication_tables WHERE pubname = %s",
+        (publication,),
+    ).fetchall()
+    return {row["name"]: row["columns"] for row in rows}
+
+
+def published_whole(publication: str, table: str) -> list[sql.Composed]:
+    """Statements that publish all columns and rows of a table."""
+    name, itself = sql.Identifier(publication), identifier(table)
+    return [
+        sql.SQL("ALTER PUBLICATION {} DROP TABLE {};").format(name, itself),
+        sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(name, itself),
+    ]
 
 
 class TableChecks:
@@ -153,14 +267,14 @@ class TableChecks:
         family = self._found[table]
         key = self._capture.tables[table].key_columns or family[0].primary
         return [
-            self._key(table, family[0], key),
+            self._key(table, family, key),
             self._identity(table, family, key),
             *self._parts(table, family),
             *self._logged(table, family),
         ]
 
-    def _key(self, table: str, itself: Relation, key: Sequence[str]) -> Finding:
-        name = f"key of {table}"
+    def _key(self, table: str, family: Sequence[Relation], key: Sequence[str]) -> Finding:
+        name, itself = f"key of {table}", family[0]
         if not key:
             return self._no_key(name, itself)
         computed = sorted(set(key) & set(itself.generated))
@@ -171,6 +285,15 @@ class TableChecks:
         listed = ", ".join(key)
         if any(set(index.columns) <= set(key) for index in itself.indexes):
             return Finding(name, "ok", f"it has {listed}")
+        parted_by = {column for each in family for column in each.parted_by}
+        beside = [column for column in itself.primary if column not in {*key, *parted_by}]
+        if beside:
+            found = (
+                f"the primary key is {', '.join(itself.primary)}, and the declared key_columns "
+                f"lack {', '.join(beside)}: rows that differ there would become one entity"
+            )
+            advice = "Declare key_columns that no two rows share, or none."
+            return Finding(name, "fail", found, advice=advice)
         found = f"nothing in the database keeps {listed} unique"
         advice = "Rows with the same values of the declared key_columns become one entity."
         return Finding(name, "warn", found, advice=advice)

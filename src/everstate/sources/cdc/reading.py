@@ -12,6 +12,7 @@ import msgspec
 
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
+from everstate.sources.cdc.convert import may_have_java_names, refuse_java_name
 from everstate.sources.cdc.mapping import CleanRow, TableMapping, position_in
 from everstate.sources.cdc.placeholders import setting_of
 from everstate.sources.cdc.rows import (
@@ -24,6 +25,7 @@ from everstate.sources.cdc.rows import (
     Unreadable,
 )
 from everstate.sources.cdc.shapes import READERS, debezium
+from everstate.sources.cdc.shapes.moves import moved
 
 _PROVENANCE: Final = {
     name: name.replace("_", "").lower()
@@ -53,6 +55,13 @@ class RefusedRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=Fal
     time_us: int | None = None
 
 
+class UndeclaredRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
+    """A row of our own connector, of a table that the capture does not declare (any more)."""
+
+    table: str
+    """As the source names it."""
+
+
 class EndedTransaction(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
     """The end of a source transaction."""
 
@@ -76,15 +85,31 @@ class SourceIdentity(msgspec.Struct, kw_only=True, gc=False):
     """An id that no other database server has."""
     epoch: int = 1
     """Raised each time that the database was restored or replaced by another one."""
+    mark: str | None = None
+    """The newest mark in that database (``replaced``); ``None``: the one before stays."""
 
 
-Parsed = CleanRow | RefusedRow | EndedTransaction | TransactionProvenance | SourceIdentity
+Parsed = (
+    CleanRow
+    | RefusedRow
+    | UndeclaredRow
+    | EndedTransaction
+    | TransactionProvenance
+    | SourceIdentity
+)
 _MISSHAPEN: Final = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, struct.error),
 )
 """Errors that a reader raises for a message that does not have the declared form."""
-_TRUNCATED: Final = "the table was truncated; declare truncate='delete', or take a snapshot"
+_TRUNCATED: Final = (
+    "the table was truncated, and its entities stay as they were; with truncate='delete' of its"
+    " Table the next TRUNCATE deletes them"
+)
+_TRUNCATED_OURS: Final = (
+    "{said}, and `everstate cdc snapshot {capture} --new-epoch` deletes now each entity whose row"
+    " is gone"
+)
 _NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 _decode_source = msgspec.json.Decoder(SourceIdentity).decode
 encode_source = msgspec.json.Encoder().encode
@@ -152,15 +177,22 @@ class RawReader:
         message_headers = _NO_HEADERS if old_key is None else {debezium.OLD_KEY: old_key}
         table = self._tables[name] if name else ""
         message = RawMessage(table, key, value, message_headers, setting_of(self.capture))
+        is_odd = self.capture.kind == "postgresql" and may_have_java_names(value or b"")
         try:
             rows = READERS[self.capture.form](message)
-            if name:
-                return [self._mapped(table, row) for row in rows]
-            return [
-                self._mapped(table, row)
-                for row in rows
-                if (table := self.declared(*_names_in(row.source)))
-            ]
+            found: list[Parsed] = []
+            for row in rows:
+                if not name:
+                    names = _names_in(row.source)
+                    table = self.declared(*names)
+                    if not table:
+                        found.append(
+                            UndeclaredRow(table=".".join(str(one) for one in names if one))
+                        )
+                        continue
+                keys = self.capture.tables[table].key_columns
+                found += [self._mapped(table, part, is_odd) for part in moved(row, keys)]
+            return found
         except Unreadable as cause:
             return [RefusedRow(table=table, reason=str(cause))]
         except _MISSHAPEN as cause:
@@ -178,13 +210,16 @@ class RawReader:
             self._named[schema, table] = found
         return found
 
-    def _mapped(self, table: str, row: SourceRow) -> Parsed:
+    def _mapped(self, table: str, row: SourceRow, is_odd: bool) -> Parsed:
+        """The row of the entity type; ``is_odd``: it may have NaN or infinity of PostgreSQL."""
         mapping = self.mapping(table)
         if row.op == "m":
             return RefusedRow(table=table, reason="a logical message, and no row")
         try:
             if row.op == "t" and mapping.table.truncate == "refuse":
-                raise Unreadable(_TRUNCATED)
+                raise Unreadable(self._truncated)
+            if is_odd and row.after and not self.is_bare:
+                _refuse_java_names(mapping, row.after)
             return mapping.named(row) if self.is_bare else mapping.map(row)
         except Unreadable as cause:
             key, columns = mapping.key_if_present(row) if row.op != "t" else (None, {})
@@ -237,9 +272,24 @@ class RawReader:
     def _prefixes(self) -> frozenset[str | None]:
         return frozenset(t.provenance.message_prefix for t in self.capture.tables.values())
 
+    @property
+    def _truncated(self) -> str:
+        if not self.capture.is_ours:
+            return _TRUNCATED
+        return _TRUNCATED_OURS.format(said=_TRUNCATED, capture=self.capture.name)
+
     def _misshapen(self, cause: Exception) -> str:
         form = self.capture.form
         return f"it is not as {form} writes it: {type(cause).__name__}: {cause}"
+
+
+def _refuse_java_names(mapping: TableMapping, image: Mapping[str, Any]) -> None:
+    """Raise Unreadable for a text that may be NaN of a `numeric` column, unless it is declared."""
+    declared = {name.lower() for name in mapping.table.types}
+    for column, value in image.items():
+        field = mapping.field_of(column)
+        if field is not None and column.lower() not in declared:
+            refuse_java_name(field, value, mapping.annotations[field])
 
 
 def _names_in(source: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
-from everstate.errors import CaptureFailed
+from everstate.errors import CaptureFailed, EverstateError
+from everstate.sources.cdc.connectors import CLASSES, SAFE_VERSIONS, SourceColumn, TableShape
+from everstate.sources.cdc.convert import reads_as
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.mapping import TableMapping
+from everstate.sources.cdc.mapping import NO_COLUMN, TableMapping
+from everstate.sources.cdc.rest import Connect
+from everstate.sources.cdc.rows import Unreadable
+
+_UNPRINTED: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SIGNS: Final = frozenset(",:;()[]{}*+?|^\\")
+"""Signs that a list or an expression in a connector's settings cannot have in a table's name."""
+_QUOTE: Final = {"postgresql": '"'}
+"""Sign around names in SQL: Debezium's snapshot does not double it within a name, and fails."""
+_APART: Final = (
+    "FULL writes the whole row before to the log at each UPDATE and DELETE. Without it: leave the "
+    "column out with column.exclude.list in the capture's settings. A connector of an earlier "
+    "version learns to mark bytea by `everstate cdc add`."
+)
 
 
 def refuse_failed(capture: Capture, findings: Iterable[Finding]) -> None:
@@ -25,28 +43,169 @@ def refuse_failed(capture: Capture, findings: Iterable[Finding]) -> None:
     )
 
 
-def generated_findings(
+def name_findings(capture: Capture) -> list[Finding]:
+    """Tables whose names a connector's settings cannot hold, so that they would not be captured."""
+    findings = []
+    for table in capture.captured_tables:
+        quotes = _QUOTE.get(capture.kind, "")
+        bad = sorted(_SIGNS.union(quotes).intersection(table)) + _UNPRINTED.findall(table)
+        if not bad and all(part == part.strip() for part in table.split(".")):
+            continue
+        found = f"its name has {' '.join(map(repr, bad))}" if bad else "its name has blanks around"
+        advice = "Rename the table, or capture a table with another name that it is copied to."
+        findings.append(Finding(f"name of {table}", "fail", f"{found}, which no connector can "
+                                "have in its list of tables", advice=advice))  # fmt: skip
+    return findings
+
+
+def shape_findings(
     capture: Capture,
     entities: Mapping[str, EntityType],
-    generated: Mapping[str, Sequence[str]],
+    shapes: Mapping[str, TableShape],
+    settings: Mapping[str, str],
 ) -> list[Finding]:
-    """For each generated column, which the log does not contain: does a field need its values."""
+    """Whether each field has a column whose values arrive, and each row an entity of its own.
+
+    ``settings``: those of the connector. Without a table's entity type only columns are checked at
+    which the connector would fail.
+    """
     findings = []
-    for table, columns in generated.items():
+    for table, shape in shapes.items():
         declared = capture.tables[table]
-        entity_type, mapping = entities.get(declared.entity), None
+        columns = {each.name: _as_set(table, each, settings) for each in shape.columns}
+        entity_type = entities.get(declared.entity)
+        sources: Mapping[str, str | None] = {}
         if entity_type is not None:
             mapping = TableMapping(capture, table, declared, entity_type)
-        for column in columns:
-            name = f"generated column {table}.{column}"
-            field = mapping.field_of(column) if mapping is not None else None
-            if field is None:
-                findings.append(Finding(name, "ok", "left out: the log has none of them"))
-                continue
-            found = f"the log has none of them, so field {field} would never have a value"
-            advice = (
-                f"Declare the Table of {table} with computed={{{field!r}: …}}, a function "
-                f"of the state, or leave the column out with drop=({column!r},)."
-            )
-            findings.append(Finding(name, "fail", found, advice=advice))
+            try:
+                sources = mapping.sources(list(columns))
+            except Unreadable as cause:
+                advice = "Give the field's column in `columns` of its Table, or `drop` the other."
+                findings.append(Finding(f"columns of {table}", "fail", str(cause), advice=advice))
+            findings += _uncovered(table, shape.key, mapping)
+            findings += [
+                finding
+                for field, column in sources.items()
+                if column is not None
+                and (finding := _misread(table, columns[column], field, mapping)) is not None
+            ]
+        fields = {column: field for field, column in sources.items() if column is not None}
+        missing = [field for field, column in sources.items() if column is None]
+        findings += [_missing(table, field) for field in missing]
+        findings += [
+            finding
+            for column in columns.values()
+            if (finding := _column(table, column, fields.get(column.name))) is not None
+        ]
     return findings
+
+
+def _as_set(table: str, column: SourceColumn, settings: Mapping[str, str]) -> SourceColumn:
+    """The column, absent where the connector's settings leave it out."""
+    if column.is_generated:
+        return column
+    for name, wanted in (("column.include.list", True), ("column.exclude.list", False)):
+        listed = settings.get(name, "").split(",")
+        is_named = any(_matches(each, f"{table}.{column.name}") for each in listed)
+        if name in settings and is_named is not wanted:
+            return replace(column, absent=f"{name} of the connector leaves it out", unmarked=None)
+    return column
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern.strip(), name, re.IGNORECASE) is not None
+    except re.error:
+        return False
+
+
+def _missing(table: str, field: str) -> Finding:
+    advice = (
+        f"Give its column in `columns` of the Table of {table}; for a field that has none declare "
+        f"computed={{{field!r}: …}}, a function of the state, or remove it from the model."
+    )
+    return Finding(f"columns of {table}", "fail", f"it {NO_COLUMN} {field}", advice=advice)
+
+
+def _column(table: str, column: SourceColumn, field: str | None) -> Finding | None:
+    """What is wrong with a column, and with the field that has its values; None: nothing."""
+    whole = f"{table}.{column.name}"
+    if column.stops is not None:
+        advice = "Give it another type, or capture a table with another type that it is copied to."
+        return Finding(f"column {whole}", "fail", column.stops, advice=advice)
+    if column.is_generated:
+        name = f"generated column {whole}"
+        if field is None:
+            return Finding(name, "ok", "left out: the log has none of them")
+        found = f"the log has none of them, so field {field} would never have a value"
+        advice = (
+            f"Declare the Table of {table} with computed={{{field!r}: …}}, a function "
+            f"of the state, or leave the column out with drop=({column.name!r},)."
+        )
+        return Finding(name, "fail", found, advice=advice)
+    if column.absent is not None:
+        if field is None:
+            return None
+        found = f"{column.absent}, so field {field} would never have its value"
+        advice = (
+            "" if column.sql else f"Remove the field, or leave it out: drop=({column.name!r},)."
+        )
+        return Finding(f"column {whole}", "fail", found, column.sql, advice or None)
+    if column.unmarked is not None and (field is not None or column.is_required):
+        found = f"{column.unmarked}; Debezium would write null" + (
+            ", and fail because the column is NOT NULL" if column.is_required else ""
+        )
+        return Finding(f"column {whole}", "fail", found, column.sql, _APART)
+    return None
+
+
+def _misread(table: str, column: SourceColumn, field: str, mapping: TableMapping) -> Finding | None:
+    """What is wrong when the field takes the column's numbers for days or times that they are not.
+
+    A field takes whole numbers for days or times only where that is declared.
+    """
+    declared = {name.lower(): kind for name, kind in mapping.table.types.items()}
+    kind = declared.get(column.name.lower())
+    reading = reads_as(kind, mapping.annotations.get(field))
+    if column.numbers is None or reading in (None, column.numbers):
+        return None
+    if column.numbers == "numbers" and kind is not None:
+        return None
+    found = f"its values are {column.numbers}, and field {field} would take them for {reading}"
+    advice = (
+        f"Give the field the column's type, or declare types={{{column.name!r}: …}} of its Table: "
+        "the unit of a number ('s', 'ms', 'us', 'ns' or 'days'), or a function."
+    )
+    return Finding(f"column {table}.{column.name}", "fail", found, advice=advice)
+
+
+def _uncovered(table: str, key: Sequence[str], mapping: TableMapping) -> list[Finding]:
+    """Whether two rows with different keys become one entity."""
+    columns = mapping.columns_beside_key(key)
+    if not columns:
+        return []
+    entity = mapping.entity_type
+    found = (
+        f"a row is named by {', '.join(key)}, and the key {entity.key} of {entity.name} does not "
+        f"depend on {', '.join(columns)}: rows that differ there would become one entity"
+    )
+    advice = f"Declare computed={{{entity.key!r}: …}}, a function of all these columns."
+    return [Finding(f"key of {table}", "fail", found, advice=advice)]
+
+
+def plugin_findings(kind: str, url: str) -> list[Finding]:
+    """Whether Debezium on the Connect cluster at ``url`` loses no rows when it is stopped."""
+    wanted, name = SAFE_VERSIONS.get(kind), "Debezium's plugin"
+    if wanted is None:
+        return []
+    try:
+        version = Connect(url).plugin_version(CLASSES[kind])
+    except EverstateError as error:
+        return [Finding(name, "warn", error.message, advice=error.advice)]
+    if version is None:
+        return [Finding(name, "fail", f"{url} has none for {kind}")]
+    if tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2]) >= wanted:
+        return [Finding(name, "ok", version)]
+    found = f"{version} loses rows when it is stopped within a COPY (debezium/dbz#1554)"
+    advice = f"Install {'.'.join(map(str, wanted))} or later on the Connect cluster."
+    return [Finding(name, "fail", found, advice=advice)]

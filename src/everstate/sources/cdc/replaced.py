@@ -1,11 +1,21 @@
-"""Detects a captured database that was replaced or restored, before a connector reads it.
+"""Detects a captured database that was replaced, or restored to an earlier copy.
 
-The position record that cleaning commits also stores which server was read, and the place in its
-log that was reached. `everstate cdc` writes a record into the raw log that names the server that
-is read from there on, and the epoch that its positions belong to.
+The position record that cleaning commits also stores which server was read, the place in its log
+that was reached, and a *mark*: a random text that the clean role writes into the capture's own
+table every few seconds. An earlier copy of the database has an earlier mark, and it keeps it: the
+end of its log passes the place that was read, if it is only asked late enough.
+
+What is read from where on is told by records in the raw log: `everstate cdc` and the clean role
+write one with the server's identity, the epoch of its positions, and the mark.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+import msgspec
 
 from everstate.config import Config
 from everstate.declarations.captures import Capture
@@ -20,6 +30,20 @@ from everstate.sources.cdc.reading import SourceIdentity, encode_source
 from everstate.sources.cdc.rows import KIND, SOURCE
 from everstate.sources.cdc.stream import StreamStanding
 
+EPOCH: Final = "everstate.epoch"
+"""Setting of a connector that Debezium ignores: the epoch of the positions that it writes."""
+_EARLIER: Final = "it is an earlier copy, without the mark that was written into its table"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The text in the table of signals."""
+
+    mark: str
+    before: str | None = None
+    """The mark before it, which may be the one that cleaning knows yet."""
+    message: str = "everstate tells by this row whether the database was restored"
+    """The connector writes it into its log when the row is inserted."""
+
 
 def known_standing(config: Config, capture: Capture) -> StreamStanding:
     """The standing of a capture's raw log in its last position record; reads Kafka only."""
@@ -31,26 +55,104 @@ def known_standing(config: Config, capture: Capture) -> StreamStanding:
     return found or StreamStanding(epoch=capture.epoch)
 
 
-def check_source(capture: Capture, database: CapturedDatabase, known: StreamStanding) -> str:
-    """Identity of the database that a capture has now.
+class CheckedSource(NamedTuple):
+    """A database that is the one that was read before, or the first one."""
 
-    Raises SourceReplaced when it is another database than before, or its log ends before a place
-    that was read. A declaration with a higher epoch confirms the replacement: nothing is raised.
+    identity: str
+    known: StreamStanding
+    """The standing of the capture's raw log that it was compared with."""
+
+
+def check_source(
+    config: Config,
+    capture: Capture,
+    database: CapturedDatabase,
+    offset: Mapping[str, Any],
+    *,
+    epoch: int = 0,
+    resumes: bool = True,
+) -> CheckedSource:
+    """Compare the database that a capture has now with what was read before.
+
+    Raises SourceReplaced when it is another database. If the connector ``resumes`` at a position
+    (``offset``: as Kafka Connect stores it), also when the database was restored to an earlier
+    copy. ``epoch``: of the connector; until cleaning has come to it nothing can be compared. Of a
+    capture of an earlier version no identity and no mark is known: it has them from now on.
     """
     identity = database.identity()
-    if capture.epoch > known.epoch:
-        return identity
-    if known.identity not in (None, identity):
-        raise SourceReplaced(capture.name, f"it is {identity}, and was {known.identity}")
-    reason = database.went_back(known.place)
+    known = known_standing(config, capture)
+    if epoch > known.epoch:
+        return CheckedSource(identity, known)
+    reason = _reason(database, identity, known, offset, resumes=resumes)
+    if reason is not None:
+        # Cleaning, and who writes the marks, go on meanwhile: what is true is true once more.
+        known = known_standing(config, capture)
+        reason = _reason(database, identity, known, offset, resumes=resumes)
     if reason is not None:
         raise SourceReplaced(capture.name, reason)
-    return identity
+    return CheckedSource(identity, known)
 
 
-def write_source(config: Config, names: CaptureNames, identity: str, epoch: int) -> None:
+def _reason(
+    database: CapturedDatabase,
+    identity: str,
+    known: StreamStanding,
+    offset: Mapping[str, Any],
+    *,
+    resumes: bool,
+) -> str | None:
+    """Why a database is not the one that was read before; ``None``: it is."""
+    if known.identity not in (None, identity):
+        return f"it is {identity}, and was {known.identity}"
+    if not resumes:
+        return None
+    reason = database.went_back(known.place, offset)
+    if reason is None and not is_marked(known.mark, mark_of(database.read_mark())):
+        reason = f"{_EARLIER} {database.own.signals}"
+    return reason
+
+
+def is_marked(known: str | None, found: Mark | None) -> bool:
+    """Whether a database has the mark that was written into it, or the one after that."""
+    return known is None or (found is not None and known in (found.mark, found.before))
+
+
+def mark_of(text: str | None) -> Mark | None:
+    """The mark in a text of the table of signals; ``None``: it has none."""
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Mark)
+    except msgspec.MsgspecError:
+        return None
+
+
+def new_mark(database: CapturedDatabase) -> str:
+    """Write the first mark into a database that is read from its beginning; out: the mark."""
+    mark = Mark(uuid4().hex)
+    database.write_mark(msgspec.json.encode(mark).decode(), None)
+    return mark.mark
+
+
+def renew_mark(database: CapturedDatabase, known: str | None) -> str | None:
+    """Write the next mark; out: the newest, for the raw log; ``None``: another process wrote one.
+
+    While cleaning does not know the last one yet, that one stays: the text has two marks, and one
+    of them must be the mark that cleaning knows.
+    """
+    text = database.read_mark()
+    found = mark_of(text)
+    if found is None:
+        return new_mark(database)
+    if known != found.mark:
+        return found.mark
+    mark = Mark(uuid4().hex, found.mark)
+    return mark.mark if database.write_mark(msgspec.json.encode(mark).decode(), text) else None
+
+
+def write_source(
+    config: Config, names: CaptureNames, identity: str, epoch: int, mark: str | None
+) -> None:
     """Write a record into the raw log that names the database that is read from here on."""
-    value = encode_source(SourceIdentity(identity=identity, epoch=epoch))
+    value = encode_source(SourceIdentity(identity=identity, epoch=epoch, mark=mark))
     with Producer(config, client_id="everstate-cdc") as producer:
         producer.send(OutRecord(names.raw_log, None, value, [(KIND, SOURCE)]))
         producer.flush()

@@ -55,6 +55,11 @@ class Connect:
         found: dict[str, str] = self._ask("GET", self._path(connector, "config"))
         return found
 
+    def make_stopped(self, connector: str, config: Mapping[str, str]) -> None:
+        """Make a connector that reads nothing before :meth:`resume`."""
+        body = {"name": connector, "config": dict(config), "initial_state": "STOPPED"}
+        self._ask("POST", "/connectors", body)
+
     def put(self, connector: str, config: Mapping[str, str]) -> None:
         """Make the connector, or give it these settings."""
         self._ask("PUT", self._path(connector, "config"), dict(config))
@@ -125,7 +130,7 @@ class Connect:
         except (OSError, HTTPException, ValueError) as cause:
             raise Unavailable(
                 f"Kafka Connect at {self._place} does not answer ({cause}).",
-                advice="`everstate status` tells whether the local one runs.",
+                advice="`everstate status` shows whether the local one runs.",
             ) from cause
 
     @property

@@ -33,8 +33,9 @@ LOOK_S: Final = 5.0
 """Seconds between two checks of a connector; the check that finds a first failure restarts it."""
 LOOK_SNAPSHOT_S: Final = 10.0
 """Seconds between two checks of the progress of its snapshot."""
-LOOK_SOURCE_S: Final = 30.0
-"""Seconds between two checks that the database is still the one that was read."""
+LOOK_SOURCE_S: Final = 5.0
+"""Seconds between two checks that the database is still the one that was read. A copy that is
+younger than the last check is known by the end of its log only."""
 AGAIN_S: Final = 10.0
 """Seconds until a connector that failed again is restarted; doubled each time."""
 AGAIN_S_MAX: Final = 600.0
@@ -57,8 +58,11 @@ class Failing(Protocol):
     def move_to_one_log(self) -> bool:
         """Make a connector of an earlier version write to the one raw log; out: whether it did."""
 
-    def check_source(self) -> None:
-        """Raise SourceReplaced when its database is not the one that it read before."""
+    def check_source(self, *, renew: bool = False) -> None:
+        """Raise SourceReplaced when its database is not the one that it read before.
+
+        ``renew``: write into it how far it was seen.
+        """
 
     def pause(self) -> None:
         """Stop reading."""
@@ -141,7 +145,7 @@ class Restarter:
         if now_s - self._asked_at_s >= LOOK_SOURCE_S:
             self._asked_at_s, self._replaced = now_s, None
             try:
-                capturing.check_source()
+                capturing.check_source(renew=True)
             except SourceReplaced as error:
                 self._replaced = error
                 if capturing.running_position():

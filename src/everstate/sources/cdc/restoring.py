@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from everstate.archive import ArchiveReader
+from everstate.changes.depth import bounded
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import ArchiveError, LocalStateError
@@ -37,18 +38,18 @@ class _StateWire(msgspec.Struct, rename="camel", gc=False):
     """The fields of a change that make up the newest state of its entity."""
 
     key: str
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     kind: str
     current_entity_state: msgspec.Raw = msgspec.Raw(_NULL)
     original_entity_state: msgspec.Raw = msgspec.Raw(_NULL)
     source: _Origin | None = None
 
 
-_decode = msgspec.json.Decoder(_StateWire).decode
+_decode = bounded(msgspec.json.Decoder(_StateWire).decode)
 
 
 def known_of(value: bytes) -> tuple[str, Known]:
-    """Key of a change, and the state of its entity after it."""
+    """Key of a change, and the state of its entity after it; raises msgspec.DecodeError."""
     wire = _decode(value)
     is_deleted = wire.kind == "deleted"
     image = bytes(wire.original_entity_state if is_deleted else wire.current_entity_state)
@@ -136,7 +137,13 @@ class Restoring:
             return [(held_name(record.key), record.value)]
         if record.value is None:
             return []  # a tombstone does not reset the version (C7)
-        key, known = known_of(record.value)
+        try:
+            key, known = known_of(record.value)
+        except (msgspec.DecodeError, UnicodeDecodeError) as cause:
+            # No capture writes one. Who may write to the topic stops none.
+            place = (record.topic, record.partition, record.offset)
+            LOGGER.error("%s[%d]@%d is no change, and is skipped: %s", *place, cause)
+            return []
         return [(state_name(entity, key), state_row(known))]
 
     def _take_history(self, copy: StateCopy, entity: str) -> bool:

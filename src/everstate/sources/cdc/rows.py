@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any, Final, Literal
 
 import msgspec
 
+from everstate.changes.json_numbers import number_of
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
 
 Op = Literal["c", "u", "d", "r", "t", "m"]
@@ -28,6 +30,12 @@ SNAPSHOT: Final = "snapshot "
 
 class Unreadable(Exception):
     """A message that no source row can be made of; its text is the reason."""
+
+
+def exact_number(text: str) -> float | Decimal:
+    """The value of a JSON number; a decimal where a float would change it. Raises ValueError."""
+    value = number_of(text)
+    return value if value.__class__ is float else Decimal(value)
 
 
 class RawMessage(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +72,8 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     after: Mapping[str, Any] | None = None
     is_whole: bool = False
     """Whether ``after`` lacks no column of the table."""
+    unknown: tuple[str, ...] = ()
+    """Columns of the table that ``after`` lacks because the log left out their values."""
     moved_from: Mapping[str, Any] | None = None
     """Values of the key columns before an update changed the key."""
     position: SourcePosition = msgspec.field(default_factory=dict)

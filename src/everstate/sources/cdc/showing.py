@@ -15,7 +15,7 @@ LOGGER = logging.getLogger("everstate.sources.cdc")
 
 ROWS = Metric(
     "everstate_clean_rows",
-    "Rows of raw topics since the capture was cleaned first: read, and what became of them",
+    "Rows since the capture was cleaned first: read, deletes added, and what became of them",
     ["capture", "table", "outcome"],
 )
 HELD_ROWS = Gauge("everstate_clean_held_rows", "Rows that wait", ["capture", "table"])
@@ -23,7 +23,9 @@ VANISHED_ROWS = Gauge(
     "everstate_clean_vanished_rows", "Rows that were read and became nothing", ["capture", "table"]
 )
 COVERAGE = Gauge(
-    "everstate_clean_provenance_percent", "Changes whose writer the source told", ["capture"]
+    "everstate_clean_provenance_percent",
+    "Percentage of changes whose writer the source names",
+    ["capture"],
 )
 _shown: Counter[tuple[str, str, str]] = Counter()
 """Counts that this process has added to the metrics, by capture, table and outcome."""
@@ -43,8 +45,8 @@ class CaptureMetrics:
         """Set the counts of rows as the log has them, over all restarts."""
         name = self._capture
         for table, one in rows.items():
-            counts = {"read": one.read, PUBLISHED: one.published, SKIPPED: one.skipped}
-            for outcome, count in {**counts, DEAD: one.dead}.items():
+            counts = {"read": one.read, "added": one.added, PUBLISHED: one.published}
+            for outcome, count in {**counts, SKIPPED: one.skipped, DEAD: one.dead}.items():
                 more = count - _shown[name, table, outcome]
                 if more > 0:
                     ROWS.labels(name, table, outcome).inc(more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,15 +9,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uuid_utils.compat import uuid7
-
 from everstate.config import Config
 from everstate.declarations.captures import topic_table
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.database import CapturedDatabase, Key
+from everstate.sources.cdc.database import CapturedDatabase, Key, signal_snapshot
+from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.notifications import Notification, notification
+from everstate.sources.cdc.refusing import refuse_failed
 from everstate.sources.cdc.restarting import Restarter, keep_running
 
 _REFUSED_MAX: Final = 8
@@ -66,7 +65,8 @@ def snapshot(
     ``where`` is an SQL condition, run in the captured database as the connector's user; ``key``
     are the values of the row's key. Returns when the last row is in the raw topics; with
     ``wait=False`` when the signal is written. Raises InvalidCapture for a table, key or condition
-    that does not fit, CaptureFailed when the connector does not run or a table cannot be read,
+    that does not fit, CaptureFailed when the connector does not run, or a table cannot be read or,
+    where whole tables are read, has values that a snapshot would change,
     Unavailable when ``silence_s`` seconds pass without a notification. While it waits, a connector
     that fails or stops reading is restarted.
     """
@@ -77,7 +77,6 @@ def snapshot(
         raise InvalidCapture(capture.name, "give a condition or a key, not both")
     tables = list(capture.captured_tables) if table is None else [declared(capturing, table)]
     capturing.require_running()
-    signal_id = _signal_id()
     began = time.monotonic()
     with (
         Consumer(config, client_id="everstate-cdc") as consumer,
@@ -88,7 +87,10 @@ def snapshot(
             condition = database.condition(tables[0], [key]) if key else where
             if where:
                 _check(capture.name, database, tables[0], where)
-            _signal(database, signal_id, tables, condition)
+            elif not key:
+                # Snapshots write some days as others.
+                refuse_failed(capture, check_values(capture, capturing.entities, database))
+            signal_id = signal_snapshot(database, tables, condition)
         if not wait:
             return SnapshotDone(signal_id, "SIGNALLED", 0, {}, time.monotonic() - began)
         with _tended(capturing):
@@ -137,8 +139,7 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
         conditions, refused = _conditions(database, table, keys)
         if not conditions:
             return Signalled(None, refused)
-        signal_id = _signal_id()
-        _signal(database, signal_id, [table], " OR ".join(conditions))
+        signal_id = signal_snapshot(database, [table], " OR ".join(conditions))
     return Signalled(signal_id, refused)
 
 
@@ -163,21 +164,6 @@ def _conditions(
             half = len(part) // 2
             parts += [part[half:], part[:half]]
     return found, refused
-
-
-def _signal_id() -> str:
-    return f"everstate-{uuid7()}"
-
-
-def _signal(
-    database: CapturedDatabase, signal_id: str, tables: list[str], condition: str | None
-) -> None:
-    data: dict[str, Any] = {"data-collections": tables, "type": "INCREMENTAL"}
-    if condition:
-        # The connector puts AND before it where it reads by chunks.
-        filtered = {"data-collection": tables[0], "filter": f"({condition})"}
-        data["additional-conditions"] = [filtered]
-    database.signal(signal_id, "execute-snapshot", json.dumps(data))
 
 
 def declared(capturing: Capturing, table: str) -> str:
@@ -217,7 +203,7 @@ def _follow(
             if bad:
                 why = "; ".join(f"{table} cannot be read: {s}" for table, s in bad.items())
                 raise CaptureFailed(
-                    f"snapshot {signal_id}: {why}.", advice="The log of Connect tells the cause."
+                    f"snapshot {signal_id}: {why}.", advice="The log of Connect has the cause."
                 )
             if each.state == "ABORTED":
                 raise CaptureFailed(f"snapshot {signal_id} ended ABORTED.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.halted import source_time_s
 
 
@@ -45,6 +46,31 @@ class CaptureStatus:
     def well(self) -> bool:
         """It reads, and every table of it can be captured correctly."""
         return self.reads and not self.problems
+
+
+def why_not(reason: str | None, standing: ConnectorStanding | None) -> str | None:
+    """The reason of a status: a log that is lost first, then that of the connector itself."""
+    note = None if standing is None else standing.note
+    if standing is not None and standing.is_lost:
+        return note or reason
+    return reason or note
+
+
+def told_by(status: CaptureStatus, findings: Iterable[Finding]) -> list[Finding]:
+    """What a status tells beyond these findings: whether the connector reads, other problems."""
+    advice = f"`everstate cdc status {status.capture}` shows more."
+    if status.reads:
+        told = [Finding("connector", "ok", "it reads")]
+    else:
+        found = f"{status.state}, task {status.task}, connected: {status.connected}"
+        found += f": {status.reason}" if status.reason else ""
+        told = [Finding("connector", "fail", found, advice=advice)]
+    known = {text for each in findings for text in (each.found, f"{each.name}: {each.found}")}
+    for problem in status.problems:
+        if problem not in known:
+            name, _, found = problem.partition(": ")
+            told.append(Finding(name, "fail", found or problem, advice=advice))
+    return told
 
 
 def states_of(status: Mapping[str, Any]) -> tuple[str, str | None, str | None]:

@@ -85,6 +85,8 @@ class StreamStanding(msgspec.Struct, omit_defaults=True):
     identity: str | None = None
     """Identity of the database that the rows come from."""
     snapshot: SnapshotRun | None = None
+    mark: str | None = None
+    """The newest mark in that database (``replaced``); ``None``: none is known."""
 
 
 def behind_all(standing: StreamStanding | None, rows: Rows) -> StreamStanding | None:
@@ -101,7 +103,9 @@ def behind_all(standing: StreamStanding | None, rows: Rows) -> StreamStanding | 
         last, group = now.place, set(now.group)
     times = [time_us for time_us in rows.time_us if time_us is not None]
     time_us = max([now.time_us, *times])
-    return StreamStanding(last, list(group), time_us, None, now.epoch, now.identity)
+    return msgspec.structs.replace(
+        now, place=last, group=list(group), time_us=time_us, open=None, snapshot=None
+    )
 
 
 class Stream:
@@ -115,7 +119,7 @@ class Stream:
         now = standing or StreamStanding()
         self._place, self._time_us = now.place, now.time_us
         self._group: set[StreamRow] = set(now.group)
-        self._epoch, self._identity = now.epoch, now.identity
+        self._epoch, self._identity, self._mark = now.epoch, now.identity, now.mark
         self.rows = Rows.none()
         self._open: Block | None = None
         self._closed: Block | None = None
@@ -369,21 +373,27 @@ class Stream:
         if self._open is not None and self._is_known:
             block = self._open
             one = Open(block.id, block.count, self._index, dict(block.notes))
-        group = list(self._group)
         return StreamStanding(
-            self._place, group, self._time_us, one, self._epoch, self._identity, self._snapshot
+            place=self._place,
+            group=list(self._group),
+            time_us=self._time_us,
+            open=one,
+            epoch=self._epoch,
+            identity=self._identity,
+            snapshot=self._snapshot,
+            mark=self._mark,
         )
 
     def _begins(self, rest: bytes | None) -> bool:
-        """Take over epoch and identity of the next rows; out: whether the open transaction ends."""
+        """Take over what is said of the next rows; out: whether the open transaction ends."""
         source = decode_source(rest or b"")
         if source.epoch > self._epoch:
-            self._epoch, self._identity = source.epoch, source.identity
+            self._epoch, self._identity, self._mark = source.epoch, source.identity, source.mark
             self._place, self._group, self._time_us = b"", set(), 0
             self._snapshot = SnapshotRun(is_again=True)
             return self._open is not None
-        if source.epoch == self._epoch and self._identity is None:
-            self._identity = source.identity
+        if source.epoch == self._epoch and self._identity in (None, source.identity):
+            self._identity, self._mark = source.identity, source.mark or self._mark
         return False
 
     def _other_source(self, rest: bytes | None) -> str | None:

@@ -48,12 +48,12 @@ class Captures(WayIn):
 
         The parts that clean are made of :meth:`cleanings`.
         """
-        from everstate.local import connect
         from everstate.local import keep_running as keep_servers_running
+        from everstate.local import resolve
         from everstate.sources.cdc.restarting import keep_running, restarters_of
 
         captures = self.project.captures
-        restarters = restarters_of(captures, lambda: connect(self.given))
+        restarters = restarters_of(captures, lambda: resolve(self.given))
         parts: dict[str, PartRun] = {"connectors": partial(keep_running, restarters)}
         if self.given.capture.connect_url is None and any(
             capture.dsn is not None and capture.connect_url is None for capture in captures.values()

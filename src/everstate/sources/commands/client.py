@@ -180,8 +180,11 @@ class CommandClient:
             entity, key, command, provenance, expected_version, command_id, occurred_at, if_match
         )
 
+        # It is sent also when the caller does not want to wait.
+        is_sent = self._offer(waiter, message)
+
         async def answered() -> Answer:
-            while not self._offer(waiter, message):
+            while not is_sent and not self._offer(waiter, message):
                 await asyncio.sleep(_FULL_S)
             return await asyncio.wrap_future(waiter.future)
 
@@ -190,7 +193,8 @@ class CommandClient:
         except TimeoutError:
             return _timed_out(*waiter.name, timeout_s)
         finally:
-            self._forget(waiter)
+            if not self._forget(waiter, wait=False):
+                asyncio.get_running_loop().run_in_executor(None, self._forget, waiter)
 
     def submit(
         self,
@@ -302,12 +306,17 @@ class CommandClient:
             self._lock.release()
         return True
 
-    def _forget(self, waiter: _Waiter) -> None:
-        """Unregister a waiter; others may wait for the same answer."""
-        with self._lock:
+    def _forget(self, waiter: _Waiter, *, wait: bool = True) -> bool:
+        """Unregister a waiter; others may wait for the same answer. ``False``: it is locked."""
+        if not self._lock.acquire(blocking=wait):
+            return False
+        try:
             left = [each for each in self._waiting.pop(waiter.name, []) if each is not waiter]
             if left:
                 self._waiting[waiter.name] = left
+        finally:
+            self._lock.release()
+        return True
 
     def _taken(self) -> list[_Waiter]:
         """Unregister and return all waiters."""

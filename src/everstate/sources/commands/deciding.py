@@ -17,6 +17,7 @@ from everstate.changes import (
     SourceTransaction,
     derived_change_id,
 )
+from everstate.changes.accepting import read_exactly
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import EverstateError, InvalidRequest, PreconditionFailed, Rejected
 from everstate.http.conditions import Conditions, parse_condition
@@ -64,9 +65,13 @@ class Decided(NamedTuple):
 class Decider:
     """Decides the commands of one entity type."""
 
-    def __init__(self, group: CommandGroup, *, message_bytes_max: int) -> None:
+    def __init__(
+        self, group: CommandGroup, *, message_bytes_max: int, ahead_hours: float | None = None
+    ) -> None:
         self.group = group
-        self._codec = ChangeCodec(group.entity_type, message_bytes_max=message_bytes_max)
+        self._codec = ChangeCodec(
+            group.entity_type, message_bytes_max=message_bytes_max, ahead_hours=ahead_hours
+        )
         self._schema_version = group.entity_type.schema_version
         self._change_source = f"command:{group.name}"
         self._answer_bytes_max = message_bytes_max - _ANSWER_ROOM
@@ -89,7 +94,7 @@ class Decider:
         except InvalidRequest as error:
             return self.park(held, command, error.message)
         try:
-            asked = self.group.by_name[command.command].model_validate_json(bytes(command.data))
+            asked = read_exactly(self.group.by_name[command.command], bytes(command.data))
         except KeyError:
             return self.park(held, command, f"{self.group.name} takes no {command.command!r}")
         except ValidationError as cause:
@@ -116,7 +121,7 @@ class Decider:
     def discard(self, held: RememberedEntity, command: WireCommand) -> Decided:
         """The answer to a parked command that was discarded."""
         return self._answer(
-            held, command, Outcome.REJECTED, reason="given up while parked", code="discarded"
+            held, command, Outcome.REJECTED, reason="discarded while parked", code="discarded"
         )
 
     def _apply(
@@ -211,6 +216,11 @@ class Decider:
         if len(answer) > self._answer_bytes_max:
             without = [msgspec.structs.replace(each, data=None) for each in wire_answer.changes]
             answer = encode(msgspec.structs.replace(wire_answer, changes=without, data=None))
+        if len(answer) > self._answer_bytes_max:
+            raise ValueError(
+                f"its answer has {len(answer):,} bytes without any data, and at most"
+                f" {self._answer_bytes_max:,} are possible (log.message_bytes_max)"
+            )
         return Decided(held, records, outcome, answer)
 
 

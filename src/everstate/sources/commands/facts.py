@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.values import UNSTORABLE, model_json, storable
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
@@ -16,7 +17,7 @@ def fact_json(fact: Any) -> bytes:
     """JSON of a fact: a pydantic model or a dataclass.
 
     Raises pydantic's errors when its class is neither, and ValueError for numbers that JSON would
-    lose.
+    lose and for values that are nested too deeply.
     """
     kind = fact.__class__
     if isinstance(fact, BaseModel):
@@ -25,7 +26,10 @@ def fact_json(fact: Any) -> bytes:
         _ADAPTERS[kind] = TypeAdapter(kind)
     if not storable(fact):
         raise ValueError(UNSTORABLE)
-    return _ADAPTERS[kind].dump_json(fact)
+    encoded = _ADAPTERS[kind].dump_json(fact)
+    if is_too_deep(encoded):
+        raise ValueError(TOO_DEEP)
+    return encoded
 
 
 def facts_of(decided: Any) -> Iterable[Any]:

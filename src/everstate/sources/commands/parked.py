@@ -14,6 +14,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
+from everstate.sources.commands.bound import BOUND
 from everstate.sources.commands.wire import DISCARD, PLACE, REASON, REPLAY, decode_command
 
 _UNKNOWN: Final = "?"
@@ -53,6 +54,8 @@ def read_parked(config: Config, entity: str) -> list[Parked]:
     with Consumer(config, client_id="everstate-parked") as consumer:
         for record in consumer.read_topic(topic):
             name = record.key or b""
+            if name == BOUND:
+                continue
             found.pop(name, None)
             if record.value is not None:
                 found[name] = _parked(record)

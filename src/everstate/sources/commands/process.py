@@ -14,15 +14,18 @@ from uuid import UUID
 import msgspec
 
 from everstate.changes import Change, ChangeCodec, Provenance
+from everstate.changes.keys import check_key
 from everstate.changes.values import model_json
 from everstate.config import Config
 from everstate.declarations.commands import group_of
 from everstate.declarations.processes import HasProcesses, ProcessManager
 from everstate.errors import (
+    ChangeTooLarge,
     DataLoss,
     InvalidChange,
     LogIdentityChanged,
     ProcessFailed,
+    TopicResized,
 )
 from everstate.log.consumer import Consumer
 from everstate.log.loop import (
@@ -35,7 +38,7 @@ from everstate.log.loop import (
 )
 from everstate.log.positions import Offsets, Range
 from everstate.log.slots import Slot
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_topic
 from everstate.sources.commands.seen import Seen
 from everstate.sources.commands.wire import WireCommand, encode, provenance_text
 
@@ -71,6 +74,7 @@ class ProcessWork:
     ) -> None:
         self._config, self._app, self._process, self._clock = config, app, process, clock
         self._folder = folder
+        self._bytes_max = config.log.message_bytes_max
         self._names = TopicNames(config.log.prefix)
         self._codecs = {
             self._names.changes(name): ChangeCodec(app.entities[name]) for name in process.on
@@ -78,6 +82,7 @@ class ProcessWork:
         self._timers_topic = self._names.timers(process.name)
         self._seen_topic = self._names.seen(process.name)
         self._seen: dict[int, Seen] = {}
+        self._identities: dict[str, TopicIdentity] = {}
         self._waiting: list[tuple[Timer, int]] = []
         self._set: list[tuple[Timer, int]] = []
         self._fired = 0
@@ -88,8 +93,19 @@ class ProcessWork:
         return tuple(self._codecs)
 
     def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
-        """Read a partition's timers and seen versions; returns the offset to resume at."""
+        """Read a partition's timers and seen versions; returns the offset to resume at.
+
+        Raises LogIdentityChanged and TopicResized when the changelog is not the one that was read,
+        and as :meth:`start_at` does.
+        """
         topic, number = place
+        own = (self._timers_topic, self._seen_topic)
+        with Topics(self._config) as topics:
+            identities = topics.identities([topic, *own])
+        identity = self._identities[topic] = identities[topic]
+        for each in own:
+            if identities[each].partitions < identity.partitions:
+                raise TopicResized(topic, identities[each].partitions, identity.partitions)
         with Offsets(self._config) as offsets:
             if number not in self._seen:
                 self._read_timers(number, offsets, alive)
@@ -100,7 +116,10 @@ class ProcessWork:
             first = offsets.beginnings([topic])[topic, number]
             there = Range(first, offsets.stable_ends([topic])[topic, number])
         # The stored position is used when Kafka has expired the group's offset, or it is older.
-        known = [each for each in (committed, self._seen[number].position(topic)) if each]
+        position, read = self._seen[number].position(topic)
+        if read is not None:
+            check_same_topic(topic, read, identity)
+        known = [each for each in (committed, position) if each]
         return self.start_at(place, max(known, default=committed), there)
 
     def start_at(self, place: LogPartition, position: int | None, there: Range) -> int:
@@ -128,10 +147,10 @@ class ProcessWork:
             if start != "oldest":
                 raise DataLoss(
                     f"{lost}. It has not reacted to them.",
-                    advice='Declare it with start="oldest" to go on at the oldest change that the'
-                    ' log has. A new one with start="end" reacts to new changes only.',
+                    advice='Declare it with start="oldest" to continue at the oldest change that'
+                    ' the log has. A new one with start="end" reacts to new changes only.',
                 )
-            log.error("%s, and goes on without them", lost)
+            log.error("%s, and continues without them", lost)
         return max(wanted, there.start)
 
     def shut(self) -> None:
@@ -172,10 +191,16 @@ class ProcessWork:
             send(self._timers_topic, _name(timer), None, [], number)
             self._fired += 1
         for (topic, number), position in next_offsets(batch).items():
-            self._seen[number].move(topic, position)
+            self._seen[number].move(topic, position, self._identities[topic])
         for number, seen in self._seen.items():
             for name, value in seen.changed.items():
                 send(self._seen_topic, name, value, [], number)
+
+    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
+        """Raise ProcessFailed: no change is skipped, and its commands cannot be sent."""
+        change = self._codecs[message.topic() or ""].decode(message.value() or b"")
+        cause = ValueError(f"the log refuses a command: {reason}")
+        raise ProcessFailed(self._process.name, change.entity, change.key, cause)
 
     def settle(self) -> None:
         """The transaction was committed: update the memory."""
@@ -198,6 +223,7 @@ class ProcessWork:
     def _follow(self, change: Change[dict[str, Any]]) -> Iterable[Timer]:
         for command_id, effect in self._process.effects(change):
             group = group_of(self._app, effect.entity)
+            check_key(group.name, effect.key)
             at = change.recorded_at + effect.delay
             command = WireCommand(
                 id=command_id,
@@ -209,8 +235,10 @@ class ProcessWork:
                 provenance=provenance_text(self._provenance(change)),
                 expected_version=effect.expected_version,
             )
-            raw = msgspec.Raw(encode(command))
-            yield Timer(_us(at), command_id, effect.entity, effect.key, raw)
+            encoded = encode(command)
+            if len(encoded) > self._bytes_max:
+                raise ChangeTooLarge(group.name, effect.key, len(encoded), self._bytes_max)
+            yield Timer(_us(at), command_id, effect.entity, effect.key, msgspec.Raw(encoded))
 
     def _provenance(self, change: Change[dict[str, Any]]) -> Provenance:
         source = change.provenance
@@ -234,9 +262,15 @@ class ProcessWork:
             for record in consumer.read(topic, number, start, end):
                 found[record.key or b""] = record.value
         alive()
-        for value in found.values():
-            if value is not None:
-                heapq.heappush(self._waiting, (_decode_timer(value), number))
+        for name, value in found.items():
+            try:
+                timer = None if value is None else _decode_timer(value)
+            except msgspec.DecodeError as cause:
+                # No process manager writes such a record: its id is no command's.
+                log.error("%s[%d]: %r is no delayed command: %s", topic, number, name, cause)
+                continue
+            if timer is not None:
+                heapq.heappush(self._waiting, (timer, number))
 
 
 class ProcessRunner:

@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from everstate.changes.codec import decode_wire
 from everstate.config import Config
-from everstate.errors import CorruptRecord
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Ends, Offsets, Range
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.store import (
+    VERSION_MAX,
     PartitionStore,
     StoreBatch,
     answer_key,
@@ -31,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _ROWS: Final = 2_000
 _TOGETHER_MS: Final = 1_000
+_UNREADABLE: Final = b"an unreadable record of the log"
 
 Alive = Callable[[], None]
 
@@ -46,7 +45,7 @@ class Restorer:
         self._ids: dict[str, tuple[str, ...]] = {}
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self._offsets.close()
         self._consumer.close()
 
@@ -123,7 +122,10 @@ class Restorer:
         command_next, first_ms, last_ms = store.command_next, 0, 0
         batch, began = StoreBatch(), time.monotonic()
         for record in self._consumer.read(topic, partition, *offsets):
-            name, offset = _answer_of(record)
+            found = _answer_of(record)
+            if found is None:
+                continue
+            name, offset = found
             command_next = max(command_next, offset + 1)
             last_ms = record.timestamp_ms
             if len(batch.answers) >= _ROWS or last_ms - first_ms > _TOGETHER_MS:
@@ -149,24 +151,38 @@ def _breathe(began: float, alive: Alive) -> float:
 
 
 def _state_rows(record: Record) -> list[tuple[bytes, bytes]]:
-    """Stored row of a record of `.state`; raises CorruptRecord."""
+    """Stored row of a record of `.state`.
+
+    The row of an unreadable record has a text that no model accepts, so that the commands of that
+    entity are parked, and those of all others are decided.
+    """
     if record.key is None or record.value is None:
         return []
     try:
         wire = decode_wire(record.value)
-    except msgspec.DecodeError as cause:
-        place = (record.topic, record.partition, record.offset)
-        raise CorruptRecord(*place, str(cause)) from cause
+        if not 0 < wire.version <= VERSION_MAX:
+            raise ValueError(f"its version is {wire.version}")
+    except ValueError as cause:
+        log.error(
+            "%s[%d]@%d cannot be read, and the commands of %r are parked: %s",
+            *(record.topic, record.partition, record.offset, record.key, cause),
+        )
+        return [(state_name(record.key), state_row(0, _UNREADABLE))]
     text = bytes(wire.current_entity_state)
     return [(state_name(record.key), state_row(wire.version, None if text == b"null" else text))]
 
 
-def _answer_of(record: Record) -> tuple[bytes, int]:
-    """Name of an answer and the offset of its command; raises CorruptRecord."""
+def _answer_of(record: Record) -> tuple[bytes, int] | None:
+    """Name of an answer and the offset of its command; ``None``: it cannot be read, and is skipped.
+
+    No handler writes such a record. A command that had been answered by it would be decided again
+    if it came again.
+    """
     try:
         answer = decode_answer(record.value or b"")
         offset = int(dict(record.headers)[OFFSET] or b"")
-    except (msgspec.DecodeError, KeyError, ValueError) as cause:
+    except (KeyError, ValueError) as cause:
         place = (record.topic, record.partition, record.offset)
-        raise CorruptRecord(*place, f"no answer: {cause}") from cause
+        log.error("%s[%d]@%d is no answer, and is skipped: %r", *place, cause)
+        return None
     return answer_key(answer.key.encode(), answer.id.bytes), offset

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Protocol
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from everstate.changes import Provenance
 from everstate.declarations.commands import CommandGroup, TakesCommands
 from everstate.errors import (
     EverstateError,
-    InvalidCommand,
     NotPermitted,
     PreconditionFailed,
     RequestTooLarge,
     TooManyRequests,
     Unauthenticated,
 )
-from everstate.http.answers import check_length
-from everstate.http.asgi import KEY
-from everstate.http.callers import idempotency_key_of
+from everstate.http.answers import check_length, content_type_of
+from everstate.http.asgi import KEY, headers_of
+from everstate.http.callers import idempotency_key_of, occurred_at_of
 from everstate.http.conditions import parse_condition
 from everstate.http.masks import NO_MASK, Mask
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.wire import Outcome, encode
+from everstate.telemetry import Sparingly
+
+LOGGER = logging.getLogger("everstate.api")
 
 _KEYS: Final = UUID("6f0a3d3e-8f0c-5b0e-9d5a-0a1b6a0b7c11")
 _WAIT_S_MAX: Final = 60.0
+_SMALL_BYTES: Final = 16_384
+"""A body of this size is validated at once; larger ones in a thread."""
+_ERRORS_MAX: Final = 1_000
+_failed: Final = Sparingly(LOGGER, logging.WARNING)
 _STATUS: Final = {
     Outcome.ACCEPTED: 200,
     Outcome.REJECTED: 422,
@@ -82,6 +91,7 @@ class Sender(Protocol):
         *,
         provenance: Provenance,
         command_id: UUID | None = None,
+        occurred_at: datetime | None = None,
         if_match: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
@@ -101,7 +111,8 @@ def router(
     Headers: ``If-Match`` is a condition on the entity's version, as for CRUD; ``Idempotency-Key``
     identifies the command (a UUID is its id; any other text is hashed to one for each caller), and
     another command, body or caller with that id is refused; ``Prefer: wait=5`` limits the wait, in
-    seconds. Answers: 200, 412 the condition does not hold, 422 rejected, invalid, or the id is of
+    seconds; ``Everstate-Occurred-At`` is when it happened in the world. Answers: 200, 412 the
+    condition does not hold, 415 the body is not JSON, 422 rejected, invalid, or the id is of
     another request, 500 parked, 504 timed out.
     """
     made = APIRouter(tags=["commands"])
@@ -132,26 +143,25 @@ def _add(
         try:
             # The caller is checked first: nothing is read for a caller without permission.
             provenance = provenance_of(request)
-            check_length(request.headers, body_bytes_max)
+            headers = headers_of(request)
+            content_type_of(headers, ("application/json",))
+            check_length(headers, body_bytes_max)
             command_id = _command_id(provenance, group.name, key, idempotency_key)
             condition = None if if_match is None else ", ".join(if_match)
             match = parse_condition("If-Match", condition)
             answer = await client.send_async(
                 group.name,
                 key,
-                model.model_validate_json(await _body(request, body_bytes_max)),
+                await _command(group, name, await _body(request, body_bytes_max)),
                 provenance=provenance,
                 command_id=command_id,
+                occurred_at=occurred_at_of(headers),
                 if_match=condition,
                 timeout_s=_wait_s(prefer),
             )
             if answer.outcome is Outcome.CONFLICT:
                 refusal = PreconditionFailed(group.name, key, str(match), answer.version or 0)
                 return _problem(refusal, answer, answer.command_id)
-        except ValidationError as cause:
-            first = cause.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            return _problem(InvalidCommand(f"{name}: {where}: {first['msg']}"), None, command_id)
         except (Unauthenticated, NotPermitted, TooManyRequests):
             raise  # the application answers, and logs the caller
         except EverstateError as error:
@@ -169,7 +179,7 @@ def _add(
             200: {"model": CommandAnswered, "description": "Accepted"},
             **{
                 status: {"model": CommandProblem, "description": HTTPStatus(status).phrase}
-                for status in (400, 412, 422, 500, 504)
+                for status in (400, 412, 415, 422, 500, 504)
             },
         },
         openapi_extra={
@@ -180,6 +190,13 @@ def _add(
         },
         description=(model.__doc__ or f"Command {name}.").strip(),
     )
+
+
+async def _command(group: CommandGroup, name: str, body: bytes) -> BaseModel:
+    """The command in a body; a large one is read beside the event loop."""
+    if len(body) <= _SMALL_BYTES:
+        return group.read(name, body)
+    return await asyncio.to_thread(group.read, name, body)
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -238,6 +255,8 @@ def _answered(answer: Answer, mask: Mask) -> JSONResponse:
 def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | None) -> JSONResponse:
     status = error.http_status if answer is None else _STATUS[answer.outcome]
     kind = type(error).__name__
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _failed.log("the answer to command %s is %d: %s", command_id, status, error)
     body: dict[str, Any] = {
         "type": f"urn:everstate:error:{kind}",
         "title": kind,

@@ -6,29 +6,34 @@ A process manager may read a change again long after the ids of its commands hav
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from everstate.changes import Change, Kind
+from everstate.changes import Change
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.state_copy import StateCopy, open_copy
-from everstate.log.topics import Topics
+from everstate.log.topics import TopicIdentity, Topics
+
+log = logging.getLogger(__name__)
 
 _FORM: Final = "seen-2"
 _NOTHING: Final = (0, ())
+_POSITION: Final = b"\0"
+"""Start of the name of a position; no entity type has an empty name."""
 
 _Versions = tuple[int, tuple[tuple[int, int], ...]]
 """The newest version, and the ranges of versions below it that were not read."""
 
 _encode = msgspec.json.Encoder().encode
 _decode_versions = msgspec.json.Decoder(_Versions).decode
-_decode_position = msgspec.json.Decoder(int).decode
+_decode_position = msgspec.json.Decoder(int | tuple[int, TopicIdentity]).decode
 
 
 class Seen:
@@ -75,23 +80,28 @@ class Seen:
         """Discard updates that were not settled, and close the files."""
         self._copy.close()
 
-    def position(self, topic: str) -> int | None:
-        """Next offset of a changelog; ``None``: it was never read."""
-        row = self._row(_position_name(topic))
-        return None if row is None else _decode_position(row)
+    def position(self, topic: str) -> tuple[int | None, TopicIdentity | None]:
+        """Next offset of a changelog and its identity.
 
-    def move(self, topic: str, position: int) -> None:
+        The offset is ``None``: it was never read; the identity is ``None``: an earlier release read
+        it.
+        """
+        row = self._row(_position_name(topic))
+        if row is None:
+            return None, None
+        known = _decode_position(row)
+        return (known, None) if isinstance(known, int) else known
+
+    def move(self, topic: str, position: int, identity: TopicIdentity) -> None:
         """Record the next offset of a changelog."""
-        self.changed[_position_name(topic)] = _encode(position)
+        self.changed[_position_name(topic)] = _encode((position, identity))
 
     def takes(self, change: Change[Any]) -> bool:
         """Whether a change is read for the first time; records its version.
 
         A version that was skipped, because the log did not have it then, is taken when it comes.
-        Events have no versions: each is taken.
+        An event has a key of its own and the version 1: it is taken once, like any version.
         """
-        if change.kind is Kind.EVENT:
-            return True
         name = f"{change.entity}\0{change.key}".encode()
         row = self._row(name)
         newest, missing = _NOTHING if row is None else _decode_versions(row)
@@ -110,12 +120,22 @@ class Seen:
 
 
 def _rows_of(record: Record) -> list[tuple[bytes, bytes]]:
-    return [(record.key or b"", record.value or b"")]
+    """Stored row of a record; no process manager writes one that cannot be read: it is skipped."""
+    name, row = record.key or b"", record.value or b""
+    try:
+        if name.startswith(_POSITION):
+            _decode_position(row)
+        else:
+            _decode_versions(row)
+    except msgspec.DecodeError as cause:
+        place = (record.topic, record.partition, record.offset)
+        log.error("%s[%d]@%d has no versions, and is skipped: %s", *place, cause)
+        return []
+    return [(name, row)]
 
 
 def _position_name(topic: str) -> bytes:
-    # No entity type has an empty name.
-    return b"\0" + topic.encode()
+    return _POSITION + topic.encode()
 
 
 def _with(newest: int, missing: tuple[tuple[int, int], ...], version: int) -> _Versions | None:

@@ -17,6 +17,8 @@ _TIME: Final = b"t"
 _COMMANDS: Final = "commands"
 """Name of a position in the copy: all commands before that offset are answered."""
 _VERSION = struct.Struct(">Q")
+VERSION_MAX: Final = 2**63 - 1
+"""The largest version that a column of the views has."""
 _MOMENT = struct.Struct(">QQ")
 _TRIM_MAX: Final = 4_000
 

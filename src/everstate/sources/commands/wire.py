@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
 
 from everstate.changes import Provenance
+from everstate.changes.depth import bounded
 
 CLIENT: Final = "client"
 """Header of a command and of its answer: which client waits for it."""
@@ -55,7 +56,7 @@ class WireCommand(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=
     expected_version: int | None = None
     if_match: str | None = None
     """A condition on the present entity, in the form of an If-Match header."""
-    fingerprint: str | None = None
+    fingerprint: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     """Hash that distinguishes the request from others with the same id."""
 
 
@@ -95,9 +96,9 @@ class WireAnswer(
 
 
 encode = msgspec.json.Encoder().encode
-decode_command = msgspec.json.Decoder(WireCommand).decode
-decode_answer = msgspec.json.Decoder(WireAnswer).decode
-_decode_provenance = msgspec.json.Decoder(Provenance).decode
+decode_command = bounded(msgspec.json.Decoder(WireCommand).decode)
+decode_answer = bounded(msgspec.json.Decoder(WireAnswer).decode)
+_decode_provenance = bounded(msgspec.json.Decoder(Provenance).decode)
 
 
 def fingerprint_of(

@@ -13,12 +13,15 @@ from typing import Any, Final
 
 import msgspec
 
+from everstate.changes.keys import KEY_BYTES_MAX, check_key
 from everstate.config import Config
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import InvalidChange, LogError, LogIdentityChanged, StateStoreFailed
+from everstate.log.client import record_bytes_max
 from everstate.log.loop import Incoming, LogPartition, Send
 from everstate.log.positions import Ends
 from everstate.log.topics import TopicNames, Topics
+from everstate.sources.commands.bound import check_log
 from everstate.sources.commands.deciding import NOTHING, Decided, Decider, RememberedEntity
 from everstate.sources.commands.restoring import Restorer
 from everstate.sources.commands.store import (
@@ -45,6 +48,8 @@ from everstate.sources.commands.wire import (
 log = logging.getLogger(__name__)
 
 _SAVE_EVERY_S: Final = 5.0
+_PARKED_ROOM: Final = 16_384
+"""For key, reason and place of a parked command."""
 _FAILURES_MAX: Final = 2
 """A store that fails this many times without a success in between is deleted."""
 
@@ -122,10 +127,12 @@ class CommandWork:
         self._clock = clock
         self._folder = folder
         self._names = TopicNames(config.log.prefix)
-        limit = config.log.message_bytes_max
+        limit, ahead_hours = config.log.message_bytes_max, config.log.occurred_ahead_hours
         self._failures = 0
+        self._parked_bytes_max = record_bytes_max(config) - _PARKED_ROOM
         self._deciders = {
-            name: Decider(group, message_bytes_max=limit) for name, group in groups.items()
+            name: Decider(group, message_bytes_max=limit, ahead_hours=ahead_hours)
+            for name, group in groups.items()
         }
         self._entity_of = {self._names.commands(name): name for name in groups}
         self._topics = {
@@ -153,7 +160,11 @@ class CommandWork:
         return tuple(self._partitions)
 
     def check_topics(self) -> None:
-        """Raise LogError when an entity's topics differ in their numbers of partitions."""
+        """Raise TopicResized when a number of partitions changed, and LogError when they differ.
+
+        Raises LogIdentityChanged when a changelog is not the one that it was.
+        """
+        check_log(self._config, self._topics)
         with Topics(self._config) as topics:
             for entity, others in self._topics.items():
                 wanted = topics.partitions(self._names.commands(entity))
@@ -168,6 +179,8 @@ class CommandWork:
     def open(self, place: LogPartition, committed: int | None, alive: Callable[[], None]) -> int:
         """Make the local state equal to the log; returns the offset of the next command."""
         if self._restorer is None:
+            # A rebalance may have been caused by new partitions.
+            self.check_topics()
             self._restorer = Restorer(self._config)
         topic, number = place
         entity = self._entity_of[topic]
@@ -221,6 +234,16 @@ class CommandWork:
             self._write_all()
         self._failures = 0
 
+    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
+        """Park the command: its sender gets that answer, and its entity stays as it is."""
+        topic, number, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        assert number is not None
+        assert offset is not None
+        partition = self._partitions[topic, number]
+        self._one(partition, message, offset, self._clock(), send, refused=reason)
+        partition.batch.command_offset = offset
+
     @contextmanager
     def _counted(self) -> Iterator[None]:
         try:
@@ -266,19 +289,28 @@ class CommandWork:
             self._saved_at = time.monotonic()
 
     def _one(
-        self, partition: CommandPartition, message: Incoming, offset: int, now: datetime, send: Send
+        self,
+        partition: CommandPartition,
+        message: Incoming,
+        offset: int,
+        now: datetime,
+        send: Send,
+        *,
+        refused: str | None = None,
     ) -> None:
+        """Decide one command; ``refused``: why the log does not take what follows from it."""
         key, value = message.key() or b"", message.value() or b""
         headers = dict(message.headers() or ())
         topics = self._topics[partition.entity]
         try:
             command = decode_command(value)
             provenance_of(bytes(command.provenance))
+            check_key(partition.entity, command.key)
             if command.key.encode() != key or command.entity != partition.entity or not key:
                 raise ValueError(
                     f"it is to {command.entity} {command.key!r}, its record to {key!r}"
                 )
-        except (msgspec.DecodeError, ValueError) as cause:
+        except (msgspec.DecodeError, ValueError, InvalidChange) as cause:
             self._park_unreadable(partition, message, offset, str(cause), send)
             return
         name = answer_key(key, command.id.bytes)
@@ -287,7 +319,11 @@ class CommandWork:
         if known is not None and not (again and _is_parked(known)):
             self._reply(partition, key, known, headers, offset, send)
             return
-        decided = self._decide(partition, key, command, DISCARD in headers, now)
+        if refused is None:
+            decided = self._decide(partition, key, command, DISCARD in headers, now)
+        else:
+            held = RememberedEntity(partition.version(key), None, None)
+            decided = partition.decider.park(held, command, f"the log refuses it: {refused}")
         for change_key, change, change_headers in decided.changes:
             send(topics[0], change_key, change, change_headers, partition.number)
             partition.newest[key] = (change, change_headers)
@@ -324,7 +360,8 @@ class CommandWork:
         offset: int,
         send: Send,
     ) -> None:
-        headers_out = [(OFFSET, b"%d" % offset), (CLIENT, headers.get(CLIENT) or b"")]
+        client = (headers.get(CLIENT) or b"")[:KEY_BYTES_MAX]
+        headers_out = [(OFFSET, b"%d" % offset), (CLIENT, client)]
         send(self._topics[partition.entity][2], key, answer, headers_out, partition.number)
 
     def _keep_parked(
@@ -338,16 +375,14 @@ class CommandWork:
     ) -> None:
         """Park the command, or remove it from the parked ones when it was decided now."""
         parked_topic = self._topics[partition.entity][3]
-        headers = dict(message.headers() or ())
-        again = headers.get(REPLAY) or headers.get(DISCARD)
+        again = _named_again(message)
         parked_as = again or str(command.id).encode()
         if decided.parked is not None:
             log.error(
                 "%s %r: %s %s is parked: %s",
-                *(partition.entity, command.key, command.command, command.id, decided.parked),
+                *(partition.entity, command.key, command.command[:100], command.id, decided.parked),
             )
-            parked_headers = _parked_headers(message, partition.number, offset, decided.parked)
-            send(parked_topic, parked_as, message.value(), parked_headers, partition.number)
+            self._send_parked(partition, parked_as, message, offset, decided.parked, send)
         elif again:
             send(parked_topic, parked_as, None, [], partition.number)
 
@@ -356,15 +391,37 @@ class CommandWork:
     ) -> None:
         """Park an unreadable command, or remove it when it is discarded; it gets no answer."""
         headers = dict(message.headers() or ())
-        known_as = headers.get(REPLAY) or headers.get(DISCARD)
-        parked_as = known_as or b"%d@%d" % (partition.number, offset)
+        parked_as = _named_again(message) or b"%d@%d" % (partition.number, offset)
         parked_topic = self._topics[partition.entity][3]
         if DISCARD in headers:
             send(parked_topic, parked_as, None, [], partition.number)
             return
         log.error("%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason)
-        parked_headers = _parked_headers(message, partition.number, offset, reason)
-        send(parked_topic, parked_as, message.value(), parked_headers, partition.number)
+        self._send_parked(partition, parked_as, message, offset, reason, send)
+
+    def _send_parked(
+        self,
+        partition: CommandPartition,
+        parked_as: bytes,
+        message: Incoming,
+        offset: int,
+        reason: str,
+        send: Send,
+    ) -> None:
+        """Park a command; a value that is too large with the headers stays in its topic only."""
+        value, topic = message.value() or b"", self._topics[partition.entity][3]
+        if len(value) > self._parked_bytes_max:
+            reason = f"its {len(value):,} bytes are in the commands topic only: {reason}"
+            value = b""
+        headers = _parked_headers(message, partition.number, offset, reason)
+        send(topic, parked_as, value, headers, partition.number)
+
+
+def _named_again(message: Incoming) -> bytes:
+    """The name under which a replayed or discarded command was parked; empty: it is neither."""
+    headers: dict[str, Any] = dict(message.headers() or ())
+    named: bytes = headers.get(REPLAY) or headers.get(DISCARD) or b""
+    return named[:KEY_BYTES_MAX]
 
 
 def _is_parked(answer: bytes) -> bool:
@@ -378,5 +435,5 @@ def _parked_headers(
     return [
         (REASON, reason[:2_000].encode()),
         (PLACE, b"%d@%d" % (partition, offset)),
-        ("key", key),
+        ("key", key[:KEY_BYTES_MAX]),
     ]

@@ -6,43 +6,37 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from everstate.changes import EntityType
-from everstate.changes.unknown import reason_of, takes_unknown
+from everstate.changes.accepting import NotAccepted, accept
+from everstate.changes.json_numbers import decode
+from everstate.changes.unknown import reason_of
 from everstate.errors import InvalidBody, InvalidRequest
 
 _PROBLEMS_MAX: Final = 20
-_decode = msgspec.json.Decoder().decode
 
 
 def read_entity(entity_type: EntityType, body: bytes) -> BaseModel:
     """The entity in a JSON body; values must have the right JSON type, and are never converted.
 
-    A field that the model does not have is refused as a likely mistake; see
-    :mod:`everstate.changes.unknown`. Raises InvalidRequest for invalid JSON, and InvalidBody naming
-    each field.
+    See :mod:`everstate.changes.accepting`. Raises InvalidRequest for invalid JSON, and InvalidBody
+    naming each field.
     """
-    model = entity_type.model
-    unknown = takes_unknown(model)
     try:
-        return model.model_validate_json(body, strict=True, extra=unknown.rule)
-    except ValidationError as cause:
-        errors = cause.errors(include_url=False, include_context=False, include_input=False)
-        if errors[0]["type"] == "json_invalid":
-            raise InvalidRequest(f"the body is not JSON: {errors[0]['msg']}.") from cause
-        wrong = [error for error in errors if not unknown.is_computed(error)]
-        if not wrong:
-            # Clients may send back what they read, including fields that the model computes.
-            return model.model_validate_json(body, strict=True)
-        raise InvalidBody(entity_type.name, _problems(entity_type, wrong)) from cause
+        return accept(entity_type.model, body, strict=True)
+    except NotAccepted as cause:
+        first = cause.errors[0]
+        if first["type"] == "json_invalid":
+            raise InvalidRequest(f"the body is not JSON: {first['msg']}.") from cause
+        raise InvalidBody(entity_type.name, _problems(entity_type, cause.errors)) from cause
 
 
 def read_json(body: bytes) -> Any:
     """Any JSON value; raises InvalidRequest."""
     try:
-        return _decode(body)
+        return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
         raise InvalidRequest(f"the body is not JSON: {cause}.") from cause
 
@@ -59,6 +53,9 @@ def _problems(
     entity_type: EntityType, errors: Sequence[ErrorDetails]
 ) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (".".join(str(part) for part in error["loc"]) or "body", reason_of(entity_type, error))
+        (
+            ".".join(str(part) for part in error["loc"]) or "body",
+            reason_of(entity_type.field_names, error),
+        )
         for error in errors[:_PROBLEMS_MAX]
     )

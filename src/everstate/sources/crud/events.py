@@ -29,6 +29,7 @@ LOGGER = logging.getLogger("everstate.sources.crud")
 
 _BATCH_MAX: Final = 5_000
 _WAITING_MAX: Final = 20_000
+_WAITING_BYTES_MAX: Final = 128 * 1_048_576
 _REMEMBERED_MAX: Final = 100_000
 _POLL_S: Final = 0.1
 
@@ -55,9 +56,9 @@ class EventLog:
     the first in log order is accepted, the other is dead-lettered to `.dead` (C6).
 
     Within a process the last 100,000 ids are remembered: a repeated event is answered without a
-    second record, and a conflict is detected at once. At most 20,000 events are queued, so that
-    memory is bounded. One thread sends queued events in batches; any thread may append. A context
-    manager.
+    second record, and a conflict is detected at once. At most 20,000 events and 128 MiB wait for
+    Kafka, so that memory is bounded. One thread sends queued events in batches; any thread may
+    append. A context manager.
     """
 
     def __init__(self, config: Config, entity_types: Iterable[EntityType]) -> None:
@@ -70,6 +71,8 @@ class EventLog:
         self._waiting: queue.Queue[_Pending] = queue.Queue(_WAITING_MAX)
         self._remembered: FIFOCache[EntityKey, tuple[str, Future[None]]]
         self._remembered = FIFOCache(_REMEMBERED_MAX)
+        self._waiting_bytes = 0
+        """Size of the events that are not yet acknowledged."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._sender: threading.Thread | None = None
@@ -147,11 +150,18 @@ class EventLog:
         if not self.sending:
             said = "events are not accepted: the log is not open."
             raise Unavailable(said, public=said)
+        size = len(pending.value)
         try:
+            if self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES_MAX:
+                raise queue.Full
             self._waiting.put_nowait(pending)
         except queue.Full as cause:
-            said = f"{_WAITING_MAX:,} events wait for Kafka already; this one was rejected."
+            said = (
+                f"{_WAITING_MAX:,} events, or {_WAITING_BYTES_MAX:,} bytes, wait for Kafka already;"
+                " this one was rejected."
+            )
             raise Unavailable(said, public=said) from cause
+        self._waiting_bytes += size
 
     def _run(self) -> None:
         producer = Producer(self._config, client_id="everstate-events")
@@ -161,12 +171,18 @@ class EventLog:
                 stopping = self._stop.is_set()
                 batch = self._take()
                 if batch:
-                    self._send(producer, batch)
+                    self._done(producer, batch)
                 elif stopping:
                     return
         finally:
             with suppress(EverstateError):
                 producer.close(timeout_s=self._config.api.event_timeout_s)
+
+    def _done(self, producer: Producer, batch: list[_Pending]) -> None:
+        """Send a batch, and make room for others."""
+        self._send(producer, batch)
+        with self._lock:
+            self._waiting_bytes -= sum(len(each.value) for each in batch)
 
     def _take(self) -> list[_Pending]:
         """Queued events as one batch; empty if none arrives within a short wait."""

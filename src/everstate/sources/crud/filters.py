@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from everstate.changes import EntityType
+from everstate.changes.quoting import unquoted
 from everstate.errors import InvalidQuery
 from everstate.sources.stores.store import Scalar
 
 # Not times and Decimals: their JSON texts differ where the values are equal.
 _SCALARS: Final = (str, int, float, bool, date, UUID, Enum)
-_NULL: Final = "null"
 RESERVED: Final = frozenset({"limit", "cursor"})
 """Names of a list's own parameters; an attribute with such a name cannot be a filter."""
 
@@ -44,7 +44,7 @@ class Filters:
         return self._adapters[name].json_schema()
 
     def parse(self, parameters: Iterable[tuple[str, str]]) -> dict[str, Scalar]:
-        """Values by attribute; the text `null` is null where the field may be null.
+        """Values by attribute; `null` is null where the field may be null, and `"null"` is a text.
 
         Raises InvalidQuery naming the attribute, and those that can be filters.
         """
@@ -64,7 +64,7 @@ class Filters:
         adapter = self._adapters[name]
         if "\x00" in value:
             raise InvalidQuery(f"{name}: NUL characters are refused.")
-        given = None if value == _NULL and _nullable(adapter) else value
+        given = unquoted(value, takes_null=_nullable(adapter))
         try:
             if given is None:
                 return None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import jsonpatch
-import msgspec
 
+from everstate.changes.json_numbers import encode
 from everstate.errors import InvalidBody
 
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -71,7 +71,7 @@ def apply_json_patch(
 
 def _bytes(document: Any, pointer: str) -> int:
     """Size in bytes of the JSON value at a pointer."""
-    return len(msgspec.json.encode(jsonpatch.JsonPointer(pointer).resolve(document)))
+    return len(encode(jsonpatch.JsonPointer(pointer).resolve(document)))
 
 
 def _check_json_patch(entity: str, operations: Any) -> None:

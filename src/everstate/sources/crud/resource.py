@@ -18,6 +18,7 @@ from tenacity import (
 )
 
 from everstate.changes import Kind
+from everstate.changes.json_numbers import encode
 from everstate.changes.tokens import written_token
 from everstate.errors import (
     AlreadyExists,
@@ -209,10 +210,10 @@ class Resource:
     def _patched(self, kind: str, document: Any, patch: Any, mask: Mask) -> bytes:
         try:
             if kind == MERGE_PATCH:
-                return msgspec.json.encode(merge(document, patch))
+                return encode(merge(document, patch))
             limit = self._message_bytes_max
             patched = apply_json_patch(self.name, document, patch, copied_bytes_max=limit)
-            return msgspec.json.encode(patched)
+            return encode(patched)
         except InvalidBody as cause:
             if not mask:
                 raise

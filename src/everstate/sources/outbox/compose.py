@@ -112,7 +112,7 @@ class Composer:
                 block = SourceTransaction(id=block_id, index=index, count=count)
                 try:
                     key, value, headers, topic, state_topic = self._message(row, block)
-                except (InvalidChange, KeyError, ValueError) as cause:
+                except (InvalidChange, KeyError, ValueError, RecursionError) as cause:
                     refused.append((row, str(cause)))
                     break
                 changes.append(OutRecord(topic, key, value, headers))

@@ -134,7 +134,7 @@ def emit_event(
     newest state is kept of it and no row is locked. Its key is its own id: emitting the same key
     again gives the same change. Returns the change's id. Raises as :func:`emit` does.
     """
-    model = entity_type.validate(fact)
+    model = entity_type.accept(fact)
     key = check_key(entity_type.name, entity_type.key_of(model))
     values: Arguments = {
         "entity": entity_type.name,
@@ -158,7 +158,10 @@ def emit_arguments(
 ) -> Arguments:
     """Values of :data:`EMIT`, checked and encoded by the model; raises as :func:`emit` does."""
     name = entity_type.name
-    states = [None if state is None else entity_type.validate(state) for state in (before, after)]
+    states = [
+        None if before is None else entity_type.validate(before),
+        None if after is None else entity_type.accept(after),
+    ]
     keys = {entity_type.key_of(state) for state in states if state is not None}
     if key is not None:
         keys.add(key)
@@ -198,7 +201,7 @@ def _why(
     del given["transaction"]
     return {
         "provenance": _encode(given).decode(),
-        "event": None if event is None else event_text(entity, key, event),
+        "event": None if event is None else event_text(entity, key, event, provenance.service_name),
         "occurred_at": None if occurred_at is None else moment_text(entity, key, occurred_at),
     }
 

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from everstate.changes import EntityType
+from everstate.changes.unknown import takes_unknown
 from everstate.errors import InvalidConfig, NotAllowed, NotRegistered
 from everstate.sources.stores.postgres.database import OutboxConnection
 from everstate.sources.stores.postgres.schema import (
@@ -52,13 +53,14 @@ _GRANTS: Final = (
 
 _REGISTER: Final = sql.SQL("""
 INSERT INTO everstate_store.registered AS present (entity, schema_version, key_field, required,
-    is_event, message_bytes_max, ahead_hours, shape)
+    is_event, message_bytes_max, ahead_hours, shape, refuses_unknown)
 VALUES ({entity}, {schema_version}, {key_field}, {required}::text[], {is_event}, {bytes_max},
-    {ahead_hours}, {shape}::jsonb)
+    {ahead_hours}, {shape}::jsonb, {refuses_unknown})
 ON CONFLICT (entity) DO UPDATE SET schema_version = excluded.schema_version,
     key_field = excluded.key_field, required = excluded.required,
     is_event = excluded.is_event, message_bytes_max = excluded.message_bytes_max,
-    ahead_hours = excluded.ahead_hours, shape = excluded.shape
+    ahead_hours = excluded.ahead_hours, shape = excluded.shape,
+    refuses_unknown = excluded.refuses_unknown
 WHERE present IS DISTINCT FROM excluded""")
 
 _UNBIND: Final = sql.SQL("DELETE FROM everstate_store.emitters WHERE role = {role}")
@@ -97,12 +99,13 @@ class Installation:
             yield _REGISTER.format(
                 entity=sql.Literal(each.name),
                 schema_version=sql.Literal(each.schema_version),
-                key_field=sql.Literal(each.key),
+                key_field=sql.Literal(each.key_column),
                 required=sql.Literal("{" + ",".join(each.required_fields) + "}"),
                 is_event=sql.Literal(each.name in self.events),
                 bytes_max=sql.Literal(self.message_bytes_max),
                 ahead_hours=sql.Literal(self.ahead_hours),
                 shape=sql.Literal(json.dumps(each.shape)),
+                refuses_unknown=sql.Literal(takes_unknown(each.model).rule == "forbid"),
             )
 
     def rights(self) -> Iterator[sql.SQL | sql.Composed]:

@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.errors import UndefinedTable
 
 from everstate.config import Config
+from everstate.sources.stores.postgres.bound import BEGIN
 from everstate.sources.stores.postgres.database import OutboxConnection, connect, translated
 
 Runs = Sequence[tuple[int, int]]
@@ -37,7 +38,8 @@ SELECT count(*) FROM gone
 """)
 
 _BATCH: Final = sql.SQL("""
-SELECT store_id, coalesce((SELECT batch FROM everstate_store.relay WHERE name = %s), 0)
+SELECT store_id, coalesce((SELECT batch FROM everstate_store.relay WHERE name = %(name)s), 0),
+    coalesce((SELECT batch FROM everstate_store.relay WHERE name = %(name)s || '.begun'), 0)
 FROM everstate_store.identity
 """)
 
@@ -71,6 +73,7 @@ _REFILL: Final = sql.SQL("""
 INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
 SELECT id, xid, entity, key,
     coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+        + coalesce(octet_length(event), 0)
 FROM (
     SELECT unnest(ids) AS run FROM everstate_store.outbox_published
     WHERE minute >= date_trunc('minute', %s::timestamptz)
@@ -169,11 +172,11 @@ def mark(connection: OutboxConnection, name: str, batch: int, runs: Runs) -> int
     return int(found[0])
 
 
-def newest_batch(connection: OutboxConnection, name: str) -> tuple[UUID, int]:
-    """The store's id, and the relay's newest marked batch (0: none)."""
-    found = connection.execute(_BATCH, [name]).fetchone()
+def newest_batch(connection: OutboxConnection, name: str) -> tuple[UUID, int, int]:
+    """The store's id, the relay's newest marked batch, and that when its log began (0: none)."""
+    found = connection.execute(_BATCH, {"name": name}).fetchone()
     assert found is not None
-    return found[0], found[1]
+    return found[0], found[1], found[2]
 
 
 def pending_change_ids(connection: OutboxConnection, runs: Runs) -> list[UUID]:
@@ -198,8 +201,14 @@ def trim(connection: OutboxConnection, keep_s: float) -> int:
 
 
 def refill(connection: OutboxConnection, since: datetime) -> int:
-    """Mark changes that were published since then as unpublished again; returns how many."""
-    return connection.execute(_REFILL, [since]).rowcount
+    """Mark changes that were published since then as unpublished again; returns how many.
+
+    The log need not have the batches that were published until now.
+    """
+    with connection.transaction():
+        count = connection.execute(_REFILL, [since]).rowcount
+        connection.execute(BEGIN)
+    return count
 
 
 def oldest_unpublished_s(connection: OutboxConnection) -> float | None:
@@ -223,7 +232,7 @@ def oldest_waiting_s(config: Config) -> float | None:
 
 def read_status(connection: OutboxConnection, name: str = "main") -> OutboxStatus:
     """Read the status of the outbox; works in any process."""
-    _, batch = newest_batch(connection, name)
+    _, batch, _ = newest_batch(connection, name)
     rows = connection.execute(
         "SELECT xid::text, entity, key, version, reason, since"
         " FROM everstate_store.relay_blocked ORDER BY since, xid LIMIT %s",

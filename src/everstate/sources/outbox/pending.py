@@ -37,7 +37,7 @@ WHERE EXISTS (
 
 
 class Pending(NamedTuple):
-    """One unpublished change, without its contents. ``bytes`` is the size of its states."""
+    """One unpublished change, without its contents. ``bytes``: size of states and event."""
 
     id: int
     xid: str
@@ -74,7 +74,7 @@ class Transaction:
 
     @property
     def bytes(self) -> int:
-        """Size of its states."""
+        """Size of its states and events."""
         return sum(row.bytes for row in self.rows)
 
     @property

@@ -17,7 +17,8 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.collector import collector_paused
-from everstate.log.publisher import OncePublisher, PublishedProgress
+from everstate.log.publisher import OncePublisher, PublishedProgress, check_progress
+from everstate.log.topics import TopicNames
 from everstate.retrying import until_stopped
 from everstate.sources.outbox import marks, parked
 from everstate.sources.outbox.compose import (
@@ -59,6 +60,10 @@ _OPEN_S: Final = 10.0
 _REPORT_EVERY_S: Final = 1.0
 _TRIM_EVERY_S: Final = 30.0
 _ALARM_S: Final = 30.0
+_REFILL_OR_BEGIN: Final = (
+    'Publish them again with Relay.refill, or begin a new log: the page "When something is wrong"'
+    " has both."
+)
 _RETRY_PAUSE: Final = 3.0
 """After a retry that fails, the relay waits this multiple of its duration before the next."""
 
@@ -91,7 +96,8 @@ class Relay:
         self._retry_s = retry_blocked_s
         self._entity_types = tuple(entity_types)
         self._composer = Composer(config, self._entity_types)
-        self._publisher = OncePublisher(config, f"relay-{self.name}")
+        watched = [TopicNames(config.log.prefix).changes(each.name) for each in self._entity_types]
+        self._publisher = OncePublisher(config, f"relay-{self.name}", watched=watched)
         self._database: OutboxConnection | None = None
         self._is_open = False
         self._store_id = ""
@@ -124,7 +130,8 @@ class Relay:
     def run(self, stop: threading.Event) -> None:
         """Publish changes until ``stop`` is set, at least once; waits while a server is down.
 
-        Raises Fenced when another relay took over, and LogError for errors that do not pass.
+        Raises Fenced when another relay took over, LogTruncated when the log lost batches that
+        were published, and LogError for other errors that do not pass.
         """
         ended = threading.Event()
         trimmer = threading.Thread(
@@ -259,7 +266,9 @@ class Relay:
             install(database, ())
             check_log(database, self._config, [each.name for each in self._entity_types])
             progress = self._publisher.open(_OPEN_S)
-            store_id, batch = marks.newest_batch(database, self.name)
+            store_id, batch, begun = marks.newest_batch(database, self.name)
+            check_progress(f"relay {self.name}", progress, batch, begun, advice=_REFILL_OR_BEGIN)
+            self._publisher.check_tails(f"relay {self.name}", begun, advice=_REFILL_OR_BEGIN)
             self._store_id, self._batch = str(store_id), batch
             self._parts.clear()
             if progress is not None:
@@ -310,16 +319,18 @@ class Relay:
         transaction = parked.take_due(database)
         if transaction is None:
             return 0
-        left, moved = transaction, 0
-        while left.rows:
-            part = self._part(database, left) if self._is_large(transaction) else left
+        moved, count, is_large = 0, len(transaction.rows), self._is_large(transaction)
+        at_most = self._config.store.relay_batch_rows if is_large else count
+        while moved < count:
+            part = Transaction(transaction.xid, transaction.rows[moved : moved + at_most])
+            if is_large:
+                part = self._part(database, part)
             sent = self._move(database, [part])
             if not sent:
                 break
             moved += sent
             parked.release_part(database, part)
-            left = Transaction(left.xid, left.rows[sent:])
-        if not left.rows:
+        if moved == count:
             parked.release(database, transaction.xid)
             self._any_blocked = parked.any_blocked(database)
         else:

@@ -28,6 +28,7 @@ from everstate.changes import (
 )
 from everstate.changes.codec import check_provenance, check_shape
 from everstate.changes.entity import holds_nul
+from everstate.changes.json_numbers import decode
 from everstate.changes.moments import moment_fault
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
@@ -39,7 +40,6 @@ _OPTIONAL: Final = {
     "correlationId": "correlation_id",
     "causationId": "causation_id",
 }
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,9 @@ class RouterReader:
         if state is None:
             return None
         if not isinstance(state, dict):
-            raise InvalidChange(self.entity_type.name, key, field, "a state is a JSON object")
+            raise InvalidChange(
+                self.entity_type.name, key, field, "the state must be a JSON object"
+            )
         model = self.entity_type.validate(state)
         found = self.entity_type.key_of(model)
         if found != key:
@@ -169,17 +171,17 @@ class RouterReader:
 
 def _unwrapped(value: bytes) -> Any:
     """The value without the converter's wrapping: a schema envelope, or JSON in a string."""
-    found = _decode(value)
+    found = decode(value)
     if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
         found = found["payload"]
-    return _decode(found) if isinstance(found, str) else found
+    return decode(found) if isinstance(found, str) else found
 
 
 def _key(key: bytes | None) -> str:
     if not key:
         raise ValueError("the record has no key")
     try:
-        found = _decode(key)
+        found = decode(key)
     except msgspec.DecodeError:
         return key.decode()
     if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
@@ -190,7 +192,7 @@ def _key(key: bytes | None) -> str:
 
 def _header(value: bytes) -> str:
     text = value.decode()
-    return str(_decode(text)) if text.startswith('"') else text
+    return str(decode(text)) if text.startswith('"') else text
 
 
 def _change_id(source: str, row_id: str) -> UUID:

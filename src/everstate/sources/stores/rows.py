@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
 from pydantic import BaseModel
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
-from everstate.changes.codec import check_provenance
+from everstate.changes.codec import check_names, check_provenance, event_json
 from everstate.changes.entity import holds_nul
 from everstate.changes.keys import check_key
 from everstate.changes.moments import check_moment
@@ -40,6 +40,16 @@ class PreparedRow(NamedTuple):
     event: str | None
 
 
+class Settle(Protocol):
+    """Decides, under the rows' locks, which other states are written instead of prepared ones."""
+
+    def __call__(self, stored: Mapping[str, str], rows: Sequence[PreparedRow]) -> Mapping[int, str]:
+        """States by the place of their row; ``stored``: JSON of entities that exist, by key.
+
+        It may be called again with the same rows.
+        """
+
+
 def prepare(
     entity_type: EntityType,
     entities: Sequence[GivenEntity],
@@ -61,14 +71,14 @@ def prepare(
     moments = _each(occurred_at, count, "occurred_at")
     intents = _each(event, count, "event")
     for entity, source, moment, intent in zip(entities, sources, moments, intents, strict=True):
-        model = entity_type.validate(entity)
+        model = entity_type.accept(entity)
         key = entity_type.key_of(model)
         yield _row(entity_type, key, model, source, moment, intent, ahead_hours)
 
 
 def row_of(entity_type: EntityType, write: Write, now: datetime, ahead_hours: float) -> PreparedRow:
     """The row of one write; raises as :func:`prepare` does."""
-    model = None if write.entity is None else entity_type.validate(write.entity)
+    model = None if write.entity is None else entity_type.accept(write.entity)
     key = (write.key or "") if model is None else entity_type.key_of(model)
     moment = write.occurred_at or now
     return _row(entity_type, key, model, write.provenance, moment, write.event, ahead_hours)
@@ -90,7 +100,7 @@ def _row(
         new_change_id(),
         moment_text(name, key, moment, ahead_hours),
         provenance_text(name, key, provenance),
-        None if event is None else event_text(name, key, event),
+        None if event is None else event_text(name, key, event, provenance.service_name),
     )
 
 
@@ -106,18 +116,18 @@ def check_expected(
 
 
 def kind_of(
-    entity: str, row: PreparedRow, before: str | None, *, force: bool, limit: int
+    entity_type: EntityType, row: PreparedRow, before: str | None, *, force: bool, limit: int
 ) -> Kind | None:
     """Kind of the change that a row makes; ``None``: none, as the state is equal.
 
     Raises ChangeTooLarge for a change that is too large for a message of ``limit`` bytes.
     """
-    if before == row.state and not force:
+    if not force and entity_type.is_equal(before, row.state):
         return None
     size = max(bytes_of(before), bytes_of(row.state)) + bytes_of(row.provenance)
     size += bytes_of(row.event) + ENVELOPE_BYTES + KEY_FACTOR * bytes_of(row.key)
     if size > limit:
-        raise ChangeTooLarge(entity, row.key, size, limit)
+        raise ChangeTooLarge(entity_type.name, row.key, size, limit)
     if row.state is None:
         return Kind.DELETED
     return Kind.CREATED if before is None else Kind.UPDATED
@@ -151,14 +161,15 @@ def _provenance_json(provenance: Provenance) -> str:
     return _without_nul(_encode(provenance))
 
 
-def event_text(entity: str, key: str, event: DomainEvent) -> str:
-    """JSON of a domain event; raises InvalidChange if JSON cannot hold it."""
+def event_text(entity: str, key: str, event: DomainEvent, service: str) -> str:
+    """JSON of a domain event of this service; raises InvalidChange if no message can hold it."""
+    encoded = event_json(entity, key, event)
+    check_names(entity, key, service, event.type)
     try:
-        encoded = _encode(event)
         if may_hold_unstorable(encoded) and not storable(event.data):
             raise ValueError(UNSTORABLE)
         return _without_nul(encoded)
-    except (TypeError, ValueError) as cause:
+    except ValueError as cause:
         raise InvalidChange(entity, key, "event", str(cause)) from cause
 
 

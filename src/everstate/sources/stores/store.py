@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -75,12 +75,16 @@ class Kept:
     answer: str
 
 
+PAGE_BYTES_MAX: Final = 16 * 1_048_576
+"""Size of the states on one page, unless its first entity alone is larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Entities of one page; pass ``cursor`` to the next call, ``None``: this was the last one.
 
     A page may be short, even empty, and still have a cursor: a call reads a bounded number of rows,
-    however rare the matching ones are.
+    however rare the matching ones are, and returns a bounded number of bytes.
     """
 
     entities: Sequence[Versioned]
@@ -199,4 +203,4 @@ class Store(Protocol):
         """Create the tables; idempotent."""
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""

@@ -25,8 +25,9 @@ RETIRED: Final = "retired"
 """No app declares it; readers still see it, but it is not updated."""
 
 _COLUMNS: Final = (
-    "name, version, entity, kind, definition, fields, fingerprint, status, reason, built, "
-    "published, published_at, options, changed_at, verified_at, verified, progress"
+    "name, version, entity, kind, definition, fields, fingerprint, status, status_reason, error, "
+    "waits_for, progress, built, published, published_at, options, changed_at, verified_at, "
+    "verified, undone"
 )
 
 
@@ -34,9 +35,14 @@ _COLUMNS: Final = (
 class ViewVersion:
     """One version of a view.
 
-    ``reason``: why it is behind, or waits. ``built``, once it is built: the vector that it was
-    built up to (`generation/partition` → next offset), the number of changes and the seconds. For
-    a view over other views: its tables and positions, as of the last refresh.
+    Four fields say how it is, each with one writer. ``status_reason``, by whoever sets the status:
+    why it waits or was retired. ``error``, by what moves its position: why the last try failed.
+    ``waits_for``, by the publisher: why a built version is not published yet. ``progress``, by the
+    builder and then by what lets it catch up: ``doing``, ``share``, ``rate``, ``left_s``.
+
+    ``built``, once it is built: the vector that it was built up to (`generation/partition` → next
+    offset), the number of changes and the seconds. For a view over other views: its tables and
+    positions, as of the last refresh.
     """
 
     name: str
@@ -49,7 +55,10 @@ class ViewVersion:
     """Fields of the entity that its SQL names."""
     fingerprint: str
     status: str = LIVE
-    reason: str | None = None
+    status_reason: str | None = None
+    error: str | None = None
+    waits_for: str | None = None
+    progress: Mapping[str, Any] | None = None
     built: Mapping[str, Any] | None = None
     published: bool = False
     published_at: datetime | None = None
@@ -59,8 +68,9 @@ class ViewVersion:
     changed_at: datetime | None = None
     verified_at: datetime | None = None
     verified: Mapping[str, Any] | None = None
-    progress: Mapping[str, Any] | None = None
-    """Progress while it is built or catches up: ``doing``, ``share``, ``rate``, ``left_s``."""
+    undone: str | None = None
+    """The fingerprint from which an operator went back to this version: as long as the app declares
+    that meaning, this version stays."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -79,8 +89,15 @@ class ViewVersion:
 
     @property
     def shown(self) -> str:
-        """Its state in one word: its status, or `behind` for a live view with a reason."""
-        return "behind" if self.status == LIVE and self.reason is not None else self.status
+        """Its state in one word: its status, or `behind` for a live view that failed or trails."""
+        is_behind = self.error is not None or self.progress is not None
+        return "behind" if self.status == LIVE and is_behind else self.status
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not simply kept, in words; ``None``: it is, or only its progress tells."""
+        said = (self.error, self.waits_for, self.status_reason)
+        return "; ".join(each for each in said if each is not None) or None
 
 
 class Registry(Schema):
@@ -97,35 +114,63 @@ class Registry(Schema):
 
     def add_version(self, row: ViewVersion) -> None:
         """Register a version of a view; an existing one is not changed."""
+        number = sql.SQL(
+            "INSERT INTO {} AS known (name, version) VALUES (%s, %s) ON CONFLICT (name) "
+            "DO UPDATE SET version = greatest(known.version, excluded.version)"
+        )
+        self.connection.execute(number.format(self.table("view_number")), (row.name, row.version))
         query = sql.SQL(
             "INSERT INTO {} (name, version, entity, kind, definition, fields, fingerprint, status, "
-            "reason, built, published) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+            "status_reason, built, published) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
             "ON CONFLICT DO NOTHING"
         ).format(self.table("view"))
         self.connection.execute(
             query,
             (
                 *(row.name, row.version, row.entity, row.kind, Jsonb(dict(row.definition))),
-                *(list(row.fields), row.fingerprint, row.status, row.reason),
+                *(list(row.fields), row.fingerprint, row.status, row.status_reason),
                 *(None if row.built is None else Jsonb(dict(row.built)), row.published),
             ),
         )
 
+    def numbers(self) -> dict[str, int]:
+        """The highest version of each name, also of versions and views that were dropped.
+
+        A number is never used twice: held changes and running tasks know a version by it.
+        """
+        if not self._has("view_number", "name"):
+            return {}
+        rows = self.connection.execute(
+            sql.SQL("SELECT name, version FROM {}").format(self.table("view_number"))
+        )
+        return dict(rows.fetchall())
+
     def set_status(self, name: str, version: int, status: str, reason: str | None = None) -> None:
-        """Set the status of a version; clears the record that it caught up with the core."""
+        """Set the status of a version, and why; the other fields on how it is begin anew.
+
+        Clears the record that it caught up with the core.
+        """
         query = sql.SQL(
-            "UPDATE {} SET status = %s, reason = %s, changed_at = now(), met_at = NULL "
-            "WHERE name = %s AND version = %s AND (status, reason) IS DISTINCT FROM (%s, %s)"
+            "UPDATE {} SET status = %s, status_reason = %s, error = NULL, waits_for = NULL, "
+            "progress = NULL, changed_at = now(), met_at = NULL WHERE name = %s AND version = %s "
+            "AND (status, status_reason) IS DISTINCT FROM (%s, %s)"
         ).format(self.table("view"))
         self.connection.execute(query, (status, reason, name, version, status, reason))
 
-    def set_reason(self, name: str, version: int, reason: str | None) -> None:
-        """Store why a version is behind; ``None``: it is not."""
+    def set_error(self, name: str, version: int, error: str | None) -> None:
+        """Store why a version's position could not be moved; ``None``: it moves again."""
+        self._set(name, version, "error", error)
+
+    def set_waits_for(self, name: str, version: int, waits_for: str | None) -> None:
+        """Store why a version is not published yet, or a name keeps its former columns."""
+        self._set(name, version, "waits_for", waits_for)
+
+    def _set(self, name: str, version: int, column: str, value: str | None) -> None:
         query = sql.SQL(
-            "UPDATE {} SET reason = %s, changed_at = now() "
-            "WHERE name = %s AND version = %s AND reason IS DISTINCT FROM %s"
-        ).format(self.table("view"))
-        self.connection.execute(query, (reason, name, version, reason))
+            "UPDATE {table} SET {column} = %s, changed_at = now() "
+            "WHERE name = %s AND version = %s AND {column} IS DISTINCT FROM %s"
+        ).format(table=self.table("view"), column=sql.Identifier(column))
+        self.connection.execute(query, (value, name, version, value))
 
     def set_definition(self, row: ViewVersion) -> None:
         """Store another text of a definition with the same meaning."""
@@ -136,14 +181,21 @@ class Registry(Schema):
         values = (*meaning, row.name, row.version)
         self.connection.execute(query.format(self.table("view")), values)
 
+    def set_undone(self, name: str, version: int, fingerprint: str) -> None:
+        """Record from which meaning an operator goes back to a version."""
+        query = sql.SQL("UPDATE {} SET undone = %s WHERE name = %s AND version = %s")
+        self.connection.execute(query.format(self.table("view")), (fingerprint, name, version))
+
     def begin_build(self, name: str, version: int) -> UUID | None:
-        """Begin a build; returns the attempt's id, or ``None``: it is not wanted any more.
+        """Begin a build; returns the attempt's id.
+
+        ``None``: it is not wanted any more, or readers see it already.
 
         Tasks of an earlier attempt, which may still run, write nothing from here on.
         """
         query = sql.SQL(
             "UPDATE {} SET attempt = gen_random_uuid(), built = NULL, progress = NULL "
-            "WHERE name = %s AND version = %s AND status = %s RETURNING attempt"
+            "WHERE name = %s AND version = %s AND status = %s AND NOT published RETURNING attempt"
         ).format(self.table("view"))
         row = self.connection.execute(query, (name, version, BUILDING)).fetchone()
         return None if row is None else row[0]
@@ -159,7 +211,7 @@ class Registry(Schema):
     def end_build(self, name: str, version: int, attempt: UUID, built: Mapping[str, Any]) -> bool:
         """Store the result of a build; false when the attempt is not the current one any more."""
         query = sql.SQL(
-            "UPDATE {} SET built = %s, attempt = NULL, progress = NULL, reason = NULL "
+            "UPDATE {} SET built = %s, attempt = NULL, progress = NULL, error = NULL "
             "WHERE name = %s AND version = %s AND attempt = %s"
         ).format(self.table("view"))
         values = (Jsonb(dict(built)), name, version, attempt)
@@ -197,9 +249,10 @@ class Registry(Schema):
         return str(row[0])
 
     def clear_caught_up(self, name: str, version: int) -> None:
-        """Clear the record that a version caught up with the core."""
+        """Clear the record that a version caught up with the core, and what it waited for."""
         query = sql.SQL(
-            "UPDATE {} SET met_at = NULL WHERE name = %s AND version = %s AND met_at IS NOT NULL"
+            "UPDATE {} SET met_at = NULL, waits_for = NULL WHERE name = %s AND version = %s "
+            "AND (met_at IS NOT NULL OR waits_for IS NOT NULL)"
         )
         self.connection.execute(query.format(self.table("view")), (name, version))
 
@@ -220,7 +273,8 @@ class Registry(Schema):
         """Compare and swap the published version; returns whether it was ``old``."""
         if old is not None:
             query = sql.SQL(
-                "UPDATE {} SET published = false, status = %s, reason = NULL, met_at = NULL, "
+                "UPDATE {} SET published = false, status = %s, status_reason = NULL, "
+                "error = NULL, waits_for = NULL, progress = NULL, met_at = NULL, undone = NULL, "
                 "changed_at = now() WHERE name = %s AND version = %s AND published"
             ).format(self.table("view"))
             if self.connection.execute(query, (KEPT, name, old)).rowcount != 1:
@@ -229,9 +283,9 @@ class Registry(Schema):
             if any(row.published for row in self.versions(name)):
                 return False
         query = sql.SQL(
-            "UPDATE {} SET published = true, status = %s, reason = NULL, changed_at = now(), "
-            "published_at = now(), options = NULL, progress = NULL "
-            "WHERE name = %s AND version = %s"
+            "UPDATE {} SET published = true, status = %s, status_reason = NULL, error = NULL, "
+            "waits_for = NULL, progress = NULL, changed_at = now(), published_at = now(), "
+            "options = NULL WHERE name = %s AND version = %s"
         ).format(self.table("view"))
         return self.connection.execute(query, (LIVE, name, new)).rowcount == 1
 
@@ -281,6 +335,20 @@ class Registry(Schema):
         row = self.connection.execute(query, (number,)).fetchone()
         return None if row is None else str(row[0])
 
+    def left_entities(self, number: int, declared: Sequence[str]) -> list[str]:
+        """Entity types of this project's earlier starts that it does not declare any more.
+
+        Those that another project declares, too, are left out.
+        """
+        query = sql.SQL(
+            "SELECT DISTINCT entity FROM {0} AS mine JOIN {0} AS past USING (project), "
+            "unnest(past.declared) AS entity WHERE mine.number = %s AND past.number < %s "
+            "AND entity <> ALL(%s) AND NOT EXISTS (SELECT FROM {0} AS other "
+            "WHERE other.project <> mine.project AND other.declared @> ARRAY[entity]) ORDER BY 1"
+        ).format(self.table("deployment"))
+        rows = self.connection.execute(query, (number, number, list(declared)))
+        return [entity for (entity,) in rows]
+
     def declares(self, number: int, entity: str) -> bool:
         """Record that a deployment declares an entity type's views; false: it did so before."""
         query = sql.SQL(
@@ -290,10 +358,15 @@ class Registry(Schema):
         return self.connection.execute(query, (entity, number, entity)).rowcount == 1
 
     def unchanged_for(self, status: str, hours: float) -> list[ViewVersion]:
-        """Versions that have had a status for more than so many hours."""
+        """Versions that have had a status for more than so many hours.
+
+        A version from which an operator went back is left out: the app still declares it.
+        """
         query = sql.SQL(
-            "SELECT " + _COLUMNS + " FROM {} WHERE status = %s "
-            "AND changed_at < now() - make_interval(secs => %s) ORDER BY name, version"
+            "SELECT " + _COLUMNS + " FROM {0} AS this WHERE status = %s "
+            "AND changed_at < now() - make_interval(secs => %s) AND NOT EXISTS (SELECT FROM {0} "
+            "AS seen WHERE seen.name = this.name AND seen.undone = this.fingerprint) "
+            "ORDER BY name, version"
         ).format(self.table("view"))
         rows = self.connection.execute(query, (status, hours * 3600))
         return [ViewVersion(*row) for row in rows]

@@ -32,12 +32,17 @@ CREATE TABLE IF NOT EXISTS {s}.counters (
 CREATE TABLE IF NOT EXISTS {s}.view (
     name text NOT NULL, version int NOT NULL, entity text NOT NULL, kind text NOT NULL,
     definition jsonb NOT NULL, fields text[] NOT NULL DEFAULT '{{}}',
-    fingerprint text NOT NULL, status text NOT NULL, reason text,
-    built jsonb, published boolean NOT NULL DEFAULT false, published_at timestamptz,
-    met_at xid8, options jsonb, attempt uuid, progress jsonb,
+    fingerprint text NOT NULL, status text NOT NULL, status_reason text, error text,
+    waits_for text, built jsonb, published boolean NOT NULL DEFAULT false, published_at timestamptz,
+    met_at xid8, options jsonb, attempt uuid, progress jsonb, undone text,
     declared_at timestamptz NOT NULL DEFAULT now(), changed_at timestamptz NOT NULL DEFAULT now(),
     verified_at timestamptz, verified jsonb, PRIMARY KEY (name, version));
 CREATE UNIQUE INDEX IF NOT EXISTS view_published ON {s}.view (name) WHERE published;
+CREATE TABLE IF NOT EXISTS {s}.view_number (name text PRIMARY KEY, version int NOT NULL);
+INSERT INTO {s}.view_number SELECT name, max(version) FROM {s}.view GROUP BY name
+    ON CONFLICT DO NOTHING;
+CREATE TABLE IF NOT EXISTS {s}.reader_name (
+    name text PRIMARY KEY, relation oid NOT NULL, shows text NOT NULL);
 CREATE TABLE IF NOT EXISTS {s}.entity_model (
     entity text PRIMARY KEY, model jsonb NOT NULL, noted_at timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS {s}.topic_identity (
@@ -64,6 +69,11 @@ CREATE TABLE IF NOT EXISTS {s}.dead (
     UNIQUE (topic, partition, "offset"));
 CREATE INDEX IF NOT EXISTS dead_offset ON {s}.dead (entity, generation, partition, "offset");
 CREATE INDEX IF NOT EXISTS dead_unpublished ON {s}.dead (id) WHERE published_at IS NULL;
+CREATE TABLE IF NOT EXISTS {s}.misfit (
+    entity text NOT NULL, generation int NOT NULL, partition int NOT NULL, field text NOT NULL,
+    schema_version int NOT NULL, count bigint NOT NULL, first_offset bigint NOT NULL,
+    last_offset bigint NOT NULL, seen_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (entity, generation, partition, field, schema_version)) WITH (fillfactor = 20);
 CREATE TABLE IF NOT EXISTS {s}.request (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(), verb text NOT NULL, arguments jsonb NOT NULL,
     state text NOT NULL DEFAULT 'asked', answer jsonb, asked_at timestamptz NOT NULL DEFAULT now(),
@@ -87,8 +97,18 @@ _LATER: Final = (
     ("view", "fields", "text[] NOT NULL DEFAULT '{}'"),
     ("view", "attempt", "uuid"),
     ("view", "progress", "jsonb"),
+    ("view", "undone", "text"),
+    ("view", "status_reason", "text"),
+    ("view", "error", "text"),
+    ("view", "waits_for", "text"),
 )
 """Columns that were added to the second form later: table, name, type."""
+# One column said all of this before; what is still true is stored again by its writer.
+_FOUR_FIELDS: Final = """
+UPDATE {s}.view SET status_reason = reason WHERE status IN ('waiting', 'retired');
+UPDATE {s}.view SET error = reason WHERE status NOT IN ('waiting', 'retired');
+ALTER TABLE {s}.view DROP COLUMN reason;
+"""
 _COLUMN: Final = """
 SELECT FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s AND column_name = %s
@@ -130,7 +150,7 @@ INSERT INTO {s}.held
     SELECT view_group, generation, partition, key, version, "offset", change_id, row, held_at
     FROM {s}.held_1 WHERE strpos(view_group, '/') = 0;
 INSERT INTO {s}.view
-    (name, version, entity, kind, definition, fingerprint, status, reason, published)
+    (name, version, entity, kind, definition, fingerprint, status, status_reason, published)
     SELECT name, version, entity, 'unknown', definition, fingerprint || '/1',
         CASE WHEN status = 'left' THEN 'retired' ELSE 'live' END,
         'kept by an earlier form of everstate: it is built again', true
@@ -168,6 +188,8 @@ class Schema:
                     self.connection.execute(sql.SQL(_ADD_ENTITY).format(s=s))
                 self.connection.execute(sql.SQL(_SECOND_FORM).format(s=s))
             self._add_columns()
+            if not is_first_form and self._has("view", "reason"):
+                self.connection.execute(sql.SQL(_FOUR_FIELDS).format(s=s))
             self.connection.execute(sql.SQL(_DDL).format(s=s))
             if is_first_form:
                 copy = sql.SQL(_COPY_FIRST_FORM)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from everstate.views.control.deferred import DeferredChanges
+from everstate.views.control.misfits import Misfits
 from everstate.views.control.positions import Positions
 from everstate.views.control.registry import Registry
 
 
-class Standings(Positions, Registry, DeferredChanges):
-    """Versions of views, their positions, and their deferred changes."""
+class Standings(Positions, Registry, DeferredChanges, Misfits):
+    """Versions of views, their positions, their deferred changes, and misfits."""

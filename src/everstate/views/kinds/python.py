@@ -14,6 +14,7 @@ import pyarrow as pa
 from psycopg.sql import SQL, Composable, Composed
 
 from everstate.changes import EntityType
+from everstate.changes.keys import column_fault
 from everstate.errors import InvalidView
 from everstate.views.definition import PythonDefinition
 from everstate.views.kinds.kind import (
@@ -142,6 +143,13 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
             "columns.",
             advice="Give other names to the columns.",
         )
+    for field in given:
+        if fault := column_fault(field.name):
+            raise InvalidView(
+                definition.name,
+                f"the name of the column {field.name!r} {fault}.",
+                advice="Give it another name.",
+            )
     state = tuple(_nullable(schema.field(name)) for name in names)
     parts = [f"python/{_FORMAT}", entity_type.name, str(definition.version)]
     parts += [str(field) for field in (*state, *given)] + [_meaning(definition.function)]

@@ -194,10 +194,6 @@ def columns_of(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]]) -> list
     """A physical column for each output; raises InvalidView."""
     row: list[Column] = []
     for place, (output, expression) in enumerate(wanted):
-        if output.lower() in ("_key", "_version"):
-            grammar.refuse(
-                f"everstate adds a column {output!r} itself", "Leave yours out, or rename it."
-            )
         resolved = grammar.resolved(expression, aggregates=False)
         name = KEY if image_path(resolved) == grammar.key_path else f"c{place}"
         row.append(Column(name, output, spark_text(resolved)))

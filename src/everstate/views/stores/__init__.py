@@ -2,8 +2,15 @@
 
 from everstate.views.stores.postgres.loading import load_task
 from everstate.views.stores.postgres.refreshing import JoinTables
+from everstate.views.stores.postgres.refusals import is_of_a_view, reason_of
 from everstate.views.stores.postgres.session import close as close_store
-from everstate.views.stores.postgres.store import ViewTables, core_tables, view_tables
+from everstate.views.stores.postgres.store import (
+    ViewTables,
+    core_tables,
+    install_core,
+    point_core,
+    view_tables,
+)
 from everstate.views.stores.postgres.taking import take_part
 from everstate.views.stores.postgres.transaction import PostgresViewStore
 
@@ -19,7 +26,11 @@ __all__ = [
     "ViewTables",
     "close_store",
     "core_tables",
+    "install_core",
+    "is_of_a_view",
     "load_task",
+    "point_core",
+    "reason_of",
     "take_part",
     "view_store",
     "view_tables",

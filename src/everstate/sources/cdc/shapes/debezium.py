@@ -17,6 +17,7 @@ from everstate.sources.cdc.rows import (
     SourceRow,
     TransactionMessage,
     Unreadable,
+    exact_number,
 )
 from everstate.sources.cdc.shapes.places import position_of, stream_place
 from everstate.sources.cdc.shapes.semantic import conversions, document
@@ -26,7 +27,8 @@ OLD_KEY: Final = "__debezium.oldkey"
 """Header of a row whose key was changed: the key it had."""
 _CELL: Final = {"value", "deletion_ts", "set"}
 _NO_TYPES: Final[Mapping[str, str]] = {}
-_decode = msgspec.json.Decoder().decode
+_decode = msgspec.json.Decoder(float_hook=exact_number).decode
+"""Numbers that a float would change keep all their digits."""
 
 
 class _Event(msgspec.Struct, rename="camel", gc=False):
@@ -69,7 +71,7 @@ class _EndEnvelope(_Ended, gc=False):
     payload: _Ended | None = None
 
 
-_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=exact_number).decode
 _decode_end = msgspec.json.Decoder(_EndEnvelope).decode
 
 
@@ -104,10 +106,11 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
     elif connector == "mongodb":
         after, is_whole = _mongodb(event, after)
     headers = message.headers
-    placeholder = placeholder_of(message.placeholder)
+    placeholder, unknown = placeholder_of(message.placeholder), ()
     if placeholder.may_be_in(message.value) and not _tells_all(op, connector, headers):
         known_after = placeholder.without(after)
-        is_whole = is_whole and known_after is not None and len(known_after) == len(after or ())
+        unknown = tuple(name for name in after or () if name not in (known_after or ()))
+        is_whole = is_whole and not unknown
         before, after = placeholder.without(before), known_after
     if before is None and after is None and message.key is None and op not in ("t", "m"):
         raise Unreadable("it has neither key nor image before or after")
@@ -119,6 +122,7 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
             before=before,
             after=after,
             is_whole=is_whole,
+            unknown=unknown,
             moved_from=_key(headers.get(OLD_KEY), connector) if headers else None,
             # Rows of an incremental snapshot have no position in the log.
             position=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -16,9 +17,11 @@ from everstate.sources.cdc.rows import (
     SourceRow,
     Unreadable,
 )
+from everstate.sources.cdc.shapes.moves import key_in
 from everstate.sources.cdc.shapes.places import position_of
 
-_decode = msgspec.json.decode
+_decode = msgspec.json.Decoder(float_hook=Decimal).decode
+"""Numbers with a fraction keep all their digits."""
 _MAXWELL: Final[Mapping[str, Op]] = {
     "insert": "c",
     "update": "u",
@@ -27,7 +30,13 @@ _MAXWELL: Final[Mapping[str, Op]] = {
 }
 _CANAL: Final[Mapping[str, Op]] = {"INSERT": "c", "UPDATE": "u", "DELETE": "d", "TRUNCATE": "t"}
 _GOLDENGATE: Final[Mapping[str, Op]] = {"I": "c", "U": "u", "K": "u", "D": "d", "T": "t"}
-_DMS: Final[Mapping[str, Op]] = {"insert": "c", "update": "u", "delete": "d", "load": "r"}
+_DMS: Final[Mapping[str, Op]] = {
+    "insert": "c",
+    "update": "u",
+    "delete": "d",
+    "load": "r",
+    "truncate-table": "t",
+}
 
 
 def read_maxwell(message: RawMessage) -> list[SourceRow]:
@@ -60,7 +69,7 @@ def read_maxwell(message: RawMessage) -> list[SourceRow]:
         "time_us": _seconds(found.get("ts")),
         "source": {"connector": "maxwell", **_but(found, "data", "old")},
     }
-    return _images(op, data, found.get("old"), names, shared)
+    return [_image(op, data, found.get("old"), names, shared)]
 
 
 def read_canal(message: RawMessage) -> list[SourceRow]:
@@ -81,6 +90,8 @@ def read_canal(message: RawMessage) -> list[SourceRow]:
     olds = found.get("old") or [None] * len(rows)
     if not isinstance(rows, list) or len(olds) != len(rows):
         raise Unreadable("data and old are not lists of one length")
+    if not rows and op != "t":
+        raise Unreadable(f"{kind} without rows: data is {found.get('data')!r}")
     shared: dict[str, Any] = {
         "table": _table(message, found.get("table")),
         "time_us": _milliseconds(found.get("es")),
@@ -88,10 +99,10 @@ def read_canal(message: RawMessage) -> list[SourceRow]:
     }
     if op == "t":
         return [SourceRow(op="t", **shared)]
-    read = []
-    for row, old in zip(rows, olds, strict=True):
-        read += _images(op, row, old, found.get("pkNames"), shared)
-    return read
+    return [
+        _image(op, row, old, found.get("pkNames"), shared)
+        for row, old in zip(rows, olds, strict=True)
+    ]
 
 
 def read_goldengate(message: RawMessage) -> list[SourceRow]:
@@ -118,7 +129,8 @@ def read_goldengate(message: RawMessage) -> list[SourceRow]:
     names = found.get("primary_keys")
     if op == "u":
         # Only changed columns, unless supplemental logging gives all; a row does not show which.
-        return _moved(before, after, names, shared, is_whole=False)
+        before = before if isinstance(before, dict) else None
+        return [_row("u", before, after, names, shared)]
     return [_row(op, None, after, names, shared, is_whole=True)]
 
 
@@ -128,9 +140,10 @@ def read_dms(message: RawMessage) -> list[SourceRow]:
     if found is None:
         return []
     about = found.get("metadata") or {}
-    if about.get("record-type") == "control":
+    kind = str(about.get("operation"))
+    if about.get("record-type") == "control" and kind != "truncate-table":
         return []
-    op = _op(_DMS, str(about.get("operation")))
+    op = _op(_DMS, kind)
     shared: dict[str, Any] = {
         "table": _table(message, about.get("table-name")),
         "time_us": _text_time(about.get("timestamp")),
@@ -138,7 +151,9 @@ def read_dms(message: RawMessage) -> list[SourceRow]:
     }
     if about.get("transaction-id") is not None:
         shared["transaction"] = RowTransaction(id=str(about["transaction-id"]))
-    return _images(op, _columns(found, "data"), found.get("before-image"), None, shared)
+    if op == "t":
+        return [SourceRow(op="t", **shared)]
+    return [_image(op, _columns(found, "data"), found.get("before-image"), None, shared)]
 
 
 def _object(message: RawMessage) -> dict[str, Any] | None:
@@ -174,38 +189,18 @@ def _op(ops: Mapping[str, Op], kind: str) -> Op:
     return ops[kind]
 
 
-def _images(
+def _image(
     op: Op, data: Any, old: Any, names: list[str] | None, shared: Mapping[str, Any]
-) -> list[SourceRow]:
-    """Rows of forms that give the row after and the former values of the changed columns."""
+) -> SourceRow:
+    """Row of forms that give the row after and the former values of the changed columns."""
     if not isinstance(data, dict):
         raise Unreadable("a row has no columns")
     if op == "d":
-        return [_row("d", data, None, names, shared)]
+        return _row("d", data, None, names, shared)
     if op != "u":
-        return [_row(op, None, data, names, shared, is_whole=True)]
+        return _row(op, None, data, names, shared, is_whole=True)
     before = {**data, **old} if isinstance(old, dict) else None
-    return _moved(before, data, names, shared, is_whole=False)
-
-
-def _moved(
-    before: Any,
-    after: Mapping[str, Any],
-    names: list[str] | None,
-    shared: Mapping[str, Any],
-    *,
-    is_whole: bool,
-) -> list[SourceRow]:
-    """Rows of an update; an update of the key is a delete of the old row and a new row."""
-    image = before if isinstance(before, dict) else None
-    key = _key(names, after)
-    was = _key(names, image) if image is not None else None
-    if key is None or was is None or was == key:
-        return [_row("u", image, after, names, shared, is_whole=is_whole)]
-    assert image is not None
-    gone = _row("d", image, None, names, shared)
-    come = _row("c", None, after, names, {**shared, "moved_from": was}, is_whole=is_whole)
-    return [gone, come]
+    return _row("u", before, data, names, shared)
 
 
 def _row(
@@ -220,22 +215,13 @@ def _row(
     image = after if after is not None else before
     return SourceRow(
         op=op,
-        key=_key(names, image) if image is not None else None,
+        key=key_in(names, image),
         before=before,
         after=after,
         is_whole=is_whole,
         is_snapshot=op == "r",
         **shared,
     )
-
-
-def _key(names: list[str] | None, image: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Values of the key's columns; their names may differ in case from the row's."""
-    if not names or image is None:
-        return None
-    lower = {column.lower(): value for column, value in image.items()}
-    found = {name: lower.get(name.lower()) for name in names}
-    return None if None in found.values() else found
 
 
 def _columns(found: Mapping[str, Any], name: str) -> Any:

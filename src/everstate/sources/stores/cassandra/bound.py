@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.log.bound import Bound, BoundTopic, check_bound
 from everstate.log.topics import TopicIdentity
+from everstate.sources.stores.cassandra.schema import IndexStatements
 from everstate.sources.stores.cassandra.session import Database
 
 _COLUMNS: Final = "entity, topic, cluster_id, topic_id, partitions"
@@ -17,6 +19,10 @@ _REPLACE: Final = (
     "UPDATE {}.published_to SET topic = ?, cluster_id = ?, topic_id = ?, partitions = ?"
     " WHERE entity = ? IF EXISTS"
 )
+BATCH: Final = ("", "batch")
+BEGUN: Final = ("", "begun")
+"""Rows of the table `published` that belong to no entity: the newest batch of the publisher, and
+the newest one when the keyspace was bound to its present log."""
 
 
 def read_bound(database: Database) -> Bound:
@@ -30,13 +36,30 @@ def read_bound(database: Database) -> Bound:
 
 
 def bind(database: Database, bound: Bound, *, replace: bool = False) -> None:
-    """Record changelogs; existing records stay, or are replaced with ``replace``."""
+    """Record changelogs; existing records stay, or are replaced with ``replace``.
+
+    A new log need not have the batches that were published until then.
+    """
     for entity, each in bound.items():
         known = each.identity
         where = [each.topic, known.cluster_id, known.topic_id, known.partitions]
         database.execute(_NOTE.format(database.keyspace), [entity, *where])
         if replace:
             database.execute(_REPLACE.format(database.keyspace), [*where, entity])
+    if replace and (batch := read_batch(database, BATCH)):
+        write_batch(database, BEGUN, batch)
+
+
+def read_batch(database: Database, name: EntityKey) -> int:
+    """A batch that is recorded in the keyspace; 0: none."""
+    rows = database.execute(IndexStatements(database.keyspace).published, list(name))
+    return int(rows[0].version) if rows else 0
+
+
+def write_batch(database: Database, name: EntityKey, batch: int) -> None:
+    """Record a batch; a lower one than the recorded one changes nothing."""
+    statement = IndexStatements(database.keyspace).set_published
+    database.execute(statement, [*name, batch, batch])
 
 
 def check_log(database: Database, config: Config, entities: Iterable[str]) -> None:

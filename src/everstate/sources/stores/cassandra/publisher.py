@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 from prometheus_client import Counter, Gauge
@@ -25,14 +25,15 @@ from everstate.changes import (
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.errors import InvalidChange, RecordRefused, Unavailable
-from everstate.log.publisher import OncePublisher
+from everstate.log.publisher import OncePublisher, check_progress
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.retrying import until_stopped
-from everstate.sources.stores.cassandra.bound import check_log
+from everstate.sources.stores.cassandra.bound import BATCH, BEGUN, check_log, read_batch
 from everstate.sources.stores.cassandra.schema import CassandraStatements, IndexStatements, install
 from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.unpublished import Announcement, Unpublished
+from everstate.sources.stores.rows import bytes_of
 
 LOGGER = logging.getLogger("everstate.sources.crud.cassandra")
 
@@ -43,7 +44,9 @@ OLDEST = Gauge(
 BLOCKED = Gauge("everstate_cassandra_blocked_keys", "Keys whose changes the log does not take")
 PUBLISHED = Counter("everstate_cassandra_published_changes", "Changes moved to the log")
 
-_KEYS_AT_ONCE: Final = 256
+_KEYS_AT_ONCE: Final = 64
+_ROWS_AT_ONCE: Final = 8
+"""Rows that are read of each of many keys; a key that has more is read on alone."""
 _BATCH_BYTES_MAX: Final = 16 * 1_048_576
 _ASK_AFTER_S: Final = 2.0
 """After this time, an announced write that is not visible is read with SERIAL."""
@@ -69,6 +72,8 @@ class _Batch:
     newest: dict[EntityKey, OutRecord] = field(default_factory=dict)
     reached: dict[EntityKey, int] = field(default_factory=dict)
     settled: list[Announcement] = field(default_factory=list)
+    resent: dict[UUID, int] = field(default_factory=dict)
+    """Attempt of an announcement to send again → version up to which this batch does so."""
     size: int = 0
     """Bytes of the values."""
     note_size: int = 2
@@ -116,12 +121,17 @@ class Publisher:
         self._sql = {name: CassandraStatements(keyspace, name) for name in self._types}
         self._index = IndexStatements(keyspace)
         self._unpublished = Unpublished(self._database)
-        self._publisher = OncePublisher(config, f"publisher-cassandra-{keyspace}")
+        watched = [changes for changes, _ in self._topics.values()]
+        self._publisher = OncePublisher(config, f"publisher-cassandra-{keyspace}", watched=watched)
         self._note_bytes_max = limit // 2
         self._batch_changes = config.cassandra.batch_changes
         self._published: dict[EntityKey, int] = {}
         """Published versions of recent keys; a cache, because no other process writes them."""
+        self._resent: dict[UUID, int] = {}
+        """Versions up to which announced changes were sent again; those after them follow."""
         self._blocked: dict[EntityKey, float] = {}
+        self._alone: EntityKey | None = None
+        """The key that gets the next batch for itself, while searching for a refused one."""
         self._is_open = False
         self._number = 0
 
@@ -141,7 +151,8 @@ class Publisher:
     def run(self, stop: threading.Event) -> None:
         """Publish changes until ``stop`` is set; waits while a server is down.
 
-        Raises Fenced when another publisher took over.
+        Raises Fenced when another publisher took over, and LogTruncated when the log lost batches
+        that were published.
         """
         step = until_stopped(
             self.step,
@@ -171,6 +182,7 @@ class Publisher:
                 self._publish(batch)
             for announcement in batch.settled:
                 self._unpublished.settle(announcement)
+                self._resent.pop(announcement.attempt, None)
             return len(batch.changes)
         except Unavailable:
             self.close()
@@ -182,16 +194,23 @@ class Publisher:
         install(self._database, tuple(self._types))
         check_log(self._database, self._config, self._types)
         progress = self._publisher.open(_OPEN_S)
+        marked, begun = (read_batch(self._database, name) for name in (BATCH, BEGUN))
+        check_progress("the publisher of Cassandra", progress, marked, begun)
+        self._publisher.check_tails("the publisher of Cassandra", begun)
+        self._number = marked
         self._published.clear()
         if progress is not None:
-            self._number = progress.batch
+            self._number = max(marked, progress.batch)
             self._write_down(_decode_note(progress.note))
         self._is_open = True
 
     def _by_key(self, waiting: Sequence[Announcement]) -> dict[EntityKey, list[Announcement]]:
         now, found = time.monotonic(), dict[EntityKey, list[Announcement]]()
+        alone, self._alone = self._alone, None
         for each in waiting:
             key = (each.entity, each.key)
+            if alone is not None and key != alone:
+                continue
             if each.entity in self._types and self._blocked.get(key, 0.0) <= now:
                 found.setdefault(key, []).append(each)
         return found
@@ -209,7 +228,7 @@ class Publisher:
                     batch.settled.extend(by_key[key])
                 else:
                     firsts[key] = first
-            for key, rows in self._read(firsts):
+            for key, rows in self._read(firsts, batch):
                 if self._is_full(batch):
                     return batch
                 self._add(batch, key, firsts[key], rows, by_key[key])
@@ -218,17 +237,41 @@ class Publisher:
     def _first(self, key: EntityKey, announced: Sequence[Announcement]) -> int | None:
         """First version of a key to be sent; ``None``: the log has all announced versions."""
         published = self._published[key]
-        again = [each.again_from for each in announced if each.again_from is not None]
+        again = [
+            max(each.again_from, self._resent.get(each.attempt, 0) + 1)
+            for each in announced
+            if each.again_from is not None
+        ]
         if not again and all(each.version <= published for each in announced):
             return None
         return min([published + 1, *again])
 
-    def _read(self, firsts: Mapping[EntityKey, int]) -> Iterator[tuple[EntityKey, Sequence[Any]]]:
+    def _read(
+        self, firsts: Mapping[EntityKey, int], batch: _Batch
+    ) -> Iterator[tuple[EntityKey, Sequence[Any]]]:
         """Each key's rows, oldest first, from the version before the first to be sent."""
         for entity, sql in self._sql.items():
             keys = [key for key in firsts if key[0] == entity]
-            values = ([key[1], max(1, firsts[key] - 1)] for key in keys)
-            yield from zip(keys, self._database.execute_many(sql.changes, values), strict=True)
+            values = ([key[1], max(1, firsts[key] - 1), _ROWS_AT_ONCE] for key in keys)
+            answers = self._database.execute_many(sql.changes, values)
+            for key, rows in zip(keys, answers, strict=True):
+                is_all = len(rows) < _ROWS_AT_ONCE
+                yield key, rows if is_all else self._read_on(key, firsts[key], batch)
+
+    def _read_on(self, key: EntityKey, first: int, batch: _Batch) -> Sequence[Any]:
+        """The rows of a key with many of them: as many as the batch has room for.
+
+        The first row may be the one before the first to be sent, so there are at least two.
+        """
+        count = max(_ROWS_AT_ONCE, self._batch_changes + 1 - len(batch.changes))
+        values = [key[1], max(1, first - 1), count]
+        rows, size = list[Any](), batch.size
+        for row in self._database.stream(self._sql[key[0]].changes, values, _ROWS_AT_ONCE):
+            rows.append(row)
+            size += sum(bytes_of(text) for text in (row.before, row.after, row.event))
+            if size >= _BATCH_BYTES_MAX and len(rows) > 1:
+                break
+        return rows
 
     def _is_full(self, batch: _Batch) -> bool:
         return (
@@ -257,23 +300,26 @@ class Publisher:
         head = _head(rows)
         if any(each.version > head and each.age_s > _ASK_AFTER_S for each in announced):
             # An announced write that is not visible may be in progress: a SERIAL read settles it.
-            values = [key[1], max(1, first - 1)]
+            values = [key[1], max(1, first - 1), max(len(rows), _ROWS_AT_ONCE)]
             rows = self._database.execute(self._sql[key[0]].changes, values, serial=True)
             head = _head(rows)
         try:
             records = self._compose(key, first, rows)
-        except (InvalidChange, ValueError) as refusal:
+        except (InvalidChange, ValueError, RecursionError) as refusal:
             self._block(key, str(refusal))
             return
-        batch.settled += [
-            each for each in announced if each.version <= head or self._is_off(key, head, each)
-        ]
+        reached = rows[-1].version or head if rows else head
+        for each in announced:
+            if each.version <= reached or (each.version > head and self._is_off(key, head, each)):
+                batch.settled.append(each)
+            elif each.again_from is not None:
+                batch.resent[each.attempt] = reached
         if records:
             last = records[-1]
             batch.changes.extend(records)
             state = self._topics[key[0]][1]
             batch.newest[key] = OutRecord(state, last.key, last.value, last.headers)
-            batch.reached[key] = head
+            batch.reached[key] = reached
             batch.size += sum(len(record.value or b"") for record in records)
             batch.note_size += 2 * len(key[1].encode()) + 80
 
@@ -323,16 +369,30 @@ class Publisher:
             self._narrow(batch, refusal)
             return
         self._write_down([(*key, version) for key, version in batch.reached.items()])
-        self._published.update(batch.reached)
+        for key, version in batch.reached.items():
+            self._published[key] = max(version, self._published.get(key, 0))
+        self._resent.update(batch.resent)
         PUBLISHED.inc(len(batch.changes))
 
     def _narrow(self, batch: _Batch, refusal: RecordRefused) -> None:
-        """Block the key that the log refuses; no change of the batch was published."""
+        """Block the key that the log refuses; no change of the batch was published.
+
+        The key in Kafka's error may belong to another record of the batch, so a key is blocked only
+        when a batch of only that key was refused. The one with the largest change is tried first.
+        """
+        largest = max(batch.changes, key=lambda record: len(record.value or b""))
         batch.settled.clear()
         batch.changes.clear()
-        named = [key for key in batch.reached if key[1] == refusal.key]
-        for key in named or batch.reached:
-            self._block(key, refusal.reason)
+        batch.resent.clear()
+        named = [
+            (entity, (largest.key or b"").decode())
+            for entity, (topic, _) in self._topics.items()
+            if topic == largest.topic
+        ]
+        if len(batch.reached) > 1:
+            self._alone = named[0]
+        else:
+            self._block(named[0], refusal.reason)
 
     def _block(self, key: EntityKey, reason: str) -> None:
         LOGGER.error("the changes of %s %r stay unpublished: %s", *key, reason)
@@ -342,10 +402,14 @@ class Publisher:
         BLOCKED.set(len(self._blocked))
 
     def _write_down(self, reached: Iterable[tuple[str, str, int]]) -> None:
-        """Store each key's published version, also as the timestamp, so that it never decreases."""
+        """Store each key's published version, and the batch.
+
+        Each is also the timestamp of its row, so that it never decreases.
+        """
+        rows = [*reached, (*BATCH, self._number)]
         self._database.execute_many(
             self._index.set_published,
-            ([entity, key, version, version] for entity, key, version in reached),
+            ([entity, key, number, number] for entity, key, number in rows),
         )
 
 

@@ -124,7 +124,7 @@ class CassandraStatements:
         self.changes = (
             "SELECT head_version, version, change_id, kind, schema_version, occurred_at,"
             f" recorded_at, provenance, event, after, before, chained FROM {table}"
-            " WHERE key = ? AND version >= ? ORDER BY version ASC"
+            " WHERE key = ? AND version >= ? ORDER BY version ASC LIMIT ?"
         )
         newest = f"SELECT key, head_version, version, change_id, after FROM {table}"
         self.page = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -179,6 +180,7 @@ class Database:
             port=settings.port,
             protocol_version=_PROTOCOL,
             auth_provider=_login(settings),
+            ssl_context=_tls(settings),
             connect_timeout=_CONNECT_S,
             execution_profiles={
                 EXEC_PROFILE_DEFAULT: profile(ConsistencyLevel.QUORUM),
@@ -192,6 +194,21 @@ def _login(settings: CassandraConfig) -> PlainTextAuthProvider | None:
         return None
     password = settings.password.get_secret_value() if settings.password is not None else ""
     return PlainTextAuthProvider(settings.user, password)
+
+
+def _tls(settings: CassandraConfig) -> ssl.SSLContext | None:
+    """TLS that checks the server's certificate, but not the name in it."""
+    if settings.ssl_cafile is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_cafile)
+    except OSError as cause:
+        raise InvalidConfig(
+            "cassandra.ssl_cafile", str(settings.ssl_cafile), f"certificates in PEM ({cause})"
+        ) from None
+    # Nodes are found by their addresses, which certificates seldom have.
+    context.check_hostname = False
+    return context
 
 
 def unless_null(value: Any) -> Any:

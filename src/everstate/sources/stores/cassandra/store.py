@@ -39,6 +39,7 @@ from everstate.sources.stores.rows import (
     row_of,
 )
 from everstate.sources.stores.store import (
+    PAGE_BYTES_MAX,
     AnsweredBefore,
     GivenEntity,
     Kept,
@@ -58,7 +59,21 @@ _ONCE: Final = UUID("8a6a7a4e-5a55-5d3e-9d5e-2f3f6f0f6c11")
 _KEY_BYTES_MAX: Final = 65_535
 _LOOKED_MAX: Final = 20
 _PART_BYTES_MAX: Final = 1_048_576
+_SAME_TOKEN_MAX: Final = 1_000
+"""Keys with one token that a cursor may skip: two keys hardly ever have the same one."""
+_ROWS_AT_ONCE: Final = 16
 _CURSOR: Final = re.compile(r"(-?[0-9]{1,19})\.([0-9]{1,6})")
+
+
+def version_of(config: Config, entity: str, key: str) -> int | None:
+    """Committed version of an entity, also of a deleted one; ``None``: it never existed.
+
+    Uses connections of its own. Raises Unavailable, and SourceError when nothing is installed.
+    """
+    with Database(config) as database:
+        head = CassandraStatements(database.keyspace, entity).head
+        rows = database.execute(head, [check_key(entity, key)])
+    return None if not rows else rows[0].head_version
 
 
 class CassandraStore(Store):
@@ -112,19 +127,30 @@ class CassandraStore(Store):
         found = list[Versioned]()
         for _ in range(_LOOKED_MAX):
             wanted = limit - len(found)
-            rows = self._database.execute(self._sql.page, [token, skip + wanted])
+            rows, is_cut = self._rows(token, skip, wanted)
             for row in rows[skip:]:
                 if row.after is not None and _meets(row.after, equal):
                     entity = self.entity_type.validate_json(row.after)
                     found.append(Versioned(entity, row.head_version))
-            if len(rows) < skip + wanted:
+            if len(rows) < skip + wanted and not is_cut:
                 return Page(found, None)
             token = rows[-1].place
             # Keys with the same token come in a stable order: count those that were read.
             skip = sum(1 for row in rows if row.place == token)
-            if len(found) == limit:
+            if len(found) == limit or is_cut:
                 break
         return Page(found, f"{token}.{skip}")
+
+    def _rows(self, token: int, skip: int, wanted: int) -> tuple[list[Any], bool]:
+        """Rows from a token on, and whether these are fewer because they are large."""
+        rows, size = list[Any](), 0
+        values = [token, skip + wanted]
+        for row in self._database.stream(self._sql.page, values, skip + _ROWS_AT_ONCE):
+            rows.append(row)
+            size += bytes_of(row.after) if len(rows) > skip else 0
+            if size >= PAGE_BYTES_MAX:
+                return rows, len(rows) < skip + wanted
+        return rows, False
 
     def write(self, write: Write) -> Written:
         """Create, update or delete an entity; see :meth:`Store.write`.
@@ -164,7 +190,7 @@ class CassandraStore(Store):
         count = 0
         for count, row in enumerate(rows, 1):  # noqa: B007
             # Also refuses a change that is too large.
-            kind_of(self.entity_type.name, row, None, force=force, limit=self._limit)
+            kind_of(self.entity_type, row, None, force=force, limit=self._limit)
             by_key.setdefault(self._key(row.key), []).append(row)
 
         def write(chain: list[PreparedRow]) -> int:
@@ -257,7 +283,7 @@ class CassandraStore(Store):
         """Steps for states of one key, each following the one before; equal ones are left out."""
         steps, before = list[WriteStep](), head.state
         for row in rows:
-            kind = kind_of(self.entity_type.name, row, before, force=force, limit=self._limit)
+            kind = kind_of(self.entity_type, row, before, force=force, limit=self._limit)
             if kind is not None:
                 steps.append(WriteStep(head.version + len(steps) + 1, kind, row, before))
                 before = row.state
@@ -313,6 +339,10 @@ def _place(cursor: str | None) -> tuple[int, int]:
     if cursor is None:
         return TOKEN_MIN, 0
     parts = _CURSOR.fullmatch(cursor)
-    if parts is None or not TOKEN_MIN <= int(parts[1]) <= TOKEN_MAX:
+    if (
+        parts is None
+        or not TOKEN_MIN <= int(parts[1]) <= TOKEN_MAX
+        or int(parts[2]) > _SAME_TOKEN_MAX
+    ):
         raise InvalidQuery("cursor: expected the cursor of an earlier page.")
     return int(parts[1]), int(parts[2])

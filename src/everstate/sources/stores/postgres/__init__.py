@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING
 from everstate.lazily import loader
 
 if TYPE_CHECKING:
+    from everstate.sources.stores.postgres.files import guesses as guesses
     from everstate.sources.stores.postgres.importing import Checked as Checked
     from everstate.sources.stores.postgres.importing import Imported as Imported
     from everstate.sources.stores.postgres.importing import check_file as check_file
     from everstate.sources.stores.postgres.importing import import_file as import_file
     from everstate.sources.stores.postgres.schema import install as install
+    from everstate.sources.stores.postgres.settling import Missing as Missing
     from everstate.sources.stores.postgres.store import EntityStore as EntityStore
 
 __getattr__ = loader(
     __name__,
     {
+        "everstate.sources.stores.postgres.files": ("guesses",),
         "everstate.sources.stores.postgres.importing": (
             "Checked",
             "Imported",
@@ -22,6 +25,7 @@ __getattr__ = loader(
             "import_file",
         ),
         "everstate.sources.stores.postgres.schema": ("install",),
+        "everstate.sources.stores.postgres.settling": ("Missing",),
         "everstate.sources.stores.postgres.store": ("EntityStore",),
     },
 )

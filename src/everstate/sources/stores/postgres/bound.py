@@ -22,6 +22,12 @@ _REPLACE: Final = _NOTE.replace(
     "DO UPDATE SET topic = excluded.topic, cluster_id = excluded.cluster_id,"
     " topic_id = excluded.topic_id, partitions = excluded.partitions",
 )
+BEGIN: Final = """
+INSERT INTO everstate_store.relay AS present (name, batch)
+SELECT name || '.begun', batch FROM everstate_store.relay WHERE name NOT LIKE '%.begun'
+ON CONFLICT (name) DO UPDATE SET batch = excluded.batch, updated_at = now()
+"""
+"""The log need not have the batches that were published until now."""
 
 
 def read_bound(connection: OutboxConnection) -> Bound:
@@ -31,9 +37,14 @@ def read_bound(connection: OutboxConnection) -> Bound:
 
 
 def bind(connection: OutboxConnection, bound: Bound, *, replace: bool = False) -> None:
-    """Record changelogs; existing records stay, or are replaced with ``replace``."""
+    """Record changelogs; existing records stay, or are replaced with ``replace``.
+
+    A new log need not have the batches that were published until then.
+    """
     with connection.transaction(), connection.cursor() as cursor:
         cursor.executemany(_REPLACE if replace else _NOTE, _rows(bound))
+        if replace:
+            cursor.execute(BEGIN)
 
 
 def check_log(connection: OutboxConnection, config: Config, entities: Iterable[str]) -> None:

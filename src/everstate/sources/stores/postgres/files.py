@@ -2,7 +2,8 @@
 
 A row is a line of JSON, a record of CSV after its header, or a row of Parquet; the first is 1. NaN
 becomes null, because tables use it for missing values. An empty cell of CSV is null; in a text
-column that may not be null it is an empty text.
+column that may not be null it is an empty text. What separates the cells of CSV, and the case of
+its column names, are guessed by the fields of the entity type; :func:`guesses` says so.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from everstate.changes import EntityType
-from everstate.changes.unknown import EXTRA, reason_of, takes_unknown
+from everstate.changes.accepting import NotAccepted, accept
+from everstate.changes.json_numbers import encode, number_of
+from everstate.changes.unknown import EXTRA, reason_of
 from everstate.errors import ImportFailed
 
 _NOT_A_NUMBER: Final = frozenset({"", "nan", "NaN", "NAN"})
 _PARQUET_ROWS: Final = 4096
+_CELL_MAX: Final = 64 * 1024 * 1024
+_SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NOT_UTF_8: Final = "it is not UTF-8"
 
 
@@ -61,7 +66,7 @@ class _Form(NamedTuple):
     """How a file is read: its rows, and its columns where every row has the same."""
 
     read: Callable[[Path, EntityType], Iterator[_Raw]]
-    columns: Callable[[Path], Sequence[str]] | None
+    columns: Callable[[Path, EntityType], Sequence[str]] | None
 
 
 def read_file(
@@ -95,13 +100,11 @@ def read_rows(
 
     Raises ImportFailed for a file that cannot be read at all, or whose columns do not match.
     """
-    form = _FORMS.get(path.suffix.lower())
-    if form is None:
-        raise ImportFailed(str(path), None, f"its ending is none of {', '.join(_FORMS)}")
+    form = _form_of(path)
     try:
         if path.stat().st_size == 0:
             raise ImportFailed(str(path), None, "it is empty, without even a header or a line")
-        columns = None if form.columns is None else form.columns(path)
+        columns = None if form.columns is None else form.columns(path, entity_type)
         _check_columns(path, columns, ignored)
         for row, state, done in form.read(path, entity_type):
             if row < first_row:
@@ -111,8 +114,8 @@ def read_rows(
                 continue
             try:
                 yield Read(row, _entity(entity_type, state, ignored), None, done)
-            except ValidationError as cause:
-                errors = cause.errors(include_url=False, include_context=False, include_input=False)
+            except NotAccepted as cause:
+                errors = cause.errors
                 if columns is not None and any(map(_is_of_header, errors)):
                     raise _misfit(path, entity_type, columns, errors) from cause
                 yield Read(row, None, _invalid_reason(entity_type, errors[0], state), done)
@@ -122,29 +125,29 @@ def read_rows(
         raise ImportFailed(str(path), None, cause.strerror or str(cause)) from cause
 
 
+def read_raw(path: Path, entity_type: EntityType) -> Iterator[_Raw]:
+    """Each row as it is in the file; for one from which :func:`read_rows` has read a row."""
+    return _form_of(path).read(path, entity_type)
+
+
+def _form_of(path: Path) -> _Form:
+    form = _FORMS.get(path.suffix.lower())
+    if form is None:
+        raise ImportFailed(str(path), None, f"its ending is none of {', '.join(_FORMS)}")
+    return form
+
+
 def _entity(
     entity_type: EntityType, state: bytes | Mapping[str, Any], ignored: Collection[str]
 ) -> BaseModel:
-    """The entity of a row; raises ValidationError, or ValueError for invalid JSON."""
-    model, unknown = entity_type.model, takes_unknown(entity_type.model)
+    """The entity of a row; raises NotAccepted, or ValueError for invalid JSON."""
     if isinstance(state, bytes) and (ignored or b"NaN" in state):
-        state = _without_nan(json.loads(state))
+        state = _without_nan(json.loads(state, parse_float=number_of))
+        if isinstance(state, dict):
+            state = encode({name: part for name, part in state.items() if name not in ignored})
     if ignored and isinstance(state, Mapping):
         state = {name: value for name, value in state.items() if name not in ignored}
-    try:
-        return _validated(model, state, unknown.rule)
-    except ValidationError as cause:
-        errors = cause.errors(include_url=False, include_context=False, include_input=False)
-        if not all(map(unknown.is_computed, errors)):
-            raise
-        # Exported rows may be imported again, including fields that the model computes.
-        return _validated(model, state, None)
-
-
-def _validated(model: type[BaseModel], state: Any, extra: Any) -> BaseModel:
-    if isinstance(state, bytes):
-        return model.model_validate_json(state, extra=extra)
-    return model.model_validate(state, extra=extra)
+    return accept(entity_type.model, state)
 
 
 def _invalid_reason(
@@ -157,7 +160,7 @@ def _invalid_reason(
         except UnicodeDecodeError:
             return _NOT_UTF_8
     where = ".".join(str(part) for part in error["loc"]) or "state"
-    return f"{where}: {reason_of(entity_type, error)}"
+    return f"{where}: {reason_of(entity_type.field_names, error)}"
 
 
 def _check_columns(path: Path, columns: Sequence[str] | None, ignored: Collection[str]) -> None:
@@ -208,24 +211,91 @@ def _read_jsonl(path: Path, _: EntityType) -> Iterator[_Raw]:
                 yield row, line, read / size
 
 
-def _csv_header(path: Path) -> Sequence[str]:
+class _Header(NamedTuple):
+    """The names of a CSV file's columns as fields, and what they and the separator are by guess."""
+
+    separator: str
+    columns: Sequence[str]
+    guesses: tuple[str, ...]
+
+
+def guesses(path: Path, entity_type: EntityType) -> tuple[str, ...]:
+    """What is guessed of a file, each as a sentence; only CSV needs guesses."""
+    return _csv_header(path, entity_type).guesses if path.suffix.lower() == ".csv" else ()
+
+
+def _csv_header(path: Path, entity_type: EntityType) -> _Header:
+    fields = _input_names(entity_type)
+    by_case = {name.lower(): name for name in fields}
+
+    def known(separator: str) -> int:
+        cells = _header_cells(path, separator, strict=False)
+        return sum(_plain_name(cell) in by_case for cell in cells)
+
+    separator = max(_SEPARATORS, key=known)  # of equal ones the first
+    header, said = _header_cells(path, separator, strict=True), []
+    if separator != ",":
+        said.append(f"The cells of {path.name} are separated by {_SEPARATORS[separator]}.")
+    columns = []
+    for cell in header:
+        meant = by_case.get(_plain_name(cell), cell)
+        if cell in fields or meant in header:
+            meant = cell
+        if meant != cell:
+            said.append(f"The column {cell!r} of {path.name} is the field {meant}.")
+        columns.append(meant)
+    return _Header(separator, columns, tuple(said))
+
+
+def _plain_name(cell: str) -> str:
+    return cell.strip().lower()
+
+
+def _input_names(entity_type: EntityType) -> set[str]:
+    """The names under which a file may have the fields of a model."""
+    fields = entity_type.model.model_fields.items()
+    given = {name for field, info in fields for name in (field, info.alias, info.validation_alias)}
+    return {name for name in given if isinstance(name, str)} | {*entity_type.field_names}
+
+
+def _header_cells(path: Path, separator: str, *, strict: bool) -> list[str]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         try:
-            header = next(csv.reader(text), [])
+            header = next(_csv_records(text, separator, strict=strict), [])
         except csv.Error as cause:
-            raise ImportFailed(str(path), None, f"its header: {cause}") from cause
+            raise ImportFailed(str(path), None, f"its header: {_csv_reason(cause)}") from cause
     if not _is_utf_8("".join(header)):
         raise ImportFailed(str(path), None, f"its header: {_NOT_UTF_8}")
     return header
+
+
+def _csv_records(
+    text: Iterable[str], separator: str, *, strict: bool = True
+) -> Iterator[list[str]]:
+    """Records of CSV; raises csv.Error for a quote that is never closed, or is inside a cell."""
+    csv.field_size_limit(_CELL_MAX)
+    return csv.reader(text, delimiter=separator, strict=strict)
+
+
+def _csv_reason(cause: csv.Error) -> str:
+    """Why a record cannot be read, in words for people."""
+    if "unexpected end of data" in str(cause):
+        return "a quote is never closed"
+    if "expected after" in str(cause):
+        return "a quoted cell has text after its closing quote"
+    if "field limit" in str(cause):
+        return f"a cell is longer than {_CELL_MAX:,} characters, or a quote is never closed"
+    return str(cause)
 
 
 def _read_csv(path: Path, entity_type: EntityType) -> Iterator[_Raw]:
     size, read = max(1, path.stat().st_size), 0
     convert = _csv_columns(entity_type)
     # An invalid UTF-8 byte is kept as a surrogate, so that the error can name its row.
+    separator, header, _ = _csv_header(path, entity_type)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        records = csv.reader(text)
-        header = next(records, [])
+        records = _csv_records(text, separator)
+        next(records, None)
         row = 0
         try:
             for row, cells in enumerate(records, 1):
@@ -234,7 +304,11 @@ def _read_csv(path: Path, entity_type: EntityType) -> Iterator[_Raw]:
                 read += sum(map(len, cells)) + len(cells)
                 yield row, _csv_state(row, header, cells, convert), min(1.0, read / size)
         except csv.Error as cause:
-            yield row + 1, UnreadableRow(row + 1, f"{cause}; what follows was not read"), 1.0
+            yield (
+                row + 1,
+                UnreadableRow(row + 1, f"{_csv_reason(cause)}; what follows was not read"),
+                1.0,
+            )
 
 
 def _csv_state(
@@ -282,7 +356,7 @@ def _may_be_null(entity_type: EntityType, name: str) -> bool:
 
 
 def _nested(cell: str) -> Any:
-    return None if cell == "" else _without_nan(json.loads(cell))
+    return None if cell == "" else _without_nan(json.loads(cell, parse_float=number_of))
 
 
 def _scalar(cell: str) -> str | None:
@@ -293,7 +367,7 @@ def _optional_text(cell: str) -> str | None:
     return cell or None
 
 
-def _parquet_columns(path: Path) -> Sequence[str]:
+def _parquet_columns(path: Path, _: EntityType) -> Sequence[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -332,6 +406,6 @@ def _without_nan(value: Any) -> Any:
 _FORMS: Final[dict[str, _Form]] = {
     ".jsonl": _Form(_read_jsonl, None),
     ".ndjson": _Form(_read_jsonl, None),
-    ".csv": _Form(_read_csv, _csv_header),
+    ".csv": _Form(_read_csv, lambda path, entity: _csv_header(path, entity).columns),
     ".parquet": _Form(_read_parquet, _parquet_columns),
 }

@@ -15,6 +15,11 @@ BEGIN
         ALTER TABLE everstate_store.registered
             ADD COLUMN IF NOT EXISTS ahead_hours double precision NOT NULL DEFAULT 24;
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'refuses_unknown'
+        AND attrelid = 'everstate_store.registered'::regclass) THEN
+        ALTER TABLE everstate_store.registered
+            ADD COLUMN IF NOT EXISTS refuses_unknown boolean NOT NULL DEFAULT false;
+    END IF;
 END $$;
 
 -- A UUIDv7 of RFC 9562; PostgreSQL has its own function for it only from release 18 on.
@@ -24,6 +29,57 @@ LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
         substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
         FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid
 $$;
+
+-- Pattern of the time of a day with seconds, as every reader of the log takes it: without 24:00:00 and
+-- without leap seconds.
+CREATE OR REPLACE FUNCTION everstate_store.clock_pattern() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT 'T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?'
+$$;
+
+-- Pattern of a UTC offset.
+CREATE OR REPLACE FUNCTION everstate_store.offset_pattern() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT '(Z|[+-]([01]\d|2[0-3]):[0-5]\d)'
+$$;
+
+-- Raises when JSON text is nested more than 100 levels deep (as in changes/depth.py), or has a number
+-- that is beyond the range of a double. It reads the text, because jsonb drops repeated names.
+CREATE OR REPLACE FUNCTION everstate_store.check_json(value text, field text, key text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    is_nested boolean := length(value) - length(translate(value, '[{', '')) > 100;
+    bare text;
+BEGIN
+    -- Nearly every text ends here. Fewer digits in number and exponent cannot be beyond the range.
+    IF NOT is_nested AND value !~ '[eE]\+?\d{3}|\d{200}' THEN
+        RETURN;
+    END IF;
+    bare := regexp_replace(value, '"([^"\\]|\\.)*"', '', 'g');
+    IF EXISTS (SELECT FROM regexp_matches(bare, '\d+(?:\.\d+)?(?:[eE][+-]?\d+)?', 'g') AS number
+        WHERE number[1]::numeric > 1.7976931348623157e308) THEN
+        RAISE EXCEPTION 'it has a number that is beyond the range of a double'
+            USING ERRCODE = 'EV001', COLUMN = field, DETAIL = key;
+    END IF;
+    FOR level IN 1..100 LOOP
+        EXIT WHEN bare !~ '[[{]';
+        bare := regexp_replace(bare, '[[{][^][{}]*[]}]', '', 'g');
+    END LOOP;
+    IF bare ~ '[[{]' THEN
+        RAISE EXCEPTION 'it is nested more than 100 levels deep'
+            USING ERRCODE = 'EV001', COLUMN = field, DETAIL = key;
+    END IF;
+END $$;
+
+-- Raises when these texts are too long for the headers of a message.
+CREATE OR REPLACE FUNCTION everstate_store.check_names(key text, service text, event_type text)
+RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF octet_length(key) + octet_length(service) + coalesce(octet_length(event_type), 0) > 16384 THEN
+        RAISE EXCEPTION 'key, service and event type have more than 16,384 bytes'
+            USING ERRCODE = 'EV001', COLUMN = 'headers', DETAIL = key;
+    END IF;
+END $$;
 
 -- Returns the registration of an entity type. Raises when the type is not registered, the key is not
 -- valid, or the time has no UTC offset.
@@ -42,7 +98,7 @@ BEGIN
             USING ERRCODE = 'EV004', COLUMN = 'entity',
             HINT = 'Run `everstate outbox install` with the app that has it.';
     ELSIF found_type.is_event <> checked_type.is_event THEN
-        RAISE EXCEPTION 'it is written by everstate_store.%', other
+        RAISE EXCEPTION 'changes of this entity type are written by everstate_store.%', other
             USING ERRCODE = 'EV001', COLUMN = 'entity', DETAIL = checked_type.key;
     ELSIF coalesce(checked_type.key, '') = '' THEN
         RAISE EXCEPTION 'the key is missing or empty' USING ERRCODE = 'EV001', COLUMN = 'key';
@@ -51,10 +107,10 @@ BEGIN
             octet_length(checked_type.key)
             USING ERRCODE = 'EV001', COLUMN = 'key', DETAIL = left(checked_type.key, 40);
     ELSIF checked_type.key IN ('.', '..') THEN
-        RAISE EXCEPTION 'no address can name it: it is a step in a path'
+        RAISE EXCEPTION 'it is a step in a path, so that no address can name it'
             USING ERRCODE = 'EV001', COLUMN = 'key', DETAIL = checked_type.key;
-    ELSIF checked_type.occurred_at !~
-        '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$' THEN
+    ELSIF checked_type.occurred_at !~ ('^\d{4}-\d\d-\d\d' || everstate_store.clock_pattern()
+        || everstate_store.offset_pattern() || '$') THEN
         RAISE EXCEPTION 'the time is no RFC 3339 text with an offset'
             USING ERRCODE = 'EV001', COLUMN = 'occurredAt', DETAIL = checked_type.key;
     END IF;
@@ -83,7 +139,7 @@ BEGIN
     IF state IS NULL THEN
         RETURN;
     ELSIF jsonb_typeof(state) <> 'object' THEN
-        RAISE EXCEPTION 'a state is a JSON object'
+        RAISE EXCEPTION 'the state must be a JSON object'
             USING ERRCODE = 'EV001', COLUMN = field, DETAIL = key;
     END IF;
     SELECT name INTO missing FROM unnest(required) AS name
@@ -94,6 +150,13 @@ BEGIN
     END IF;
 END $$;
 
+-- Whether a float has the value of a number, which is rounded otherwise. The setting has floats
+-- written with all their digits.
+CREATE OR REPLACE FUNCTION everstate_store.float_holds(told text)
+RETURNS boolean LANGUAGE sql IMMUTABLE SET extra_float_digits TO 1 AS $$
+    SELECT told::float8::text::numeric = told::numeric
+$$;
+
 -- Whether readers of the log accept a JSON value for this type; for a text they accept any value.
 CREATE OR REPLACE FUNCTION everstate_store.value_fits(value json, shape jsonb)
 RETURNS boolean LANGUAGE plpgsql STABLE AS $$
@@ -102,8 +165,6 @@ DECLARE
     is_number boolean := json_typeof(value) = 'number';
     is_string boolean := json_typeof(value) = 'string';
     told text := value #>> '{}';
-    hour text := '([01]\d|2[0-3])';
-    clock text := 'T' || hour || ':[0-5]\d:[0-5]\d(\.\d{1,6})?';
     number numeric;
 BEGIN
     CASE shape ->> 'type'
@@ -115,8 +176,7 @@ BEGIN
         RETURN is_number AND told ~ '^-?\d{1,19}$'
             AND told::numeric BETWEEN -9223372036854775808 AND 9223372036854775807;
     WHEN 'float' THEN
-        PERFORM told::float8;
-        RETURN is_number;
+        RETURN is_number AND everstate_store.float_holds(told);
     WHEN 'decimal' THEN
         IF NOT (is_number OR is_string AND told ~ '^-?\d+(\.\d+)?$') OR length(told) > 60 THEN
             RETURN false;
@@ -129,9 +189,9 @@ BEGIN
         PERFORM told::date;
         RETURN is_string AND told ~ '^\d{4}-\d\d-\d\d$';
     WHEN 'timestamp' THEN
-        IF NOT is_string OR told !~ ('^\d{4}-\d\d-\d\d' || clock
-            || CASE WHEN (shape ->> 'zoned')::boolean THEN '(Z|[+-]' || hour || ':[0-5]\d)?$'
-                ELSE '$' END) THEN
+        IF NOT is_string OR told !~ ('^\d{4}-\d\d-\d\d' || everstate_store.clock_pattern()
+            || CASE WHEN (shape ->> 'zoned')::boolean
+                THEN everstate_store.offset_pattern() || '?$' ELSE '$' END) THEN
             RETURN false;
         END IF;
         RETURN (told::timestamptz AT TIME ZONE 'UTC')
@@ -184,6 +244,105 @@ BEGIN
     END CASE;
 END $$;
 
+-- Raises when an object has a field that its type does not have, at any depth.
+CREATE OR REPLACE FUNCTION everstate_store.check_known(
+    value json, shape jsonb, field text, key text
+) RETURNS void LANGUAGE plpgsql IMMUTABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    name text;
+    part jsonb;
+    item json;
+BEGIN
+    IF json_typeof(value) = 'array' THEN
+        FOR item IN SELECT * FROM json_array_elements(value) LOOP
+            PERFORM everstate_store.check_known(item, shape -> 'element', field || '[]', key);
+        END LOOP;
+    ELSIF json_typeof(value) = 'object' AND shape ->> 'type' = 'map' THEN
+        FOR name, item IN SELECT * FROM json_each(value) LOOP
+            PERFORM everstate_store.check_known(item, shape -> 'element', field || '.' || name,
+                key);
+        END LOOP;
+    ELSIF json_typeof(value) = 'object' AND shape ->> 'type' = 'struct' THEN
+        SELECT k INTO name FROM json_object_keys(value) AS k WHERE NOT shape -> 'fields' ? k LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'there is no field of this name'
+                USING ERRCODE = 'EV001', COLUMN = field || '.' || name, DETAIL = key,
+                HINT = 'A model with ConfigDict(extra="allow") keeps such fields.';
+        END IF;
+        FOR name, part IN SELECT * FROM jsonb_each(shape -> 'fields') LOOP
+            PERFORM everstate_store.check_known(value -> name, part, field || '.' || name, key);
+        END LOOP;
+    END IF;
+END $$;
+
+-- Returns a value in the form that all equal values have: decimals without zeros at their end, and
+-- times with an offset in UTC.
+CREATE OR REPLACE FUNCTION everstate_store.canonical(value jsonb, shape jsonb)
+RETURNS jsonb LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    told text := value #>> '{}';
+    kind text := shape ->> 'type';
+BEGIN
+    IF kind IN ('decimal', 'timestamp') AND jsonb_typeof(value) IN ('number', 'string') THEN
+        BEGIN
+            IF kind = 'decimal' THEN
+                RETURN to_jsonb(trim_scale(told::numeric)::text);
+            ELSIF told ~ '(Z|[+-]\d\d:\d\d)$' THEN
+                RETURN to_jsonb(replace(to_char(told::timestamptz AT TIME ZONE 'UTC',
+                    'YYYY-MM-DD"T"HH24:MI:SS.US'), '.000000', '') || 'Z');
+            END IF;
+        EXCEPTION WHEN data_exception THEN
+            RETURN value;
+        END;
+    ELSIF kind = 'struct' AND jsonb_typeof(value) = 'object' THEN
+        RETURN (SELECT jsonb_object_agg(name, everstate_store.canonical(part,
+            shape -> 'fields' -> name)) FROM jsonb_each(value) AS each (name, part));
+    ELSIF kind = 'map' AND jsonb_typeof(value) = 'object' THEN
+        RETURN (SELECT jsonb_object_agg(name, everstate_store.canonical(part,
+            shape -> 'element')) FROM jsonb_each(value) AS each (name, part));
+    ELSIF kind = 'list' AND jsonb_typeof(value) = 'array' THEN
+        RETURN (SELECT jsonb_agg(everstate_store.canonical(item, shape -> 'element')
+            ORDER BY place) FROM jsonb_array_elements(value) WITH ORDINALITY AS t (item, place));
+    END IF;
+    RETURN value;
+END $$;
+
+-- Whether two states have equal values; null: the entity does not exist.
+CREATE OR REPLACE FUNCTION everstate_store.is_equal(one jsonb, other jsonb, shape jsonb)
+RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF one IS NOT DISTINCT FROM other THEN
+        RETURN true;
+    ELSIF one IS NULL OR other IS NULL
+        OR coalesce(shape::text, '') !~ '"type": "(decimal|timestamp)"' THEN
+        RETURN false;
+    END IF;
+    RETURN NOT EXISTS (
+        SELECT FROM jsonb_each(one) AS a (name, part)
+        FULL JOIN jsonb_each(other) AS b (name, part) USING (name)
+        WHERE a.part IS DISTINCT FROM b.part
+            AND everstate_store.canonical(a.part, shape -> 'fields' -> name)
+                IS DISTINCT FROM everstate_store.canonical(b.part, shape -> 'fields' -> name));
+END $$;
+
+-- Raises when a state is that of another key.
+CREATE OR REPLACE FUNCTION everstate_store.check_own_key(
+    state jsonb, known everstate_store.registered, field text, key text
+) RETURNS void LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    shape jsonb := known.shape -> 'fields' -> known.key_field;
+    own text := everstate_store.canonical(state -> known.key_field, shape) #>> '{}';
+BEGIN
+    IF state IS NOT NULL AND shape IS NOT NULL AND own IS DISTINCT FROM key THEN
+        RAISE EXCEPTION 'the key is "%", and the state has the key "%"', key,
+            coalesce(own, 'null')
+            USING ERRCODE = 'EV001', COLUMN = field || '.' || known.key_field, DETAIL = key;
+    END IF;
+END $$;
+
 -- Returns the provenance as the outbox stores it, from one with the message's names (apiVersion, …).
 CREATE OR REPLACE FUNCTION everstate_store.checked_provenance(provenance json, key text)
 RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
@@ -233,11 +392,14 @@ DECLARE
 BEGIN
     IF event IS NULL OR jsonb_typeof(given) = 'null' THEN
         RETURN NULL;
-    ELSIF jsonb_typeof(given) <> 'object' OR coalesce(given ->> 'type', '') = ''
-        OR given - 'type' - 'data' <> '{}' THEN
-        RAISE EXCEPTION 'an event is {"type": …, "data": …}'
+    ELSIF jsonb_typeof(given) <> 'object'
+        OR jsonb_typeof(given -> 'type') IS DISTINCT FROM 'string' OR given ->> 'type' = ''
+        OR given - 'type' - 'data' <> '{}'
+        OR (SELECT count(*) <> count(DISTINCT name) FROM json_object_keys(event) AS name) THEN
+        RAISE EXCEPTION 'the event must be {"type": "…", "data": …}'
             USING ERRCODE = 'EV001', COLUMN = 'event', DETAIL = key;
     END IF;
+    PERFORM everstate_store.check_json(event::text, 'event', key);
     RETURN event::text;
 END $$;
 
@@ -293,6 +455,7 @@ BEGIN
     INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
     SELECT sent.id, sent.xid, sent.entity, sent.key,
         coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+            + coalesce(octet_length(event), 0)
     FROM sent;
     RETURN true;
 END $$;
@@ -300,7 +463,7 @@ END $$;
 -- Emit one change of one entity in the caller's transaction. `before` and `after` are its whole
 -- states; null means that it did not exist, or is deleted. This function assigns the version and
 -- checks the chain: it locks the entity's row until the caller commits. `before` must be the state
--- that was emitted last (compared as JSON); otherwise chain 'strict' raises EV003, and 'mend' first
+-- that was emitted last (by its values); otherwise chain 'strict' raises EV003, and 'mend' first
 -- adds the missing change that was made without emit. Equal states without an event are not a
 -- change: then kind and id are null.
 CREATE OR REPLACE FUNCTION everstate_store.emit(
@@ -321,22 +484,30 @@ DECLARE
     state text;
 BEGIN
     IF chain NOT IN ('strict', 'mend') THEN
-        RAISE EXCEPTION 'strict or mend' USING ERRCODE = 'EV001', COLUMN = 'chain', DETAIL = key;
+        RAISE EXCEPTION 'chain must be strict or mend' USING ERRCODE = 'EV001', COLUMN = 'chain', DETAIL = key;
     ELSIF was IS NULL AND new IS NULL THEN
         RAISE EXCEPTION 'before and after are both null'
             USING ERRCODE = 'EV001', COLUMN = 'after', DETAIL = key;
     END IF;
     PERFORM everstate_store.check_service(provenance ->> 'serviceName', key);
+    PERFORM everstate_store.check_names(key, provenance ->> 'serviceName', event ->> 'type');
     PERFORM everstate_store.check_state(was, known.required, 'before', key);
     PERFORM everstate_store.check_state(new, known.required, 'after', key);
     IF known.shape IS NOT NULL THEN
         PERFORM everstate_store.check_value(after, known.shape, 'after', key);
+        PERFORM everstate_store.check_own_key(was, known, 'before', key);
+        PERFORM everstate_store.check_own_key(new, known, 'after', key);
+        IF known.refuses_unknown THEN
+            PERFORM everstate_store.check_known(after, known.shape, 'after', key);
+        END IF;
     END IF;
+    PERFORM everstate_store.check_json(before_text, 'before', key);
+    PERFORM everstate_store.check_json(after_text, 'after', key);
     LOOP
         EXECUTE format('SELECT t.version, t.state FROM everstate_store.%I AS t WHERE t.key = $1'
             ' FOR UPDATE', entity) INTO version, state USING key;
         version := coalesce(version, 0);
-        IF state::jsonb IS DISTINCT FROM was THEN
+        IF NOT everstate_store.is_equal(state::jsonb, was, known.shape) THEN
             IF chain = 'strict' THEN
                 RAISE EXCEPTION 'before is not the state that was emitted last (version %)', version
                     USING ERRCODE = 'EV003', COLUMN = 'before', DETAIL = key,
@@ -352,7 +523,7 @@ BEGIN
             version := version + 1;
             state := before_text;
         END IF;
-        IF was IS NOT DISTINCT FROM new AND intent IS NULL THEN
+        IF intent IS NULL AND everstate_store.is_equal(was, new, known.shape) THEN
             RETURN;
         END IF;
         id := coalesce(change_id, everstate_store.new_change_id());
@@ -383,14 +554,20 @@ DECLARE
         + coalesce(octet_length(intent), 0) + 6 * octet_length(key) + 704;
 BEGIN
     IF fact IS NULL THEN
-        RAISE EXCEPTION 'a fact is never null' USING ERRCODE = 'EV001', COLUMN = 'fact',
+        RAISE EXCEPTION 'the fact must not be null' USING ERRCODE = 'EV001', COLUMN = 'fact',
             DETAIL = key;
     END IF;
     PERFORM everstate_store.check_service(provenance ->> 'serviceName', key);
+    PERFORM everstate_store.check_names(key, provenance ->> 'serviceName', event ->> 'type');
     PERFORM everstate_store.check_state(fact::jsonb, known.required, 'fact', key);
     IF known.shape IS NOT NULL THEN
         PERFORM everstate_store.check_value(fact, known.shape, 'fact', key);
+        PERFORM everstate_store.check_own_key(fact::jsonb, known, 'fact', key);
+        IF known.refuses_unknown THEN
+            PERFORM everstate_store.check_known(fact, known.shape, 'fact', key);
+        END IF;
     END IF;
+    PERFORM everstate_store.check_json(fact::text, 'fact', key);
     IF size > known.message_bytes_max THEN
         RAISE EXCEPTION '%', size USING ERRCODE = 'EV002', COLUMN = 'size', DETAIL = key,
             HINT = known.message_bytes_max::text;
@@ -403,7 +580,9 @@ BEGIN
         RETURNING outbox.id, outbox.xid, outbox.entity, outbox.key
     )
     INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
-    SELECT sent.id, sent.xid, sent.entity, sent.key, octet_length(fact::text) FROM sent;
+    SELECT sent.id, sent.xid, sent.entity, sent.key,
+        octet_length(fact::text) + coalesce(octet_length(intent), 0)
+    FROM sent;
     RETURN id;
 END $$;
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from everstate.changes import EntityType, Provenance
 from everstate.errors import ImportFailed, InvalidChange
 from everstate.sources.stores.postgres.files import Chunk, UnreadableRow, read_file, read_rows
+from everstate.sources.stores.postgres.settling import Missing, Settling, repeated_keys
 from everstate.sources.stores.postgres.store import EntityStore
 from everstate.sources.stores.rows import ENVELOPE_BYTES, PreparedRow, prepare
 
@@ -40,6 +41,11 @@ class Checked:
     bad_rows: int = 0
     bad: tuple[tuple[int, str], ...] = ()
     done: float = 0.0
+    partial_rows: int = 0
+    """Valid rows that do not have all fields of the model: without ``missing`` an import refuses
+    those whose entity is stored with other values in them, which a check does not know."""
+    absent: tuple[str, ...] = ()
+    """Fields that such a row does not have."""
 
 
 def check_file(
@@ -58,6 +64,7 @@ def check_file(
     that cannot be read at all.
     """
     rows, count, done, bad = 0, 0, 0.0, list[tuple[int, str]]()
+    partial, absent, fields = 0, set[str](), entity_type.model.model_fields.keys()
     for row, entity, reason, done in read_rows(Path(path), entity_type, first_row, ignored):
         rows += 1
         if entity is not None:
@@ -66,9 +73,12 @@ def check_file(
             count += 1
             if len(bad) < BAD_ROWS_MAX:
                 bad.append((row, reason))
+        elif entity is not None and (lacks := fields - entity.model_fields_set):
+            partial += 1
+            absent |= lacks
         if on_progress is not None and rows % CHUNK_ROWS == 0:
             on_progress(Checked(rows, count, (), done))
-    return Checked(rows, count, tuple(bad), 1.0)
+    return Checked(rows, count, tuple(bad), 1.0, partial, tuple(sorted(absent)))
 
 
 def _refused(entity_type: EntityType, entity: BaseModel, message_bytes_max: int) -> str | None:
@@ -90,6 +100,7 @@ def import_file(
     provenance: Provenance,
     first_row: int = 1,
     ignored: Collection[str] = (),
+    missing: Missing = "refuse",
     on_progress: Callable[[Imported], None] | None = None,
 ) -> Imported:
     """Put every row of a file (jsonl, csv, parquet) into a store, in the file's order.
@@ -97,17 +108,20 @@ def import_file(
     Each transaction takes 5,000 rows. An invalid row, or one that the store refuses, ends the
     import: ImportFailed names it and the first row that was not committed, from which to resume
     with the corrected file. ``ignored`` are fields of the file that are not imported; any other
-    field that the entity type does not have is an error. Importing a file again from the first row
-    writes nothing for a key that occurs once in it, but writes each state again of a key that
-    occurs several times.
+    field that the entity type does not have is an error. ``missing`` says what becomes of fields
+    that a row does not have, where the stored entity has a value in them. Importing a file again
+    from the first row writes nothing. A key may come several times in it: each state is a version,
+    unless the last of them is stored already.
     """
     path, so_far, next_row = Path(path), Imported(), first_row
     try:
+        last = repeated_keys(path, store.entity_type, first_row, ignored, missing)
+        settling = Settling(store.entity_type, missing, last)
         for chunk in read_file(path, store.entity_type, CHUNK_ROWS, first_row, ignored):
             recorded_at = datetime.now(UTC)
             rows = _prepared(store, chunk, provenance, recorded_at)
             try:
-                written = store.write_rows(rows, recorded_at)
+                written = store.write_rows(rows, recorded_at, settle=settling.of_chunk(chunk))
             except InvalidChange as error:
                 keys = [row.key for row in rows]
                 at = keys.index(error.key) if error.key in keys else 0

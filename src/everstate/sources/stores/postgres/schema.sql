@@ -61,7 +61,8 @@ CREATE TABLE IF NOT EXISTS everstate_store.published_to (
     partitions integer NOT NULL
 );
 
--- The newest batch of each relay whose rows were deleted from outbox_pending.
+-- The newest batch of each relay whose rows were deleted from outbox_pending. The row `<name>.begun`
+-- has the batch that was the newest when the store was bound to its present log.
 CREATE TABLE IF NOT EXISTS everstate_store.relay (
     name text PRIMARY KEY,
     batch bigint NOT NULL,
@@ -95,7 +96,9 @@ CREATE TABLE IF NOT EXISTS everstate_store.registered (
     message_bytes_max integer NOT NULL,
     ahead_hours double precision NOT NULL DEFAULT 24,
     -- The JSON types of a state's fields; null: an earlier release registered it, so nothing is checked.
-    shape jsonb
+    shape jsonb,
+    -- Whether fields that the type does not have are refused.
+    refuses_unknown boolean NOT NULL DEFAULT false
 );
 
 -- The services for which each login role may write changes.

@@ -23,6 +23,12 @@ CREATE TEMP TABLE IF NOT EXISTS everstate_incoming (
 COPY_INCOMING: Final = sql.SQL("COPY pg_temp.everstate_incoming FROM STDIN (FORMAT binary)")
 INCOMING_TYPES: Final = ("int4", "text", "text", "uuid", "text", "text", "text")
 
+SET_STATES: Final = sql.SQL("""
+UPDATE pg_temp.everstate_incoming AS incoming SET state = stored.state
+FROM unnest(%s::integer[], %s::text[]) AS stored (n, state) WHERE incoming.n = stored.n
+""")
+"""Replaces the states of rows, by the place of the row."""
+
 FORGET_INCOMING: Final = sql.SQL("DELETE FROM pg_temp.everstate_incoming")
 """Needed between two calls in one transaction of the caller."""
 
@@ -55,6 +61,7 @@ class Statements:
         ).format(**names)
         self.write = _WRITE.format(**names)
         self.lock_many = _LOCK_MANY.format(**names)
+        self.before_many = _BEFORE_MANY.format(**names)
         self.write_many = _WRITE_MANY.format(**names)
         self.page = _PAGE.format(**names)
 
@@ -80,7 +87,8 @@ WITH stored AS (
         %(occurred_at)s, recorded_at, %(provenance)s, %(event)s, %(before)s, state
     FROM stored
     RETURNING id, xid, entity, key,
-        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
+        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+            + coalesce(octet_length(event), 0) AS bytes
 )
 INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
 SELECT id, xid, entity, key, bytes FROM sent
@@ -94,6 +102,11 @@ SELECT count(*) FROM (
     JOIN {table} AS present ON present.key = incoming.key
     ORDER BY present.key FOR UPDATE OF present
 ) AS locked
+""")
+
+_BEFORE_MANY: Final = sql.SQL("""
+SELECT present.key, present.state FROM {table} AS present
+WHERE present.key IN (SELECT key FROM pg_temp.everstate_incoming) AND present.state IS NOT NULL
 """)
 
 # Many writes, possibly several of one key. A key that did not exist when the rows were locked may
@@ -136,7 +149,8 @@ WITH chained AS (
         change_id, %(schema_version)s, occurred_at, recorded_at, provenance, event, before, state
     FROM steps ORDER BY n
     RETURNING id, xid, entity, key,
-        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
+        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+            + coalesce(octet_length(event), 0) AS bytes
 ), pending AS (
     INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
     SELECT id, xid, entity, key, bytes FROM sent
@@ -149,8 +163,9 @@ SELECT
     (SELECT key FROM largest), (SELECT size FROM largest)
 """)
 
-# A page reads at most `scan` rows and returns those that match. It also returns the last key that
-# it read, because the next page starts after it even when no row matched.
+# A page reads at most `scan` rows and returns those that match, until they have `bytes` bytes. It
+# also returns the last key that it read, because the next page starts after it even when no row
+# matched, and how many rows matched.
 _PAGE: Final = sql.SQL("""
 WITH looked AS MATERIALIZED (
     SELECT key, version, state FROM {table}
@@ -159,8 +174,11 @@ WITH looked AS MATERIALIZED (
     SELECT key, version, state FROM looked
     WHERE state IS NOT NULL AND (%(equal)s::jsonb = '{{}}' OR state::jsonb @> %(equal)s::jsonb)
     ORDER BY key LIMIT %(limit)s
+), sized AS (
+    SELECT *, sum(octet_length(state)) OVER (ORDER BY key) - octet_length(state) AS before
+    FROM wanted
 )
-SELECT key, version, state FROM wanted
+SELECT key, version, state FROM sized WHERE before < %(bytes)s
 UNION ALL
-SELECT max(key), count(*), NULL FROM looked
+SELECT max(key), count(*), (SELECT count(*) FROM wanted)::text FROM looked
 """)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, Unpack
@@ -35,18 +35,21 @@ from everstate.sources.stores.postgres.statements import (
     INCOMING,
     INCOMING_TYPES,
     KEEP,
+    SET_STATES,
     Statements,
 )
 from everstate.sources.stores.rows import (
     ENVELOPE_BYTES,
     KEY_FACTOR,
     PreparedRow,
+    Settle,
     check_expected,
     kind_of,
     prepare,
     row_of,
 )
 from everstate.sources.stores.store import (
+    PAGE_BYTES_MAX,
     AnsweredBefore,
     GivenEntity,
     Kept,
@@ -113,7 +116,7 @@ class EntityStore(Store):
         )
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self._connections.close()
 
     def install(self) -> None:
@@ -147,13 +150,14 @@ class EntityStore(Store):
             # Deleted entities have rows as well, so a page without filters may be short too.
             "scan": self._scan_rows if equal else limit,
             "limit": limit,
+            "bytes": PAGE_BYTES_MAX,
             "equal": msgspec.json.encode(dict(equal or {})).decode(),
         }
         with self._connected("reading") as connection:
-            *rows, (last, looked, _) = connection.execute(self._sql.page, values).fetchall()
+            *rows, (last, looked, matching) = connection.execute(self._sql.page, values).fetchall()
         validate = self.entity_type.validate_json
         entities = [Versioned(validate(state), version) for _, version, state in rows]
-        if len(rows) == limit:
+        if len(rows) == limit or len(rows) < int(matching):
             return Page(entities, rows[-1][0])
         return Page(entities, last if looked == values["scan"] else None)
 
@@ -273,14 +277,19 @@ class EntityStore(Store):
         *,
         force: bool = False,
         connection: OutboxConnection | None = None,
+        settle: Settle | None = None,
     ) -> WrittenMany:
-        """Write rows that :func:`prepare` made; the second half of ``put_many``."""
+        """Write rows that :func:`prepare` made; the second half of ``put_many``.
+
+        ``settle`` may give rows other states, by what is stored; otherwise a state that is equal to
+        the one before it is no change.
+        """
         if not rows:
             return WrittenMany(changes=0, keys=0, unchanged=0)
 
         def attempt() -> WrittenMany:
             with self._using(connection, "writing") as used, used.transaction():
-                return self._attempt_many(used, rows, recorded_at, force)
+                return self._attempt_many(used, rows, recorded_at, force, settle)
 
         return self._tried(attempt, connection)
 
@@ -293,7 +302,7 @@ class EntityStore(Store):
         name = self.entity_type.name
         version, before = connection.execute(self._sql.lock, [row.key]).fetchone() or (0, None)
         check_expected(name, row, before, version, write.expected_version)
-        kind = kind_of(name, row, before, force=write.force, limit=self._limit)
+        kind = kind_of(self.entity_type, row, before, force=write.force, limit=self._limit)
         if kind is None:
             return Written(key=row.key, version=version)
         values: dict[str, Any] = {
@@ -320,6 +329,7 @@ class EntityStore(Store):
         rows: list[PreparedRow],
         recorded_at: datetime,
         force: bool,
+        settle: Settle | None,
     ) -> WrittenMany:
         connection.execute(INCOMING)
         connection.execute(FORGET_INCOMING)
@@ -328,6 +338,12 @@ class EntityStore(Store):
             for n, row in enumerate(rows):
                 copy.write_row((n, *row))
         connection.execute(self._sql.lock_many)
+        if settle is None and self.entity_type.has_many_texts and not force:
+            settle = self._equal_texts
+        if settle is not None:
+            stored = dict(connection.execute(self._sql.before_many).fetchall())
+            if texts := settle(stored, rows):
+                connection.execute(SET_STATES, [list(texts), list(texts.values())])
         values = {
             "entity": self.entity_type.name,
             "schema_version": self.entity_type.schema_version,
@@ -344,6 +360,24 @@ class EntityStore(Store):
         if changes and largest_bytes > self._limit:
             raise ChangeTooLarge(self.entity_type.name, largest_key, largest_bytes, self._limit)
         return WrittenMany(changes=changes, keys=keys, unchanged=len(rows) - changes)
+
+    def _equal_texts(
+        self, stored: Mapping[str, str], rows: Sequence[PreparedRow]
+    ) -> dict[int, str]:
+        """The text of the state before it, for each row whose state is equal to that."""
+        before: dict[str, str | None] = dict(stored)
+        kept: dict[int, str] = {}
+        for n, row in enumerate(rows):
+            text = before.get(row.key)
+            if (
+                text is not None
+                and text != row.state
+                and self.entity_type.is_equal(text, row.state)
+            ):
+                kept[n] = text
+            else:
+                before[row.key] = row.state
+        return kept
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[OutboxConnection]:

@@ -122,7 +122,8 @@ WITH entities AS (
     FROM sendable AS steps LEFT JOIN kept USING (key, version)
     ORDER BY key, version
     RETURNING id, xid, entity, key, version, change_id,
-        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
+        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+            + coalesce(octet_length(event), 0) AS bytes
 ), named AS (
     UPDATE {table} AS entity SET change_id = sent.change_id FROM sent
     WHERE entity.key = sent.key AND entity.version = sent.version
@@ -147,7 +148,8 @@ WITH entities AS (
     INSERT INTO {table} AS present (key, version, state, change_id, recorded_at)
     SELECT key, version, after, gen_random_uuid(), now() FROM entities ORDER BY key
     ON CONFLICT (key) DO UPDATE SET version = excluded.version, change_id = excluded.change_id,
-        recorded_at = excluded.recorded_at
+        -- The last version may come from a writer whose clock is ahead: time must not run back.
+        recorded_at = greatest(present.recorded_at, excluded.recorded_at)
     WHERE present.state IS NOT DISTINCT FROM excluded.state
     RETURNING key, version, state, change_id, recorded_at
 ), sent AS (
@@ -161,7 +163,8 @@ WITH entities AS (
         recorded_at, %(provenance)s, entities.before, stored.state
     FROM stored JOIN entities USING (key) ORDER BY key
     RETURNING id, xid, entity, key,
-        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0) AS bytes
+        coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
+            + coalesce(octet_length(event), 0) AS bytes
 ), queued AS (
     INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
     SELECT id, xid, entity, key, bytes FROM sent

@@ -12,15 +12,31 @@ from everstate.views.control import Control
 from everstate.views.kinds import LatestPlan, ViewPlan
 from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.stores.postgres import tables
-from everstate.views.stores.postgres.publishing import drop_reader, point_reader
+from everstate.views.stores.postgres.publishing import (
+    columns_of,
+    drop_reader,
+    holders,
+    point_reader,
+)
 from everstate.views.tables import physical
 
 
 def core_tables(control: Control, entity_type: EntityType) -> None:
     """Create `latest` of an entity type and its readers' names; inside a transaction."""
+    install_core(control, entity_type)
+    point_core(control, entity_type)
+
+
+def install_core(control: Control, entity_type: EntityType) -> None:
+    """Create the table of `latest` of an entity type; idempotent, and waits for no reader."""
     plan = LatestPlan.of(entity_type.name)
     tables.install(control.connection, control.schema_name, plan, 1, {})
-    for name, query in tables.latest_readers(control.schema_name, entity_type).items():
+
+
+def point_core(control: Control, entity_type: EntityType) -> None:
+    """Let readers see `latest`; inside a transaction. Raises what `point_reader` raises."""
+    shown = columns_of(control.connection, control.schema_name, entity_type.name)
+    for name, query in tables.latest_readers(control.schema_name, entity_type, shown).items():
         point_reader(control.connection, control.schema_name, name, query)
 
 
@@ -72,6 +88,10 @@ class ViewTables:
     def drop_reader(self, name: str) -> None:
         """Drop a name that readers use; raises PublishRefused."""
         drop_reader(self._connection, self._schema, name)
+
+    def holders(self, name: str) -> list[str]:
+        """Other sessions that hold a lock on a name, the oldest first."""
+        return holders(self._connection, self._schema, name)
 
     def kept(self, plan: ViewPlan, version: int) -> sql.Composed:
         """Query of the rows of a version's table, in the columns of its batch."""

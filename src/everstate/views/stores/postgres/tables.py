@@ -27,6 +27,9 @@ from everstate.views.tables import physical
 
 _NO_OFFSET: Final = "^[0-9-]+([T ][0-9:.]*)?$"
 
+_JSON_TYPES: Final = {"boolean": "boolean", "bigint": "number", "double precision": "number"}
+"""PostgreSQL's types that only one type of JSON has values of."""
+
 _SEARCHED_CHARS: Final = 120_000
 """How many characters of a row's texts are searched, over all of its columns."""
 _WEIGHTS: Final = "ABCD"
@@ -104,17 +107,23 @@ def definitions(plan: ViewPlan, layout: Layout) -> sql.Composed:
     return sql.SQL(", ").join(_column(plan, column) for column in layout.columns)
 
 
-def latest_readers(schema_name: str, entity_type: EntityType) -> dict[str, sql.Composed]:
-    """Readers' queries over `latest`: live entities in typed columns, and `latest` itself."""
+def latest_readers(
+    schema_name: str, entity_type: EntityType, shown: Sequence[str] = ()
+) -> dict[str, sql.Composed]:
+    """Readers' queries over `latest`: live entities in typed columns, and `latest` itself.
+
+    ``shown``: columns that readers see now. They keep their order, and others come after them, so
+    that a name can be replaced without dropping it.
+    """
     plan = LatestPlan.of(entity_type.name)
     table = sql.Identifier(schema_name, physical(plan.name))
-    typed: list[sql.Composable] = [
-        sql.SQL("{} AS {}").format(
-            typed_field((column.name,), column.type), sql.Identifier(column.name)
-        )
-        for column in entity_type.arrow_schema
-    ]
-    typed += [sql.SQL(f"{n} AS _{n}") for n in ("key", "version", "as_of", "recorded_at")]
+    columns: dict[str, sql.Composable] = {
+        column.name: typed_field((column.name,), column.type) for column in entity_type.arrow_schema
+    }
+    columns |= {f"_{n}": sql.Identifier(n) for n in ("key", "version", "as_of", "recorded_at")}
+    names = [name for name in shown if name in columns]
+    names += [name for name in columns if name not in names]
+    typed = [sql.SQL("{} AS {}").format(columns[name], sql.Identifier(name)) for name in names]
     live = sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL")
     return {
         entity_type.name: live.format(sql.SQL(", ").join(typed), table),
@@ -184,20 +193,29 @@ def _words(column: TableColumn) -> sql.Composed:
 
 
 def typed_field(path: Sequence[str], kind: pa.DataType) -> sql.Composed:
-    """A typed field extracted from the column `state`."""
+    """A typed field extracted from the column `state`; NULL where its value is not of the type."""
     cast = postgres_type(kind)
-    place = sql.Literal(list(path))
+    place = sql.SQL("(state #> {})").format(sql.Literal(list(path)))
     if cast == "jsonb":
-        return sql.SQL("(state #> {})").format(place)
-    text = sql.SQL("(state #>> {})").format(place)
+        return place
+    text = sql.SQL("(state #>> {})").format(sql.Literal(list(path)))
     if len(path) == 1:
         text = sql.SQL("(state ->> {})").format(sql.Literal(path[0]))
+    if cast in (None, "text"):
+        return text
+    value = sql.SQL("{}::{}").format(text, sql.SQL(cast))
     if cast == "timestamptz":
         # A time without an offset is in UTC, as Spark reads it, whatever the reader's zone is.
-        return sql.SQL(
+        value = sql.SQL(
             "CASE WHEN {0} ~ {1} THEN {0}::timestamp AT TIME ZONE 'UTC' ELSE {0}::timestamptz END"
         ).format(text, sql.Literal(_NO_OFFSET))
-    return sql.SQL("{}::{}").format(text, sql.SQL(cast or "text"))
+    # A model's type may be narrower than what was written: a cast would fail for every reader.
+    fits = sql.SQL("pg_input_is_valid({}, {})").format(text, sql.Literal(cast))
+    if (of_json := _JSON_TYPES.get(cast)) is not None:
+        fits = sql.SQL("jsonb_typeof({}) = {} AND {}").format(place, sql.Literal(of_json), fits)
+    guarded = sql.SQL("CASE WHEN {} THEN {} END").format(fits, value)
+    # A CASE loses the digits of a numeric, and a view's column cannot change its type.
+    return sql.SQL("({})::{}").format(guarded, sql.SQL(cast)) if "(" in cast else guarded
 
 
 def _indexed(index: Index) -> sql.Composed:

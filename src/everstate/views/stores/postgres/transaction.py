@@ -19,6 +19,7 @@ from everstate.views.core import Again, Applied, Failure, Held, Refused
 from everstate.views.database import connect_views
 from everstate.views.gate import GateRow, HeldRow, Ints, Keys
 from everstate.views.images import cut
+from everstate.views.misfits import MisfitCount
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.refusals import (
     MET_ANOTHER,
@@ -149,21 +150,39 @@ class PostgresCore:
         return {(key, version): change_id for key, version, change_id in rows}
 
     def unstorable(self, changes: pa.Table) -> dict[int, str]:
-        """Changes whose texts jsonb refuses; PostgreSQL is asked only about suspects."""
-        found: dict[int, str] = {}
-        for row in suspects(changes.select(["offset", "raw_value"])).to_pylist():
-            self._execute("SAVEPOINT asked")
-            try:
-                images = cut([row["raw_value"]])
-                texts = (images.provenance, images.transaction, images.event, images.state)
-                asked = [text[0].as_py() for text in texts]
-                self.session.connection.execute(
-                    "SELECT %s::jsonb, %s::jsonb, %s::jsonb, %s::jsonb", asked
-                )
-            except OF_THE_DATA as cause:
-                found[row["offset"]] = reason_of(cause)
+        """Changes whose texts jsonb refuses; PostgreSQL is asked about all suspects at once."""
+        rows = suspects(changes.select(["offset", "raw_value"])).to_pylist()
+        if not rows:
+            return {}
+        self._execute("SAVEPOINT asked")
+        try:
+            found = self._refused_texts(rows)
+        except OF_THE_DATA:
+            found = {}
+            for row in rows:
+                self._execute("ROLLBACK TO SAVEPOINT asked")
+                try:
+                    found |= self._refused_texts([row])
+                except OF_THE_DATA as cause:
+                    found[row["offset"]] = reason_of(cause)
             self._execute("ROLLBACK TO SAVEPOINT asked")
+        self._execute("RELEASE SAVEPOINT asked")
         return found
+
+    def _refused_texts(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+        """Offsets of messages with a text that jsonb refuses, with its reasons."""
+        offsets, texts = list[int](), list[str]()
+        for row in rows:
+            images = cut([row["raw_value"]])
+            for text in (images.provenance, images.transaction, images.event, images.state):
+                offsets.append(row["offset"])
+                texts.append(text[0].as_py())
+        query = (
+            "SELECT \"offset\", (pg_input_error_info(text, 'jsonb')).message "
+            'FROM unnest(%s::bigint[], %s::text[]) AS asked("offset", text) '
+            "WHERE NOT pg_input_is_valid(text, 'jsonb')"
+        )
+        return dict(self.session.connection.execute(query, (offsets, texts)).fetchall())
 
     def write_latest(self, batch: Batch) -> None:
         """Put the newest change of each key into `latest`; raises Refused with the offset."""
@@ -267,6 +286,10 @@ class PostgresCore:
         """Store runs of duplicates."""
         self.control.note_duplicates(self.core, self.partition, runs)
 
+    def note_misfits(self, found: Sequence[MisfitCount]) -> None:
+        """Add to the counts of values that do not fit the model."""
+        self.control.add_misfits(self.core, self.partition, found)
+
     def count(self, applied: Applied) -> None:
         """Add to the counters (law 7)."""
         waiting = applied.held - applied.released
@@ -322,7 +345,7 @@ class PostgresTrailing:
         """The core's exceptions in a range."""
         return self.control.exceptions(self.core, self.partition, start, end)
 
-    def floors(self, keys: Keys) -> Mapping[str, datetime]:
+    def floors(self, batch: Batch) -> Mapping[str, datetime]:
         """Stored as-of times; only a history needs them, and has them."""
         if not isinstance(self.table, HistoryTable):
             return {}
@@ -331,7 +354,7 @@ class PostgresTrailing:
             "ORDER BY key, version DESC"
         ).format(sql.Identifier(self.place.schema_name, self.table.name))
         rows: list[Any] = self.session.connection.execute(
-            query, (keys.names.to_pylist(),)
+            query, (batch.keys.names.to_pylist(),)
         ).fetchall()
         return dict(rows)
 

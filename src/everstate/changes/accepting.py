@@ -1,0 +1,194 @@
+"""How a model is made of what people, clients, services and files give: one rule for all of them.
+
+A value that the model can hold arrives exactly. Python's and pydantic's readers would change some
+without an error: JSON numbers with many digits are rounded, parts of a microsecond are cut off,
+digits are taken for the seconds since 1970, and `1_000` is taken for a number. Such values are kept
+exactly, or refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from everstate.changes.json_numbers import JsonNumber, decode, encode, may_be_changed
+from everstate.changes.places import ValuePath, ValuePlace, apply, places_of
+from everstate.changes.unknown import takes_unknown
+
+_DIGITS: Final = re.compile(r"\s*[-+]?[\d_.]+\s*")
+_FINER: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
+"""Parts of a microsecond in the text of a time."""
+_DIGITS_MAX: Final = 1_000
+"""A float has at most 767 digits."""
+_ERRORS_MAX: Final = 100_000
+_EXAMPLES: Final = {"date": "2026-01-02", "time": "2026-01-02T03:04:05Z"}
+
+
+class NotAccepted(ValueError):
+    """What was given is no valid entity; ``errors`` name each field, as pydantic's do."""
+
+    def __init__(self, errors: Sequence[ErrorDetails]) -> None:
+        self.errors = tuple(errors)
+        super().__init__(self.errors[0]["msg"])
+
+
+def accept(
+    model: type[BaseModel], given: bytes | str | Mapping[str, Any], *, strict: bool | None = None
+) -> BaseModel:
+    """The model made of JSON text, or of Python values by field; raises NotAccepted.
+
+    ``strict``: a value must have the JSON type of its field. Fields that the model does not have
+    are treated as :mod:`everstate.changes.unknown` says. Cost: about 2 µs more than pydantic's own.
+    """
+    place, unknown = places_of(model), takes_unknown(model)
+    problems: list[ErrorDetails] = []
+    unread = None
+    if place is not None and isinstance(given, Mapping):
+        apply(place, given, _Checking(problems, is_json=False))
+    elif place is not None and not isinstance(given, Mapping):
+        try:
+            tree = decode(given)
+        except ValueError as cause:
+            unread = cause
+        else:
+            exact = apply(place, tree, _Checking(problems, is_json=True))
+            given = given if exact is tree else encode(exact)
+    try:
+        made = _made(model, given, strict, unknown.rule)
+    except ValidationError as cause:
+        if cause.error_count() > _ERRORS_MAX:
+            # Each would be made into a dictionary before one can be chosen.
+            many = f"{cause.error_count():,} values are wrong"
+            raise NotAccepted(
+                [{"type": "value_error", "loc": (), "msg": many, "input": None}]
+            ) from None
+        told = {error["loc"] for error in problems}
+        others = cause.errors(include_url=False, include_context=False, include_input=False)
+        problems += [
+            error for error in others if error["loc"] not in told and not unknown.is_computed(error)
+        ]
+        if not problems:
+            # Clients and exported rows may have the fields that the model computes.
+            return _made(model, given, strict, None)
+    if not problems and unread is not None:
+        problems.append({"type": "json_invalid", "loc": (), "msg": str(unread), "input": None})
+    if problems:
+        raise NotAccepted(problems)
+    return made
+
+
+def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | None:
+    """The first value of these that the model's reader would change without an error.
+
+    Cost: about 1 µs for a model with three numbers.
+    """
+    place = places_of(model)
+    if place is None:
+        return None
+    for name, part in place.members.items():
+        value = given.get(name)
+        if value is None or value.__class__ is part.plain:
+            continue
+        problems: list[ErrorDetails] = []
+        rule = _Checking(problems, is_json=False)
+        if value.__class__ is str:
+            rule(part, value, (name,))
+        else:
+            apply(part, value, rule, (name,))
+        if problems:
+            return problems[0]
+    return None
+
+
+def read_exactly(model: type[BaseModel], text: bytes | str) -> BaseModel:
+    """The model made of a stored state's JSON, with all digits; raises ValidationError."""
+    written = text.encode() if isinstance(text, str) else text
+    place = places_of(model)
+    if place is not None and may_be_changed(written):
+        tree = decode(written)
+        exact = apply(place, tree, _kept_exactly)
+        if exact is not tree:
+            return model.model_validate_json(encode(exact))
+    return model.model_validate_json(written)
+
+
+def _made(model: type[BaseModel], given: Any, strict: bool | None, extra: Any) -> BaseModel:
+    # model_validate calls these, after checking options that are not used here.
+    validator = model.__pydantic_validator__
+    validate = validator.validate_python if isinstance(given, Mapping) else validator.validate_json
+    made: BaseModel = validate(given, strict=strict, extra=extra)
+    return made
+
+
+def _kept_exactly(place: ValuePlace, value: Any, _: ValuePath) -> Any:
+    """A number of a decimal field as text, in which pydantic keeps every digit."""
+    return str(value) if place.kind == "decimal" and isinstance(value, JsonNumber) else value
+
+
+class _Checking:
+    """The rule of :func:`accept`; it collects what is refused."""
+
+    def __init__(self, problems: list[ErrorDetails], *, is_json: bool) -> None:
+        self._problems, self._is_json = problems, is_json
+
+    def __call__(self, place: ValuePlace, value: Any, at: ValuePath) -> Any:
+        if place.kind is None:
+            self._check_unknown(value, at)
+        elif not place.has_own_rules and (reason := _refused(place, value)):
+            self._problems.append({"type": "value_error", "loc": at, "msg": reason, "input": None})
+        return _kept_exactly(place, value, at) if self._is_json else value
+
+    def _check_unknown(self, value: Any, at: ValuePath) -> None:
+        if isinstance(value, JsonNumber):
+            reason = f"{value} has more digits than a field without a type can keep"
+            self._problems.append({"type": "value_error", "loc": at, "msg": reason, "input": None})
+        elif isinstance(value, Mapping):
+            for name, part in value.items():
+                self._check_unknown(part, (*at, name))
+        elif isinstance(value, list):
+            for n, part in enumerate(value):
+                self._check_unknown(part, (*at, n))
+
+
+def _refused(place: ValuePlace, value: Any) -> str | None:
+    """Why a value is not what its field means; ``None``: pydantic decides."""
+    kind = place.kind
+    if kind in ("date", "time"):
+        if isinstance(value, (date, datetime, bool)):
+            return None
+        is_number = isinstance(value, (int, float, Decimal))
+        if is_number or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+            return f"{value!r} is a number and no {kind}; write it as {_EXAMPLES[kind]}"
+        if isinstance(value, str) and _FINER.search(value):
+            return f"{value!r} has parts of a microsecond, which no time here can hold"
+        return None
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        return f"{value!r} is no number"
+    if kind == "float" and isinstance(value, (int, str, Decimal)) and not _is_float(value):
+        return f"{str(value)[:100]} is a number that a float cannot hold exactly"
+    return None
+
+
+def _is_float(given: int | str | Decimal) -> bool:
+    """Whether a float shows this number when it is written with as many digits; true: no number.
+
+    0.1 is shown by a float although no float is 0.1, and so is 1.000000000000000056e-01.
+    """
+    try:
+        number = Decimal(given.strip() if isinstance(given, str) else given)
+    except InvalidOperation:
+        return True  # the model refuses it
+    try:
+        value = float(number)
+    except OverflowError:
+        return False
+    if not number.is_finite() or value - value != 0 or Decimal(repr(value)) == number:
+        return True  # the model refuses NaN and infinity
+    digits = len(number.as_tuple().digits)
+    return digits <= _DIGITS_MAX and Context(prec=digits).plus(Decimal(value)) == number

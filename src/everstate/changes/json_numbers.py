@@ -1,0 +1,77 @@
+"""JSON whose numbers keep all their digits. Pure.
+
+A float has some 16 digits, so most JSON readers change `12345678901234567890.12` silently. Here a
+number that a float would change is a :class:`JsonNumber`, and is written again as it was read.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from everstate.changes.depth import bounded
+
+_SHORT: Final = 16
+"""Characters of a number without an exponent that a float always holds: 15 digits and a point."""
+
+
+class JsonNumber(Decimal):
+    """A JSON number that no float is equal to."""
+
+    __slots__ = ()
+
+
+def number_of(text: str) -> float | JsonNumber:
+    """The value of a JSON number that has a fraction or an exponent; raises ValueError."""
+    if len(text) <= _SHORT and "e" not in text and "E" not in text:
+        return float(text)
+    value = float(text)
+    try:
+        exact = JsonNumber(text)
+    except InvalidOperation as cause:
+        raise ValueError(f"the number {text[:40]} is too large or too small") from cause
+    return value if Decimal(repr(value)) == exact else exact
+
+
+_MAY_BE_CHANGED: Final = re.compile(rb"\d[\d.]{15}|\d[eE][-+\d]")
+
+
+def may_be_changed(text: bytes) -> bool:
+    """Whether JSON text may have a number that a float changes; finds each, and few others."""
+    return _MAY_BE_CHANGED.search(text) is not None
+
+
+decode: Final = bounded(msgspec.json.Decoder(float_hook=number_of).decode)
+"""Any JSON value of a text; raises msgspec.DecodeError."""
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, JsonNumber):
+        return msgspec.Raw(str(value).encode())
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
+
+
+encode: Final = msgspec.json.Encoder(enc_hook=_written).encode
+"""The JSON text of a value that :data:`decode` returned."""
+encode_sorted: Final = msgspec.json.Encoder(enc_hook=_written, order="sorted").encode
+"""The same for equal values, whatever the order of their members."""
+
+
+def sorted_text(text: bytes | str) -> bytes:
+    """JSON text with sorted members and all digits of its numbers; raises ValueError.
+
+    Cost: that of orjson, where no number may be changed by a float.
+    """
+    written = text.encode() if isinstance(text, str) else text
+    if may_be_changed(written):
+        return encode_sorted(decode(written))
+    return orjson.dumps(orjson.loads(written), option=orjson.OPT_SORT_KEYS)
+
+
+def orjson_default(value: Any) -> Any:
+    """The JSON of values that orjson does not know: a number as it was read, others as text."""
+    return orjson.Fragment(str(value)) if isinstance(value, JsonNumber) else str(value)

@@ -1,0 +1,49 @@
+"""Outputs of sums that are NULL for readers, because a CAST in them cannot hold the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psycopg import sql
+
+from everstate.serving.connection import ReadConnection
+from everstate.views.control import ViewVersion
+from everstate.views.kinds import ViewPlan
+from everstate.views.kinds.join_sums import JoinSumsPlan
+from everstate.views.kinds.linear import LinearPlan
+from everstate.views.reading import overflow_sql
+from everstate.views.stores.postgres.store import Readers
+from everstate.views.tables import physical
+
+
+def overflows(
+    connection: ReadConnection, schema: str, row: ViewVersion, plan: ViewPlan | None
+) -> Mapping[str, int]:
+    """Number of groups in which an output is too large for its CAST, by output; none is left out.
+
+    ``plan``: as the project declares the view; nothing is known where the version is of another
+    meaning. Cost: nothing without such a CAST, else one pass over the groups.
+    """
+    if plan is None or plan.fingerprint != row.fingerprint:
+        return {}
+    if isinstance(plan, LinearPlan):
+        outputs = [(each.name, each.postgres_sql) for each in plan.outputs]
+        source = plan.read_from(sql.Identifier(schema, physical(row.name, row.version)))
+    elif isinstance(plan, JoinSumsPlan):
+        outputs = list(plan.outputs)
+        kept = plan.compared(Readers(schema, row.version))
+        source = sql.SQL("({}) AS kept").format(kept)
+    else:
+        return {}
+    conditions = {name: overflow_sql(text) for name, text in outputs if "CAST(" in text}
+    names = [name for name, condition in conditions.items() if condition is not None]
+    if not names:
+        return {}
+    counts = sql.SQL(", ").join(
+        sql.SQL("count(*) FILTER (WHERE {})").format(sql.SQL(conditions[name] or ""))
+        for name in names
+    )
+    query = sql.SQL("SELECT {} FROM {}").format(counts, source).as_string()
+    # It has no parameters, but maybe the operator %.
+    found = connection.row(query.replace("%", "%%").encode()) or ()
+    return {name: count for name, count in zip(names, found, strict=True) if count}

@@ -1,0 +1,173 @@
+"""A capture's connector on its Connect cluster, without the captured database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from everstate.changes import EntityType
+from everstate.config import Config, expanded
+from everstate.declarations.captures import Capture
+from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
+from everstate.retrying import within
+from everstate.sources.cdc.database import SetupStep
+from everstate.sources.cdc.mariadb import mariadb_address
+from everstate.sources.cdc.names import CaptureNames, names_of
+from everstate.sources.cdc.postgres import postgres_address
+from everstate.sources.cdc.replaced import EPOCH
+from everstate.sources.cdc.rest import Connect, NoSuchConnector
+from everstate.sources.cdc.status import states_of
+from everstate.telemetry import without_secret
+
+POLL_S: Final = 0.2
+_OWN_CLUSTER: Final = "no connect_url is set, and no local worker runs"
+
+
+class CaptureConnector:
+    """The connector of one declared capture."""
+
+    def __init__(
+        self,
+        config: Config,
+        capture: Capture,
+        *,
+        local: bool,
+        entities: Mapping[str, EntityType] | None = None,
+    ) -> None:
+        """``local``: Connect is the local stack's worker, whose files we can write.
+
+        ``entities``: the registered entity types; without them it is not checked whether a model
+        needs a column that the database's log does not have.
+        """
+        self._config, self.capture, self._local = config, capture, local
+        self.entities = entities or {}
+        self.names: CaptureNames = names_of(config.log.prefix, capture)
+
+    @property
+    def _connect(self) -> Connect:
+        """Connect's REST interface; raises InvalidConfig while there is no address."""
+        if self._url is None:
+            raise InvalidConfig("capture.connect_url", None, f"an address; {_OWN_CLUSTER}")
+        return Connect(self._url)
+
+    @property
+    def has_connect(self) -> bool:
+        """Whether an address of Connect is known."""
+        return self._url is not None
+
+    @property
+    def _url(self) -> str | None:
+        return self.capture.connect_url or self._config.capture.connect_url
+
+    def pause(self, wait_s: float = 30.0) -> None:
+        """Stop reading; PostgreSQL keeps its log for the slot until :meth:`resume`."""
+        self._known(self._connect.pause)
+        self._wait_for("PAUSED", wait_s)
+
+    def failure(self) -> str | None:
+        """Why the connector or its task has failed; one request to Connect.
+
+        ``None``: neither has, or it is paused, or nobody has added it yet. Raises Unavailable.
+        """
+        if self._url is None:
+            return None
+        try:
+            state, task, reason = states_of(self._connect.status(self.names.connector))
+        except NoSuchConnector:
+            return None
+        has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
+        return (self._safe(reason) or "the connector gave no reason") if has_failed else None
+
+    def running_position(self) -> dict[str, Any]:
+        """The stored source position; empty while connector or task does not run.
+
+        Two requests to Connect; raises Unavailable.
+        """
+        if self._connector_states()[:2] != ("RUNNING", "RUNNING"):
+            return {}
+        return self._connect.offset(self.names.connector)
+
+    def restart_reading(self) -> None:
+        """Restart all tasks of the connector; it resumes at its stored position, snapshots too."""
+        self._connect.restart_all(self.names.connector)
+
+    def _dsn(self) -> str:
+        if self.capture.dsn is None:
+            reason = "it is declared without dsn: its connector is somebody else's"
+            raise InvalidCapture(self.capture.name, reason)
+        return expanded(self.capture.dsn, f"dsn of capture {self.capture.name}")
+
+    def _found(self) -> dict[str, str] | None:
+        """Settings of the connector; ``None``: there is none."""
+        try:
+            return self._connect.config(self.names.connector)
+        except NoSuchConnector:
+            return None
+
+    def _put(
+        self, put: Callable[[str, Mapping[str, str]], None], settings: Mapping[str, str]
+    ) -> None:
+        try:
+            put(self.names.connector, settings)
+        except CaptureFailed as error:
+            raise CaptureFailed(str(self._safe(error.message))) from error
+
+    def _connector_states(self) -> tuple[str, str | None, str | None]:
+        try:
+            return states_of(self._connect.status(self.names.connector))
+        except NoSuchConnector:
+            # A new connector has no status for a moment.
+            return "UNASSIGNED", None, None
+
+    def _wait_for(self, state: str, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while True:
+            found, task, reason = self._connector_states()
+            if found == state and task in (state, None, "FAILED"):
+                return
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"capture {self.capture.name} is {found} (task {task}), not {state}, "
+                    f"after {wait_s:g} s.",
+                    advice=self._safe(reason),
+                )
+            time.sleep(POLL_S)
+
+    def _delete_connector(self, *, forget: bool) -> SetupStep:
+        name = self.names.connector
+        try:
+            self._connect.config(name)
+        except NoSuchConnector:
+            return SetupStep(f"connector {name}", "there")
+        if forget:
+            self._connect.stop(name)
+            self._once_stopped(lambda: self._connect.forget_offsets(name))
+        self._connect.delete(name)
+        return SetupStep(f"connector {name}", "removed")
+
+    def _once_stopped(self, change: Callable[[], None]) -> None:
+        """Change a stored position; retried while Connect refuses it because a task still runs."""
+        within(30.0, CaptureFailed, pause_s=POLL_S)(change)
+
+    def _known(self, action: Any) -> None:
+        try:
+            action(self.names.connector)
+        except NoSuchConnector as cause:
+            raise CaptureFailed(
+                f"capture {self.capture.name} was not added.",
+                advice=f"`everstate cdc add {self.capture.name}` makes its connector.",
+            ) from cause
+
+    def _safe(self, text: str | None) -> str | None:
+        """``text`` without the password, whatever wrote it there."""
+        if text is None or self.capture.dsn is None:
+            return text
+        address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
+        password = address(self._dsn())[1]
+        return without_secret(text.replace(password, "***") if password else text)
+
+
+def epoch_of(settings: Mapping[str, str] | None) -> int:
+    """Epoch that a connector was made for; 0: one of an earlier version does not say."""
+    return int((settings or {}).get(EPOCH, 0))

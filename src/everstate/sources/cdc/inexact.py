@@ -1,0 +1,223 @@
+"""Columns whose values Debezium changes on their way, so that no field may have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from everstate.changes import EntityType
+from everstate.declarations.captures import Capture
+from everstate.errors import CaptureFailed
+from everstate.sources.cdc.database import CapturedDatabase, Finding
+from everstate.sources.cdc.mapping import TableMapping
+from everstate.sources.cdc.mariadb_checks import modes_missing
+
+InexactColumns = dict[str, dict[str, str]]
+"""Table → column → what happens to its values."""
+
+POSTGRES_TYPES: Final = """\
+SELECT n.nspname || '.' || c.relname AS name, a.attname::text AS column,
+  format_type(CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END, NULL) AS type,
+  ARRAY(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k WHERE k.conrelid = c.oid
+    AND k.contype = 'c' AND k.convalidated AND k.conkey = ARRAY[a.attnum]) AS checks
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_type t ON t.oid = a.atttypid
+WHERE n.nspname || '.' || c.relname = ANY (%s)"""
+_IN_UTC: Final = "Debezium writes a timetz in UTC, and loses its own offset"
+_POSTGRES: Final = {
+    "time with time zone": _IN_UTC,
+    "time with time zone[]": _IN_UTC,
+    "time without time zone[]": "Debezium cuts the times of an array to milliseconds, and 24:00 "
+    "to 00:00",
+    "name": "Debezium leaves values of the type name out of changes",
+    "bit varying": "Debezium loses the length of the bits",
+}
+_FIRST: Final = {
+    "date[]": "DATE '0001-01-01'",
+    "timestamp with time zone[]": "TIMESTAMPTZ '0001-01-01 00:00:00+00'",
+}
+"""Type → the first value of its elements that Debezium writes as it is."""
+BEFORE_CHRIST: Final = {
+    kind: f"Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of"
+    " the table keeps such values out"
+    for kind in _FIRST
+}
+_FIRST_DAY: Final = re.compile(
+    r"CHECK \(\('0001-01-01(?: 00:00:00\+00)?'::(?:date|timestamp with time zone) <= ALL \(.+\)\)\)"
+)
+_ODD_DAYS: Final = (
+    "a row has a day before the year 1, or one of the ten days that the calendar left out in"
+    " October 1582, which Debezium's snapshots write as another day"
+)
+_MARIA_TYPES: Final = """\
+SELECT column_name AS name, data_type AS type, is_nullable = 'YES'
+  OR column_default IS NOT NULL AND column_default NOT LIKE 'current_timestamp%%' AS has_other
+FROM information_schema.columns WHERE table_schema = %s AND table_name = %s
+  AND data_type IN ('date', 'datetime', 'timestamp', 'float')"""
+_NO_CALENDAR: Final = (
+    "a row has a date with month 0 or day 0, which Debezium writes as null or as 1970-01-01, or a"
+    " time of the year 0, which it writes as one of the year 1"
+)
+ROUNDED: Final = "Debezium's snapshots round a float to six digits, and its changes do not"
+MAY_COME: Final = (
+    "the server's sql_mode takes dates with month 0 or day 0, which Debezium would write as null or"
+    " as the column's default"
+)
+"""Of another column, and where the default is the present time, such a date arrives as 1970-01-01,
+which is refused when it arrives."""
+_STRICT: Final = (
+    "SET GLOBAL sql_mode = concat(@@GLOBAL.sql_mode,"
+    " ',NO_ZERO_DATE,NO_ZERO_IN_DATE,STRICT_TRANS_TABLES');"
+)
+
+
+_MARIA_DEFAULTS: Final = """\
+SELECT column_name AS name FROM information_schema.columns
+WHERE table_schema = %s AND table_name = %s AND is_nullable = 'YES' AND column_default <> 'NULL'"""
+
+
+def inexact_in_postgres(
+    rows: Iterable[Mapping[str, Any]], odd_days: Callable[[str, list[str]], Iterable[str]]
+) -> InexactColumns:
+    """The columns in the result of :data:`POSTGRES_TYPES` that Debezium does not carry as they are.
+
+    ``odd_days``: which of these columns of a table have days that a snapshot writes as other days.
+    """
+    found: InexactColumns = {}
+    days: dict[str, list[str]] = {}
+    for row in rows:
+        if row["type"] in _POSTGRES:
+            found.setdefault(row["name"], {})[row["column"]] = _POSTGRES[row["type"]]
+        elif row["type"] in BEFORE_CHRIST:
+            if not any(map(_FIRST_DAY.fullmatch, row["checks"])):
+                found.setdefault(row["name"], {})[row["column"]] = BEFORE_CHRIST[row["type"]]
+        elif row["type"] == "date":
+            days.setdefault(row["name"], []).append(row["column"])
+    for table, columns in days.items():
+        for column in odd_days(table, columns):
+            found.setdefault(table, {})[column] = _ODD_DAYS
+    return found
+
+
+def odd_days_in_postgres(
+    connection: psycopg.Connection[dict[str, Any]], table: str, columns: list[str]
+) -> Iterable[str]:
+    """Which of these columns have such days; one pass over the table."""
+    has = sql.SQL(
+        "coalesce(bool_or(isfinite({0}) AND ({0} < DATE '0001-01-01'"
+        " OR {0} BETWEEN DATE '1582-10-05' AND DATE '1582-10-14')), false) AS {0}"
+    )
+    sides = [has.format(sql.Identifier(column)) for column in columns]
+    query = sql.SQL("SELECT {} FROM {}").format(
+        sql.SQL(", ").join(sides), sql.Identifier(*table.split(".", 1))
+    )
+    row = connection.execute(query).fetchone()
+    return [] if row is None else [column for column, is_odd in row.items() if is_odd]
+
+
+def inexact_in_mariadb(
+    run: Callable[..., list[dict[str, Any]]], tables: Iterable[str], quoted: Callable[[str], str]
+) -> InexactColumns:
+    """Columns with dates that no calendar has (`0000-00-00`, `2026-00-15`), or that may get them.
+
+    Cost: one pass over each table that has columns of these types.
+    """
+    found: InexactColumns = {}
+    (server,) = run("SELECT @@GLOBAL.sql_mode AS mode")
+    takes_them = bool(modes_missing(str(server["mode"])))
+    for table in tables:
+        listed = run(_MARIA_TYPES, *table.split(".", 1))
+        for column in listed:
+            if column["type"] == "float":
+                found.setdefault(table, {})[str(column["name"])] = ROUNDED
+        columns = [column for column in listed if column["type"] != "float"]
+        if not columns:
+            continue
+        named = ["`" + str(column["name"]).replace("`", "``") + "`" for column in columns]
+        sides = [f"max(0 IN (year({name}), month({name}), day({name})))" for name in named]
+        (row,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table)}")
+        for column, has in zip(columns, row.values(), strict=True):
+            if has:
+                found.setdefault(table, {})[str(column["name"])] = _NO_CALENDAR
+            elif takes_them and column["has_other"]:
+                found.setdefault(table, {})[str(column["name"])] = MAY_COME
+    return found
+
+
+def inexact_in_outbox(run: Callable[..., list[dict[str, Any]]], table: str) -> InexactColumns:
+    """Columns of an outbox whose nulls Debezium's router replaces by their default."""
+    columns = [str(row["name"]) for row in run(_MARIA_DEFAULTS, *table.split(".", 1))]
+    why = "a null in it would be read as its default"
+    return {table: dict.fromkeys(columns, why)} if columns else {}
+
+
+def check_values(
+    capture: Capture, entities: Mapping[str, EntityType], database: CapturedDatabase
+) -> list[Finding]:
+    """Look for columns whose values the connector would change; a pass over tables with dates."""
+    try:
+        inexact = database.inexact_columns()
+    except CaptureFailed as error:
+        return [Finding("values of columns", "fail", error.message)]
+    return inexact_findings(capture, entities, inexact)
+
+
+def inexact_findings(
+    capture: Capture, entities: Mapping[str, EntityType], inexact: InexactColumns
+) -> list[Finding]:
+    """A failure for each of these columns that a field has, or that is of an outbox."""
+    findings = []
+    for table, columns in inexact.items():
+        if capture.outbox is not None and table == capture.outbox.table:
+            advice = "Remove its default, or make it NOT NULL."
+            findings += [
+                Finding(f"values of {table}.{column}", "fail", why, (), advice)
+                for column, why in columns.items()
+            ]
+            continue
+        declared = capture.tables.get(table)
+        entity_type = None if declared is None else entities.get(declared.entity)
+        if declared is None or entity_type is None:
+            continue
+        mapping = TableMapping(capture, table, declared, entity_type)
+        converted = {each.lower() for each in declared.types}
+        for column, why in columns.items():
+            field = mapping.field_of(column)
+            may_come = why in (MAY_COME, ROUNDED, *BEFORE_CHRIST.values())
+            if field is None or (may_come and column.lower() in converted):
+                continue
+            statements, advice = _remedy(table, column, why)
+            found = f"{why}, so field {field} would have other values than the table"
+            findings.append(
+                Finding(f"values of {table}.{column}", "fail", found, statements, advice)
+            )
+    return findings
+
+
+def _remedy(table: str, column: str, why: str) -> tuple[tuple[str, ...], str]:
+    """Statements and advice that repair a column."""
+    if why is MAY_COME:
+        return (_STRICT,), (
+            "Put it into the configuration file too; open sessions keep their sql_mode. Or declare "
+            f"that no such date is written: types={{{column!r}: 'days'}} of its Table, 'us' for a "
+            "datetime or timestamp."
+        )
+    if why is ROUNDED:
+        return (), (
+            "Make it a double, which is exact; or declare types={"
+            f"{column!r}: float}} of its Table, which takes six digits."
+        )
+    for kind, reason in BEFORE_CHRIST.items():
+        if why == reason:
+            check = sql.SQL("ALTER TABLE {} ADD CHECK ({} <= ALL ({}));").format(
+                sql.Identifier(*table.split(".", 1)),
+                sql.SQL(_FIRST[kind]),
+                sql.Identifier(column),
+            )
+            return (check.as_string(None),), f"Or leave it out: drop=({column!r},)."
+    return (), f"Correct the column, or leave it out: its Table with drop=({column!r},)."

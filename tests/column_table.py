@@ -1,0 +1,386 @@
+"""The table of columns: each type of PostgreSQL and MariaDB, and what becomes of its values.
+
+`test_cdc_types_captured` runs it on the servers, by snapshot and by stream, and compares with what
+the database itself prints; `docs/generate.py` writes its part of `docs/reference/types.md` from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from pydantic import BaseModel, Field, NaiveDatetime
+
+from everstate.declarations.captures import Convert
+
+NULL = "NULL"
+INFINITE = "infinity, or outside of the years 1 to 9999"
+NOT_FINITE = "NaN and infinity are refused"
+CALENDAR = "before 15 October 1582 Debezium writes it by another calendar"
+EPOCH = (
+    "it cannot be distinguished from a date with month 0 or day 0; "
+    "`types` can say that there is none"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A type of a column, the field for it, and its values in SQL."""
+
+    type: str
+    field: Any
+    shown: str = "str"
+    """The field's annotation, for people."""
+    values: tuple[str, ...]
+    """They arrive equal."""
+    dead: Mapping[str, str] = field(default_factory=dict)
+    """Value → why its row becomes a dead letter."""
+    of_text: Callable[[str], Any] = str
+    """The field's JSON, of the database's text of the value."""
+    form: str = "the text"
+    """What the field has, in words."""
+    default: str | None = None
+    check: str | None = None
+    """A CHECK without which the column is refused."""
+    types: Convert | None = None
+    """Declared in ``Table.types``."""
+
+
+def listed(text: str) -> list[str]:
+    return [each.strip('"').replace(" ", "T") for each in text.strip("{}").split(",")]
+
+
+def iso(text: str) -> str:
+    return text.replace(" ", "T").removesuffix(".000000")
+
+
+def micros(text: str) -> int:
+    hours, minutes, seconds = text.lstrip("-").split(":")
+    found = (int(hours) * 60 + int(minutes)) * 60_000_000
+    found += int(Decimal(seconds) * 1_000_000)
+    return -found if text.startswith("-") else found
+
+
+def from_hex(text: str) -> str:
+    return base64.b64encode(bytes.fromhex(text.removeprefix(r"\x"))).decode()
+
+
+def bits(text: str) -> str:
+    """The bits as a number, its lowest byte first, in base64."""
+    number = int(text, 2)
+    return base64.b64encode(number.to_bytes(-(-number.bit_length() // 8), "little")).decode()
+
+
+def iso_interval(text: str) -> str:
+    """An interval with all its parts in the form of ISO 8601."""
+    found = {unit: number for number, unit in re.findall(r"([-+]?\d+) (year|mon|day)s?", text)}
+    clock = re.search(r"([-+]?)(\d+):(\d\d):(\d\d(?:\.\d+)?)", text)
+    sign, *parts = ("", "0", "0", "0") if clock is None else clock.groups()
+    numbers = [Decimal(f"{sign}{part}").normalize() + 0 for part in parts]
+    hours, minutes, seconds = (format(number, "f") for number in numbers)
+    years, months, days = (found.get(unit, "0").lstrip("+") for unit in ("year", "mon", "day"))
+    return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{seconds}S"
+
+
+def hstore(text: str) -> Any:
+    return json.loads("{" + text.replace("=>", ":").replace("NULL", "null") + "}")
+
+
+def plain(numbers: str) -> dict[str, float]:
+    """Coordinates of a point."""
+    x, y = (float(each) for each in numbers.strip("()").split(","))
+    return {"x": x, "y": y}
+
+
+class Point(BaseModel):
+    """A point, of which Debezium writes more than its coordinates."""
+
+    x: float
+    y: float
+
+
+def numbers(text: str) -> list[Any]:
+    return [None if each == "NULL" else json.loads(each) for each in text.strip("{}").split(",")]
+
+
+TIMES = ("'1500-03-01 12:00:00.123456'", "'0001-01-01'", "'9999-12-31 23:59:59.999999'")
+Exact = Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
+Large = Annotated[Decimal, Field(max_digits=20, decimal_places=0)]
+_WHOLE: Final[dict[str, Any]] = {"field": int, "shown": "int", "of_text": int, "form": "the number"}
+_FLOAT: Final[dict[str, Any]] = {
+    "field": float,
+    "shown": "float",
+    "of_text": float,
+    "form": "the number",
+}
+_DAY: Final[dict[str, Any]] = {"field": date, "shown": "date", "form": "the day"}
+_LOCAL: Final[dict[str, Any]] = {
+    "field": NaiveDatetime,
+    "shown": "NaiveDatetime",
+    "of_text": iso,
+    "form": "the time",
+}
+_AT: Final[dict[str, Any]] = {"field": datetime, "shown": "datetime", "form": "the time in UTC"}
+_CLOCK: Final[dict[str, Any]] = {
+    "field": int,
+    "shown": "int",
+    "of_text": micros,
+    "form": "microseconds",
+}
+_BYTES: Final[dict[str, Any]] = {"field": str, "form": "base64"}
+
+POSTGRES: Final = {
+    "i2": Column(type="smallint", values=(NULL, "-32768", "32767"), default="7", **_WHOLE),
+    "i4": Column(type="int", values=("-2147483648", "2147483647"), **_WHOLE),
+    "i8": Column(
+        type="bigint", values=(NULL, "-9223372036854775808", "9223372036854775807"), default="7",
+        **_WHOLE,
+    ),
+    "oid": Column(type="oid", values=("4294967295",), **_WHOLE),
+    "f4": Column(
+        type="real", values=("1.1", "3.4028235e38", "16777216"),
+        dead=dict.fromkeys(("'NaN'", "'-Infinity'"), NOT_FINITE), **_FLOAT,
+    ),
+    "f8": Column(
+        type="double precision", values=("0.1", "5e-324", "1.7976931348623157e308", "'-0'"),
+        dead=dict.fromkeys(("'NaN'", "'Infinity'"), NOT_FINITE), **_FLOAT,
+    ),
+    "num": Column(
+        type="numeric", field=str,
+        values=(NULL, "12345678901234567890.1234567890", "1e-30", "0.00"),
+        dead={"'NaN'": "`types` says 'numeric' for it"}, default="5", form="the digits",
+    ),
+    "nan": Column(
+        type="numeric", field=str, values=("'NaN'", "'-Infinity'"), types="numeric",
+        form="with `types` 'numeric': PostgreSQL's word",
+    ),
+    "dec": Column(
+        type="numeric(38,10)", field=Exact, shown="Decimal",
+        values=("1234567890123456789012345678.1234567890", "-0.0000000001"),
+        dead={"'NaN'": NOT_FINITE}, of_text=lambda text: str(Decimal(text)), form="the number",
+    ),
+    "flag": Column(
+        type="boolean", field=bool, shown="bool", values=(NULL, "false", "true"), default="true",
+        of_text="true".__eq__, form="true or false",
+    ),
+    "word": Column(
+        type="text", field=str, values=(NULL, "''", "'é😀'", "' a '"), default="'MANUAL'"
+    ),
+    "vc": Column(type="varchar(20)", field=str, values=("'a  '",)),
+    "ch": Column(
+        type="char(5)", field=str, values=("'a'",), of_text=lambda text: text.ljust(5),
+        form="the text with its blanks",
+    ),
+    "ci": Column(type="citext", field=str, values=("'Ab'",)),
+    "mood": Column(type="mood", field=str, values=(NULL, "'ok'"), default="'sad'"),
+    "doc": Column(
+        type="jsonb", field=str, values=(NULL, "'{\"a\": 1.10}'", "'12345678901234567890.12'"),
+        default="'{}'",
+    ),
+    "js": Column(type="json", field=str, values=("'{\"b\": 1.10,  \"a\":1, \"a\":2}'",)),
+    "xm": Column(type="xml", field=str, values=("'<a/>'",)),
+    "by": Column(type="bytea", values=("'\\x00ff61'", "''"), of_text=from_hex, **_BYTES),
+    "bit1": Column(
+        type="bit(1)", field=bool, shown="bool", values=("B'1'", "B'0'"), of_text="1".__eq__,
+        form="true or false",
+    ),
+    "bits": Column(
+        type="bit(12)", field=str, values=("B'101010101011'", "B'000000000001'"), of_text=bits,
+        form="the bits as a number, its lowest byte first, in base64",
+    ),
+    "day": Column(
+        type="date", values=(NULL, "'1500-03-01'", "'0001-01-01'", "'9999-12-31'"),
+        dead=dict.fromkeys(("'infinity'", "'10000-01-01'"), INFINITE), default="'2020-01-01'",
+        **_DAY,
+    ),
+    "local": Column(
+        type="timestamp",
+        values=(NULL, *TIMES),
+        dead=dict.fromkeys(("'infinity'", "'0044-03-15 BC'"), INFINITE), default="'2020-01-01'",
+        **_LOCAL,
+    ),
+    "at": Column(
+        type="timestamptz", of_text=lambda text: iso(text.replace("+00", "Z")),
+        values=(NULL, "'1500-03-01 12:00:00.123456+00'", "'0001-01-01 00:00+00'"),
+        dead=dict.fromkeys(("'-infinity'", "'10000-01-01 00:00+00'"), INFINITE),
+        default="'2020-01-01'", **_AT,
+    ),
+    "clock": Column(type="time", values=("'00:00'", "'24:00'", "'23:59:59.999999'"), **_CLOCK),
+    "uu": Column(
+        type="uuid", field=UUID, shown="UUID", values=("'123e4567-e89b-12d3-a456-426655440000'",),
+    ),
+    "inet": Column(
+        type="inet", field=str, values=("'10.1.2.3/8'", "'10.1.2.3'", "'::1'"),
+        of_text=lambda text: text.removesuffix("/32").removesuffix("/128"),
+    ),
+    "cash": Column(
+        type="money", field=str, values=("'-92233720368547758.08'", "'1.10'"), form="the digits",
+        of_text=lambda text: text.replace("$", "").replace(",", ""),
+    ),
+    "span": Column(
+        type="interval", field=str, of_text=iso_interval, form="ISO 8601, with all parts",
+        values=("'1 year 2 months 3 days 04:05:06.789'", "'-1 month +2 days -00:00:00.000001'",
+                "'100000 hours'", "'-178000000 years'", "'1 day -1 second'"),
+    ),
+    "spot": Column(
+        type="point", field=Point, shown="a model with x, y", values=("'(1.5,-2)'",),
+        dead={"'(NaN,Infinity)'": NOT_FINITE}, of_text=plain, form="its coordinates",
+    ),
+    "pairs": Column(
+        type="hstore", field=dict[str, str | None], shown="dict[str, str]", of_text=hstore,
+        values=("'a=>1,b=>NULL'",), form="the pairs",
+    ),
+    "cidr": Column(type="cidr", field=str, values=("'10.0.0.0/8'",)),
+    "mac": Column(type="macaddr", field=str, values=("'08:00:2b:01:02:03'",)),
+    "mac8": Column(type="macaddr8", field=str, values=("'08:00:2b:01:02:03:04:05'",)),
+    "r4": Column(type="int4range", field=str, values=("'[1,5)'", "'empty'", "'(,5)'")),
+    "r8": Column(type="int8range", field=str, values=("'[1,5)'",)),
+    "rn": Column(type="numrange", field=str, values=("'[1.10,5)'",)),
+    "rd": Column(type="daterange", field=str, values=("'[2020-01-01,infinity)'",)),
+    "rt": Column(type="tsrange", field=str, values=("'[2020-01-01,2020-01-02)'",)),
+    "rz": Column(
+        type="tstzrange", field=str, values=("'[2020-01-01 00:00+00,2020-01-02 00:00+00)'",)
+    ),
+    "tsv": Column(type="tsvector", field=str, values=("'a:1 b:2A'",)),
+    "tree": Column(type="ltree", field=str, values=("'a.b'",)),
+    "days": Column(
+        type="date[]", field=list[date], shown="list[date]", of_text=listed, form="the days",
+        values=("'{2206-01-01,1500-03-01,0001-01-01}'",), dead={"'{10000-01-01}'": INFINITE},
+        check="DATE '0001-01-01' <= ALL (days)",
+    ),
+    "times": Column(
+        type="timestamp[]", field=list[NaiveDatetime], shown="list[NaiveDatetime]", of_text=listed,
+        values=("'{1975-01-01 00:00:00.123456}'",), dead={"'{1500-03-01 12:00:00}'": CALENDAR},
+        form="the times",
+    ),
+    "ats": Column(
+        type="timestamptz[]", field=list[datetime], shown="list[datetime]", form="the times in UTC",
+        values=("'{1500-01-01 00:00:00.000001+00}'",), dead={"'{10000-01-01 00:00+00}'": INFINITE},
+        of_text=lambda text: [each.replace("+00", "Z") for each in listed(text)],
+        check="TIMESTAMPTZ '0001-01-01 00:00:00+00' <= ALL (ats)",
+    ),
+    "ints": Column(
+        type="int[]", field=list[int | None], shown="list[int]", of_text=numbers,
+        values=("'{1,NULL,-2147483648}'",), form="the numbers",
+    ),
+    "bigs": Column(
+        type="bigint[]", field=list[int], shown="list[int]", of_text=numbers,
+        values=("'{9223372036854775807}'",), form="the numbers",
+    ),
+    "texts": Column(
+        type="text[]", field=list[str], shown="list[str]", values=("'{a,b}'",), of_text=listed,
+        form="the texts",
+    ),
+    "uuids": Column(
+        type="uuid[]", field=list[UUID], shown="list[UUID]", of_text=listed,
+        values=("'{123e4567-e89b-12d3-a456-426655440000}'",), form="the UUIDs",
+    ),
+    "decs": Column(
+        type="numeric[]", field=list[Exact], shown="list[Decimal]", form="the numbers",
+        values=("'{1234567890123456789012345678.1234567890}'",),
+        of_text=lambda text: text.strip("{}").split(","),
+    ),
+    "f8s": Column(
+        type="double precision[]", field=list[float], shown="list[float]", of_text=numbers,
+        values=("'{0.1,5e-324}'",), form="the numbers",
+    ),
+}  # fmt: skip
+MARIADB: Final = {
+    "ti": Column(type="tinyint", values=("-128", "127"), **_WHOLE),
+    "tu": Column(type="tinyint unsigned", values=("255",), **_WHOLE),
+    "si": Column(type="smallint", values=("-32768",), **_WHOLE),
+    "mi": Column(type="mediumint unsigned", values=("16777215",), **_WHOLE),
+    "iu": Column(type="int unsigned", values=("4294967295",), **_WHOLE),
+    "iz": Column(type="int(8) unsigned zerofill", values=("42",), **_WHOLE),
+    "bi": Column(type="bigint", values=(NULL, "-9223372036854775808"), default="7", **_WHOLE),
+    "bu": Column(
+        type="bigint unsigned", field=Large, shown="Decimal", values=(NULL, "18446744073709551615"),
+        default="7", form="the number",
+    ),
+    "exact": Column(
+        type="decimal(30,20)", field=str, values=(NULL, "12345678.12345678901234567890"),
+        default="5", form="the digits",
+    ),
+    "wide": Column(
+        type="decimal(65,30)", field=str, form="the digits",
+        values=("99999999999999999999999999999999999.123456789012345678901234567890",),
+    ),
+    "db": Column(type="double", values=("0.1", "1.7976931348623157e308"), **_FLOAT),
+    "flag": Column(
+        type="boolean", field=bool, shown="bool, or int", values=(NULL, "0", "1"), default="true",
+        of_text="1".__eq__, form="true or false",
+    ),
+    "word": Column(
+        type="varchar(20)", field=str, values=(NULL, "''", "'a  '", "'é😀'"), default="'MANUAL'"
+    ),
+    "ch": Column(type="char(10)", field=str, values=("'a'",), form="the text without its blanks"),
+    "latin": Column(type="varchar(9) character set latin1", field=str, values=("'é€'",)),
+    "tx": Column(type="longtext", field=str, values=("'x\\ny'",)),
+    "en": Column(type="enum('sad','ok')", field=str, values=(NULL, "'ok'"), default="'sad'"),
+    "st": Column(type="set('x','y z','w')", field=str, values=("''", "'x,w'")),
+    "js": Column(type="json", field=str, values=("'{\"a\": 1.10}'", "'12345678901234567890.12'")),
+    "day": Column(
+        type="date",
+        values=(NULL, "'1500-03-01'", "'1582-10-10'", "'0001-01-01'", "'9999-12-31'"),
+        dead={"'1970-01-01'": EPOCH}, default="'2020-01-01'", **_DAY,
+    ),
+    "local": Column(
+        type="datetime(6)",
+        values=(NULL, *TIMES),
+        dead={"'1970-01-01'": EPOCH}, default="'2020-01-01'", **_LOCAL,
+    ),
+    "at": Column(
+        type="timestamp(6)", of_text=lambda text: iso(text) + "Z",
+        values=(NULL, "'2026-01-01 00:00:00.123456'"), default="'2020-01-01'", **_AT,
+    ),
+    "length": Column(
+        type="time(6)", values=(NULL, "'838:59:59.999999'", "'-00:00:00.000001'"), **_CLOCK
+    ),
+    "y": Column(type="year", values=("1901",), **_WHOLE),
+}  # fmt: skip
+COLUMNS: Final = {"PostgreSQL": POSTGRES, "MariaDB": MARIADB}
+_SAME: Final = (
+    "A null arrives as null. A value is the same in a snapshot and in the stream, and the same as "
+    "the database prints it. "
+)
+INTRODUCTION: Final = {
+    "PostgreSQL": f"{_SAME}An array of days or of times with an offset needs the CHECK that `cdc "
+    "add` shows. A subnormal `real` may have one digit more (`1.4e-45` for `1e-45`).",
+    "MariaDB": f"{_SAME}A date that may be null needs a strict `sql_mode`, or `types`.",
+}
+REFUSED: Final = {
+    "PostgreSQL": {
+        "timetz": "Debezium writes a timetz in UTC",
+        "timetz[]": "Debezium writes a timetz in UTC",
+        "time[]": "cuts the times of an array to milliseconds",
+        "name": "leaves values of the type name out of changes",
+        "bit varying": "loses the length of the bits",
+        "date[]": "no CHECK of the table keeps such values out",
+        "timestamptz[]": "no CHECK of the table keeps such values out",
+        "pair": "carries no values of type pair",
+        "int4multirange": "carries no values of type int4multirange",
+        "jsonpath": "carries no values of type jsonpath",
+        "tsquery": "carries no values of type tsquery",
+        "pg_lsn": "carries no values of type pg_lsn",
+        "interval[]": "carries no values of type interval[]",
+        "money[]": "carries no values of type money[]",
+        "xml[]": "carries no values of type xml[]",
+        "bit(8)[]": "carries no values of type bit(8)[]",
+        "point[]": "carries no values of type point[]",
+        "int[][]": "cannot read nested arrays",
+    },
+    "MariaDB": {
+        "float": "snapshots round a float to six digits",
+        "uuid": "another uuid for a change than the table has",
+        "inet4": "cannot read a table with a column of type inet4",
+        "inet6": "cannot read a table with a column of type inet6",
+    },
+}
+"""Type of a column → why `cdc add` refuses a field of it."""

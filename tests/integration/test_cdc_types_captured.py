@@ -1,0 +1,215 @@
+"""Values of both databases, by snapshot and by stream: as the database prints them, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any
+
+import pytest
+from pydantic import create_model
+
+from capture_cases import (
+    MariaSource,
+    PostgresSource,
+    Source,
+    capture_config,
+    eventually,
+    maria_source,
+    raw_count,
+    raw_records,
+)
+from column_table import MARIADB, NULL, POSTGRES, REFUSED, Column
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.declarations.captures import Capture, Table
+from everstate.errors import CaptureFailed
+from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.quick import QuickReader
+from everstate.sources.cdc.reading import RawReader, RefusedRow
+
+TABLES = {"postgresql": POSTGRES, "mariadb": MARIADB}
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+    """An empty database of each kind."""
+    if request.param == "postgresql":
+        found = PostgresSource(request.getfixturevalue("database"))
+        found.run(
+            "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+            "CREATE TYPE pair AS (a int, b text)",
+            "CREATE EXTENSION citext", "CREATE EXTENSION ltree", "CREATE EXTENSION hstore",
+        )  # fmt: skip
+        yield found
+    else:
+        yield from maria_source(request.getfixturevalue("mariadb"))
+
+
+@pytest.fixture
+def config(connect: Any, topic_prefix: str) -> Config:
+    """The running servers, and topics of this test's own."""
+    return capture_config(connect.config, topic_prefix)
+
+
+def entity_of(columns: Mapping[str, Column]) -> EntityType:
+    fields: dict[str, Any] = {name: (each.field | None, None) for name, each in columns.items()}
+    return EntityType("item", create_model("Item", id=(int, ...), **fields), "id")
+
+
+def made(name: str, column: Column) -> str:
+    """The column in a CREATE TABLE; MariaDB's first timestamp is NOT NULL unless it says so."""
+    default = "" if column.default is None else f" DEFAULT {column.default}"
+    check = "" if column.check is None else f" CHECK ({column.check})"
+    return f"{name} {column.type}{' NULL' if NULL in column.values else ''}{default}{check}"
+
+
+def test_every_value_arrives_as_the_database_prints_it_or_is_refused(
+    config: Config, source: Source
+) -> None:
+    columns = TABLES[source.kind]
+    cases = [(name, value) for name, each in columns.items()
+             for value in (*each.values, *each.dead)]  # fmt: skip
+    listed = ", ".join(made(name, each) for name, each in columns.items())
+    source.run(f"CREATE TABLE items (id int PRIMARY KEY, {listed})")
+    if source.kind == "postgresql":
+        # Long values of arrays are in the log of such a table only.
+        source.run("ALTER TABLE items REPLICA IDENTITY FULL")
+
+    def insert(first: int) -> None:
+        source.run(
+            *(
+                f"INSERT INTO items (id, {name}) VALUES ({number}, {value})"
+                for number, (name, value) in enumerate(cases, first)
+            )
+        )
+
+    insert(0)
+    types = {name: each.types for name, each in columns.items() if each.types is not None}
+    capture = Capture(
+        name="shop", kind=source.kind, dsn=source.dsn,
+        tables={f"{source.schema}.items": Table(entity="item", types=types)},
+    )  # fmt: skip
+    entities = {"item": entity_of(columns)}
+    capturing = Capturing(config, capture, local=True, entities=entities)
+    try:
+        capturing.add()
+        assert eventually(lambda: raw_count(config, "items") == len(cases), 60)
+        insert(1000)
+        assert eventually(lambda: raw_count(config, "items") == 2 * len(cases), 60)
+        records = [record for _, record in raw_records(config)]
+    finally:
+        capturing.remove(drop=True, topics=True)
+    texts = texts_in(source, columns)
+    reader, quick = RawReader(capture, entities), QuickReader.of(RawReader(capture, entities))
+    assert quick is not None
+    wrong = []
+    for record in records:
+        (row,) = reader.read("", record.key, record.value)
+        assert isinstance(row, CleanRow | RefusedRow)
+        name, value = cases[int(row.key or "") % 1000]
+        column, told = columns[name], f"{name} {value} by {row.op}"
+        if isinstance(row, RefusedRow):
+            if value not in column.dead or not row.reason.startswith(f"{name}: "):
+                wrong.append(f"{told}: refused, {row.reason}")
+            continue
+        text = texts[int(row.key)][name]
+        wanted = None if text is None else column.of_text(text)
+        found = json.loads(row.state or b"", parse_float=float)[name]
+        if value in column.dead or found != wanted:
+            wrong.append(f"{told}: {found!r} and not {wanted!r}")
+        quickly = quick.read(record.key, record.value)
+        assert quickly is None or quickly[3] == row.state
+    assert wrong == []
+
+
+def texts_in(source: Source, columns: Mapping[str, Column]) -> dict[int, dict[str, str | None]]:
+    """Of each row the texts of its values, as the database prints them."""
+    kind = "text" if source.kind == "postgresql" else "char"
+    listed = ", ".join(f"CAST({name} AS {kind})" for name in columns)
+    rows = source.rows(f"SELECT id, {listed} FROM items")
+    return {row[0]: dict(zip(columns, row[1:], strict=True)) for row in rows}
+
+
+def test_a_field_that_cannot_have_its_columns_values_is_refused_before_anything_is_made(
+    config: Config, source: Source
+) -> None:
+    name = {"postgresql": "PostgreSQL", "mariadb": "MariaDB"}[source.kind]
+    columns = {f"c{number}": kind for number, kind in enumerate(REFUSED[name])}
+    listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+    source.run(f"CREATE TABLE items (id int PRIMARY KEY, {listed})")
+    if source.kind == "postgresql":
+        source.run("ALTER TABLE items REPLICA IDENTITY FULL")
+    fields: dict[str, Any] = dict.fromkeys(columns, (list[str] | None, None))
+    entity = EntityType("item", create_model("Item", id=(int, ...), **fields), "id")
+    capture = Capture(
+        name="shop", kind=source.kind, dsn=source.dsn,
+        tables={f"{source.schema}.items": Table(entity="item")},
+    )  # fmt: skip
+    with pytest.raises(CaptureFailed) as caught:
+        Capturing(config, capture, local=True, entities={"item": entity}).add()
+    lines = str(caught.value).split("\n")
+    for column, kind in columns.items():
+        (line,) = [line for line in lines if f".items.{column}:" in line]
+        assert REFUSED[name][kind] in line
+
+
+def test_a_field_of_a_timetz_is_refused_before_anything_is_made(
+    config: Config, database: str
+) -> None:
+    source = PostgresSource(database)
+    source.run(
+        "CREATE DOMAIN hour AS timetz",
+        "CREATE TABLE items (id int PRIMARY KEY, word hour, day date)",
+        "INSERT INTO items (id, day) VALUES (1, '0044-03-15 BC')",
+    )
+    capture = Capture(
+        name="shop", kind=source.kind, dsn=source.dsn,
+        tables={"public.items": Table(entity="item")},
+    )  # fmt: skip
+    entities = {"item": entity_of({name: POSTGRES[name] for name in ("word", "day")})}
+    with pytest.raises(CaptureFailed, match="word: Debezium writes a timetz in UTC") as caught:
+        Capturing(config, capture, local=True, entities=entities).add()
+    assert "items.day: a row has a day before the year 1" in str(caught.value)
+    assert source.rows("SELECT pubname FROM pg_publication") == []
+
+
+@pytest.fixture
+def maria(mariadb: str) -> Iterator[MariaSource]:
+    yield from maria_source(mariadb)
+
+
+def test_a_date_of_no_calendar_is_refused_and_an_unsigned_key_is_exact(
+    config: Config, maria: MariaSource
+) -> None:
+    largest = 2**64 - 1
+    maria.run(
+        "SET sql_mode = ''",
+        "CREATE TABLE items (id bigint unsigned PRIMARY KEY, day date NOT NULL)",
+        f"INSERT INTO items VALUES ({largest}, '2026-00-15')",
+    )
+    table = Table(entity="item", types={"id": "text"})
+    capture = Capture(
+        name="shop", kind="mariadb", dsn=maria.dsn, tables={f"{maria.schema}.items": table}
+    )
+    entity = EntityType("item", create_model("Item", id=(str, ...), day=(date, ...)), "id")
+    capturing = Capturing(config, capture, local=True, entities={"item": entity})
+    with pytest.raises(CaptureFailed, match=r"items\.day: a row has a date with month 0 or day 0"):
+        capturing.add()
+    maria.run("UPDATE items SET day = '2026-01-15'")
+    try:
+        capturing.add()
+        maria.run("SET sql_mode = ''", f"INSERT INTO items VALUES ({largest - 1}, '0000-00-00')")
+        assert eventually(lambda: raw_count(config, "items") == 2, 60)
+        records = [record for _, record in raw_records(config)]
+    finally:
+        capturing.remove(drop=True, topics=True)
+    reader = RawReader(capture, {"item": entity})
+    whole, refused = (reader.read("", each.key, each.value)[0] for each in records)
+    assert isinstance(whole, CleanRow)
+    assert json.loads(whole.state or b"") == {"id": str(largest), "day": "2026-01-15"}
+    assert isinstance(refused, RefusedRow)
+    assert refused.key == str(largest - 1)
+    assert refused.reason.startswith("day: 0 is 1970-01-01, or a date with month 0 or day 0")

@@ -1,0 +1,344 @@
+"""The names that readers use: what a start, a new column and a reader in the way do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from pydantic import BaseModel, Field
+
+from everstate.app import App
+from everstate.changes import EntityType
+from everstate.cli.plan import planned
+from everstate.config import load
+from everstate.errors import InvalidQuery, PublishRefused
+from everstate.pipeline.keeping.declare import retire_left, show_core
+from everstate.serving.connection import ReadConnection
+from everstate.serving.overflows import overflows
+from everstate.views.changing import drop
+from everstate.views.control import BUILDING, LIVE, RETIRED, Control
+from everstate.views.kinds import LatestPlan
+from everstate.views.kinds.linear import LinearPlan
+from everstate.views.reading import overflow_sql
+from everstate.views.stores import core_tables, view_tables
+from everstate.views.stores.postgres.publishing import drop_reader, point_reader
+from everstate.views.versions import registered
+
+Amount = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
+
+
+class Order(BaseModel):
+    order_id: str
+    parts: int
+    amount: Amount
+
+
+class WithNote(BaseModel):
+    """A field more, and not at the end."""
+
+    order_id: str
+    note: str | None = None
+    parts: int
+    amount: Amount
+
+
+ORDER = EntityType("ordr", Order, "order_id")
+NOTED = EntityType("ordr", WithNote, "order_id")
+
+
+@pytest.fixture
+def control(database: str) -> Iterator[Control]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        control = Control(connection, "names")
+        control.install()
+        connection.execute("SET search_path = names")
+        with connection.transaction():
+            core_tables(control, ORDER)
+        yield control
+
+
+def columns(control: Control) -> list[str]:
+    described = control.connection.execute("SELECT * FROM ordr").description
+    return [column.name for column in described or ()]
+
+
+def kept(control: Control, key: str, state: str) -> None:
+    control.connection.execute(
+        "INSERT INTO ordr_latest__v1 (key, version, change_id, kind, as_of, occurred_at, "
+        'recorded_at, generation, partition, "offset", provenance, state) VALUES '
+        "(%s, 1, gen_random_uuid(), 'created', now(), now(), now(), 1, 0, 0, '{}', %s)",
+        (key, state),
+    )
+
+
+def test_a_new_column_comes_last_so_that_views_of_others_stay(control: Control) -> None:
+    control.connection.execute("CREATE VIEW of_mine AS SELECT order_id, parts FROM ordr")
+    before = columns(control)
+    assert show_core(control, NOTED)
+    assert columns(control) == [*before, "note"]
+    # Nothing is touched where nothing changed, also by a start with the former order.
+    (identity,) = control.connection.execute(
+        "SELECT xmin::text FROM pg_class WHERE oid = 'ordr'::regclass"
+    ).fetchall()
+    assert show_core(control, NOTED)
+    assert control.connection.execute(
+        "SELECT xmin::text FROM pg_class WHERE oid = 'ordr'::regclass"
+    ).fetchall() == [identity]
+    # A column that others use is not dropped: the name stays as it is.
+    control.connection.execute("CREATE VIEW with_note AS SELECT note FROM ordr")
+    control.add_version(registered(LatestPlan.of("ordr"), 1, published=True))
+    assert not show_core(control, ORDER)
+    assert columns(control) == [*before, "note"]
+    (row,) = control.versions("ordr_latest")
+    assert "with_note depends on it" in (row.waits_for or "")
+    assert row.error is None
+    control.connection.execute("DROP VIEW with_note, of_mine")
+    assert show_core(control, ORDER)
+    assert [row.waits_for for row in control.versions("ordr_latest")] == [None]
+
+
+def test_a_name_that_is_somebody_elses_stays_and_no_start_ends_with_it(control: Control) -> None:
+    control.connection.execute("DROP VIEW ordr; CREATE TABLE ordr (of_mine int)")
+    control.add_version(registered(LatestPlan.of("ordr"), 1, published=True))
+    assert not show_core(control, ORDER)
+    (row,) = control.versions("ordr_latest")
+    assert '"ordr" is not a view' in (row.waits_for or "")
+    assert columns(control) == ["of_mine"]
+
+
+def test_a_reader_in_the_way_does_not_hold_back_a_start(control: Control, database: str) -> None:
+    before = columns(control)
+    with psycopg.connect(database, application_name="report") as reader:
+        reader.execute("SELECT * FROM names.ordr")
+        assert view_tables(control).holders("ordr") == [
+            f"report (process {reader.info.backend_pid})"
+        ]
+        assert not show_core(control, NOTED)
+        assert columns(control) == before
+    assert show_core(control, NOTED)
+    assert columns(control) == [*before, "note"]
+
+
+def test_a_value_that_does_not_fit_its_column_is_null_and_fails_no_reader(
+    control: Control,
+) -> None:
+    """As after the type of a field has changed."""
+    kept(control, "a", '{"order_id": "a", "parts": "seven", "amount": "1.5"}')
+    kept(control, "b", '{"order_id": "b", "parts": 7, "amount": "99999999999999"}')
+    kept(control, "c", '{"order_id": "c", "parts": 7.5, "amount": {"x": 1}}')
+    rows = control.connection.execute("SELECT order_id, parts, amount FROM ordr ORDER BY 1")
+    assert rows.fetchall() == [("a", None, Decimal("1.50")), ("b", 7, None), ("c", None, None)]
+    kinds = control.connection.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = 'ordr'::regclass AND attname IN ('parts', 'amount') ORDER BY attname"
+    )
+    assert kinds.fetchall() == [("numeric(12,2)",), ("bigint",)]
+
+
+DEPENDENTS = {
+    "function": "CREATE FUNCTION of_mine() RETURNS bigint LANGUAGE sql "
+    "BEGIN ATOMIC SELECT count(*) FROM shown; END",
+    "table": "CREATE TABLE of_mine (seen shown)",
+}
+
+
+@pytest.mark.parametrize("kind", DEPENDENTS)
+def test_whatever_depends_on_a_name_refuses_its_new_columns_and_is_named(
+    control: Control, kind: str
+) -> None:
+    connection: psycopg.Connection[Any] = control.connection
+    with connection.transaction():
+        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a, 2 AS b").format())
+    connection.execute(DEPENDENTS[kind].encode())
+    with pytest.raises(PublishRefused, match="of_mine"), connection.transaction():
+        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS c").format())
+    with pytest.raises(PublishRefused, match="of_mine"), connection.transaction():
+        drop_reader(connection, "names", "shown")
+    assert connection.execute("SELECT * FROM shown").fetchall() == [(1, 2)]
+
+
+def test_a_sum_that_its_cast_cannot_hold_is_null_and_the_other_groups_are_read(
+    control: Control, database: str
+) -> None:
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view(
+        "v",
+        sql="SELECT CAST(sum(parts) AS DECIMAL(5, 2)) AS d, "
+        "CAST(sum(parts) % 2 AS DECIMAL(2, 1)) AS odd FROM ordr GROUP BY order_id",
+    )
+    plan = app.views["v"]
+    assert isinstance(plan, LinearPlan)
+    shown = plan.outputs[0].postgres_sql
+    sums = "(1::numeric, 1), (999.994, 1), (999.995, 1), (-1e30, 1), (0, 0)"
+    query = f"SELECT {shown} FROM (VALUES {sums}) AS t (a0, a1)"
+    rows = [value for (value,) in control.connection.execute(query.encode())]
+    assert rows == [Decimal("1.00"), Decimal("999.99"), None, None, None]
+    condition = overflow_sql(shown)
+    query = f"SELECT count(*) FILTER (WHERE {condition}) FROM (VALUES {sums}) AS t (a0, a1)"
+    assert control.connection.execute(query.encode()).fetchall() == [(2,)]
+    # As `views list` counts them, over the shards of a version's table.
+    control.connection.execute(
+        "CREATE TABLE v__v1 (g0 text, shard int, n bigint, a0 numeric, a1 bigint); "
+        "INSERT INTO v__v1 VALUES ('a', 0, 1, 600, 1), ('a', 1, 1, 600, 1), ('b', 0, 1, 600, 1)"
+    )
+    row = registered(plan, 1, published=True)
+    reading = ReadConnection(database)
+    with closing(reading):
+        assert overflows(reading, "names", row, plan) == {"d": 1}
+        assert overflows(reading, "names", replace(row, fingerprint="another"), plan) == {}
+
+
+def test_a_name_that_is_made_again_keeps_owner_options_and_grants(control: Control) -> None:
+    connection = control.connection
+    connection.execute("CREATE ROLE name_owner; CREATE ROLE name_reader")
+    try:
+        with connection.transaction():
+            point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a, 2 AS b").format())
+        connection.execute(
+            "GRANT USAGE, CREATE ON SCHEMA names TO name_owner; "
+            "ALTER VIEW shown OWNER TO name_owner; ALTER VIEW shown SET (security_barrier = true); "
+            "GRANT SELECT (a) ON shown TO name_reader; GRANT SELECT (b) ON shown TO PUBLIC; "
+            "GRANT UPDATE ON shown TO name_reader WITH GRANT OPTION"
+        )
+        with connection.transaction():
+            point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a, 3 AS c").format())
+        (found,) = connection.execute(
+            "SELECT pg_get_userbyid(relowner), reloptions, "
+            "has_column_privilege('name_reader', 'shown', 'a', 'SELECT'), "
+            "has_column_privilege('name_reader', 'shown', 'c', 'SELECT'), "
+            "has_table_privilege('name_reader', 'shown', 'UPDATE WITH GRANT OPTION') "
+            "FROM pg_class WHERE oid = 'shown'::regclass"
+        ).fetchall()
+        assert found == ("name_owner", ["security_barrier=true"], True, False, True)
+    finally:
+        connection.execute("DROP OWNED BY name_owner, name_reader CASCADE")
+        connection.execute("DROP ROLE name_owner, name_reader")
+
+
+def test_comments_of_others_stay_whether_a_name_is_replaced_or_made_again(
+    control: Control,
+) -> None:
+    connection = control.connection
+    comments = (
+        "SELECT obj_description('shown'::regclass, 'pg_class'), "
+        "col_description('shown'::regclass, 1)"
+    )
+    shown = [sql.SQL("SELECT 1 AS a, 2 AS b"), sql.SQL("SELECT 1 AS a, 3 AS c")]
+
+    def point(query: sql.SQL) -> None:
+        with connection.transaction():
+            point_reader(connection, "names", "shown", query.format())
+
+    point(shown[0])
+    assert connection.execute(comments).fetchall() == [(None, None)]
+    connection.execute("COMMENT ON VIEW shown IS 'of mine'; COMMENT ON COLUMN shown.a IS 'one'")
+    identity = "SELECT xmin::text FROM pg_class WHERE oid = 'shown'::regclass"
+    before = connection.execute(identity).fetchall()
+    point(shown[0])
+    assert connection.execute(identity).fetchall() == before, "it shows that already"
+    for query in (sql.SQL("SELECT 4 AS a, 2 AS b"), shown[1]):
+        point(query)
+        assert connection.execute(comments).fetchall() == [("of mine", "one")]
+    # The comment by which earlier releases knew what a name shows.
+    connection.execute("COMMENT ON VIEW shown IS 'everstate shows 0123'; DELETE FROM reader_name")
+    point(shown[1])
+    assert connection.execute(comments).fetchall() == [(None, "one")]
+
+
+def test_a_prepared_select_of_all_columns_fails_after_a_column_was_added(
+    control: Control, database: str
+) -> None:
+    """As the page on reading with SQL says."""
+    with psycopg.connect(database, autocommit=True) as reader:
+        for _ in range(2):
+            reader.execute("SELECT * FROM names.ordr", prepare=True)
+            reader.execute("SELECT order_id FROM names.ordr", prepare=True)
+        assert show_core(control, NOTED)
+        reader.execute("SELECT order_id FROM names.ordr", prepare=True)
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="cached plan"):
+                reader.execute("SELECT * FROM names.ordr", prepare=True)
+        reader.execute("DEALLOCATE ALL")
+        reader.execute("SELECT * FROM names.ordr", prepare=True)
+
+
+def test_a_default_privilege_that_was_revoked_stays_revoked(control: Control) -> None:
+    connection = control.connection
+    connection.execute("ALTER DEFAULT PRIVILEGES IN SCHEMA names GRANT SELECT ON TABLES TO PUBLIC")
+    with connection.transaction():
+        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a").format())
+    connection.execute("REVOKE SELECT ON shown FROM PUBLIC")
+    with connection.transaction():
+        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS b").format())
+    may = "SELECT has_table_privilege('public', 'shown', 'SELECT')"
+    assert connection.execute(may).fetchall() == [(False,)]
+
+
+def test_views_of_an_entity_type_that_left_the_app_can_be_dropped(control: Control) -> None:
+    whole, left, other = App("orders"), App("orders"), App("others")
+    for app in (whole, other):
+        app.entity("ordr", key="order_id")(Order)
+    left.entity("part", key="order_id")(Order)
+    whole.view("v", sql="SELECT count(*) AS n FROM ordr")
+    first = control.begin_deployment("orders", "here")
+    control.declares(first, "ordr")
+    control.add_version(registered(whole.views["v"], 1, published=True))
+    control.add_version(registered(whole.views["v"], 2, status=BUILDING))
+    second = control.begin_deployment("orders", "here")
+    control.declares(second, "part")
+    retire_left(control, whole, second)
+    with pytest.raises(InvalidQuery, match="still declared"):
+        drop(control, "v")
+    retire_left(control, left, second)
+    assert [(row.version, row.status) for row in control.versions("v")] == [(1, RETIRED)]
+    assert [row.version for row in drop(control, "v")] == [1]
+    # Not, where another project keeps them.
+    control.add_version(registered(whole.views["v"], 3, published=True))
+    third = control.begin_deployment("others", "there")
+    control.declares(third, "ordr")
+    retire_left(control, left, second)
+    assert [(row.version, row.status) for row in control.versions("v")] == [(3, LIVE)]
+
+
+def test_the_one_reason_of_earlier_releases_becomes_fields_of_its_own(control: Control) -> None:
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view("v", sql="SELECT count(*) AS n FROM ordr")
+    for version, status in enumerate((LIVE, RETIRED), 1):
+        control.add_version(registered(app.views["v"], version, status=status))
+    control.connection.execute(
+        "ALTER TABLE view ADD COLUMN reason text, DROP COLUMN error, DROP COLUMN waits_for, "
+        "DROP COLUMN status_reason; UPDATE view SET reason = status || ' is why'"
+    )
+    for _ in range(2):
+        control.install()
+        assert [(row.error, row.waits_for, row.status_reason) for row in control.versions()] == [
+            ("live is why", None, None),
+            (None, None, "retired is why"),
+        ]
+    # Each is written by itself, and a status begins anew.
+    control.set_waits_for("v", 1, "a reader")
+    control.set_error("v", 1, None)
+    assert [row.why for row in control.versions()] == ["a reader", "retired is why"]
+    control.set_status("v", 1, RETIRED, "nobody declares it")
+    assert control.versions()[0].why == "nobody declares it"
+
+
+def test_plan_changes_nothing(database: str, tmp_path: Path) -> None:
+    config = load(tmp_path, store={"dsn": database}, log={"bootstrap_servers": "localhost:1"})
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    _, plan = planned(config, app)
+    assert plan.is_first
+    assert [step.view for step in plan.views] == ["ordr_history"]
+    with psycopg.connect(database) as connection:
+        schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = %s"
+        assert connection.execute(schemas, (config.views.schema_name,)).fetchall() == [(0,)]

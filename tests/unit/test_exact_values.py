@@ -1,0 +1,372 @@
+"""A value that a model can hold arrives exactly; any other is refused with the reason."""
+
+from __future__ import annotations
+
+import math
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+)
+from everstate.changes.accepting import NotAccepted, accept
+from everstate.changes.json_numbers import JsonNumber, decode, encode
+from everstate.cli.console import print_json
+from everstate.client.events import Parser
+from everstate.client.requests import writing
+from everstate.declarations.commands import CommandGroup
+from everstate.errors import (
+    EverstateError,
+    InvalidBody,
+    InvalidChange,
+    InvalidCommand,
+    InvalidEntityType,
+)
+from everstate.http.masks import Mask
+from everstate.serving.differences import differences
+from everstate.serving.row_json import row_json
+from everstate.serving.words import difference_text, value_text
+from everstate.sources.crud.bodies import read_entity, read_json
+from everstate.sources.crud.patches import merge
+from everstate.sources.stores.postgres.files import read_rows
+
+Exact = Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
+AMOUNT = "12345678901234567890.1234567890"
+
+
+class Line(BaseModel):
+    price: Exact
+
+
+class Sale(BaseModel):
+    sale_id: str
+    amount: Exact = Decimal(0)
+    lines: list[Line] = []
+    rates: dict[str, Exact | None] = {}
+    pieces: int | None = None
+    weight: float | None = None
+    day: date | None = None
+    at: datetime | None = None
+    seen: AwareDatetime | None = None
+
+
+class Keeping(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    keeping_id: str
+
+
+def _compact(value: Any) -> Any:
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+class Own(BaseModel):
+    own_id: str
+    at: Annotated[datetime, BeforeValidator(_compact)]
+
+
+SALE = EntityType("sale", Sale, "sale_id")
+
+
+def by_rest(entity_type: EntityType, fields: str, _: Path) -> BaseModel:
+    return read_entity(entity_type, f'{{"sale_id": "s1", {fields}}}'.encode())
+
+
+def by_json_lines(entity_type: EntityType, fields: str, folder: Path) -> BaseModel:
+    path = folder / "sales.jsonl"
+    path.write_text(f'{{"sale_id": "s1", {fields}}}\n')
+    (row,) = read_rows(path, entity_type)
+    if row.entity is None:
+        raise InvalidChange("sale", "s1", "row", row.reason or "")
+    return row.entity
+
+
+def by_json_lines_with_nan(entity_type: EntityType, fields: str, folder: Path) -> BaseModel:
+    return by_json_lines(entity_type, f'"pieces": NaN, {fields}', folder)
+
+
+def by_store(entity_type: EntityType, fields: str, _: Path) -> BaseModel:
+    return entity_type.validate_json(f'{{"sale_id": "s1", {fields}}}')
+
+
+def by_put(entity_type: EntityType, fields: str, _: Path) -> BaseModel:
+    return entity_type.accept(decode(f'{{"sale_id": "s1", {fields}}}'))
+
+
+WAYS_IN = (by_rest, by_json_lines, by_json_lines_with_nan, by_put)
+
+
+@pytest.mark.parametrize("way", [*WAYS_IN, by_store])
+def test_a_decimal_that_is_a_json_number_keeps_all_its_digits(way: Any, tmp_path: Path) -> None:
+    inside = f'"lines": [{{"price": {AMOUNT}}}], "rates": {{"a": -{AMOUNT}, "b": null}}'
+    sale = way(SALE, f'"amount": {AMOUNT}, {inside}', tmp_path)
+    assert sale.amount == Decimal(AMOUNT)
+    assert sale.lines[0].price == Decimal(AMOUNT)
+    assert sale.rates == {"a": Decimal(f"-{AMOUNT}"), "b": None}
+
+
+def test_a_cell_of_csv_keeps_all_digits(tmp_path: Path) -> None:
+    path = tmp_path / "sales.csv"
+    path.write_text(f'sale_id,amount,lines\ns1,{AMOUNT},"[{{""price"": {AMOUNT}}}]"\n')
+    (row,) = read_rows(path, SALE)
+    assert isinstance(row.entity, Sale)
+    assert (row.entity.amount, row.entity.lines[0].price) == (Decimal(AMOUNT), Decimal(AMOUNT))
+
+
+def test_a_patch_of_another_field_leaves_a_number_as_it_is() -> None:
+    stored = read_json(f'{{"sale_id": "s1", "amount": {AMOUNT}, "weight": 0.1}}'.encode())
+    patched = encode(merge(stored, {"pieces": 9007199254740993}))
+    assert AMOUNT.encode() in patched
+    sale = read_entity(SALE, patched)
+    assert isinstance(sale, Sale)
+    assert (sale.amount, sale.pieces) == (Decimal(AMOUNT), 9007199254740993)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2.5", 2.5),
+        ("1e400", JsonNumber("1e400")),
+        ("0.30000000000000004", 0.30000000000000004),
+        ("0.1000000000000000000000000000", 0.1),
+        (AMOUNT, JsonNumber(AMOUNT)),
+        ("123456789012345678901234567890", 123456789012345678901234567890),
+        ("-1.5E-400", JsonNumber("-1.5E-400")),
+    ],
+)
+def test_a_json_number_is_a_float_only_where_that_is_equal(text: str, value: Any) -> None:
+    found = decode(text)
+    assert (type(found), found) == (type(value), value)
+    assert decode(encode(found)) == value
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize(
+    ("field", "written"),
+    [
+        *(("at", f'"{text}"') for text in ("20260102", "2026", "45000", "-1", "20260102.5")),
+        ("seen", '"20260102"'),
+        ("at", "20260102"),
+        ("day", "86400"),
+        ("day", '"0"'),
+        ("amount", '"1_000"'),
+        ("amount", '"٣"'),
+        ("pieces", '"1_000"'),
+        ("weight", '"1_000"'),
+        ("weight", "9007199254740993"),
+        ("weight", "9007199254740993.0"),
+        ("weight", '"12345678901234567890.12"'),
+        ("weight", "1E-400"),
+        ("at", '"2026-01-02T03:04:05.1234567"'),
+        ("seen", '"2026-01-02T03:04:05.0000001Z"'),
+        ("day", '"2026-01-02T00:00:00.0000001"'),
+    ],
+)
+def test_what_a_reader_would_change_is_refused(
+    way: Any, field: str, written: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EverstateError) as refused:
+        way(SALE, f'"{field}": {written}', tmp_path)
+    reason = str(getattr(refused.value, "problems", refused.value))
+    assert field in reason
+    if way is not by_rest:  # a value of another JSON type is refused there before
+        assert written.strip('"') in reason
+
+
+def test_a_field_that_converts_what_is_given_is_not_checked() -> None:
+    own = EntityType("own", Own, "own_id").accept({"own_id": "o", "at": "20260102"})
+    assert isinstance(own, Own)
+    assert own.at == datetime.fromisoformat("2026-01-02")
+
+
+def test_a_number_that_an_unknown_field_cannot_keep_is_refused() -> None:
+    keeping = EntityType("keeping", Keeping, "keeping_id")
+    body = f'{{"keeping_id": "k", "more": [{{"a": {AMOUNT}}}]}}'.encode()
+    with pytest.raises(InvalidBody) as refused:
+        read_entity(keeping, body)
+    assert refused.value.problems[0][0] == "more.0.a"
+    assert read_entity(keeping, b'{"keeping_id": "k", "more": 2.5}').model_extra == {"more": 2.5}
+
+
+def test_a_field_that_the_model_does_not_have_is_refused_by_a_put_as_by_a_request() -> None:
+    with pytest.raises(InvalidChange, match=r"did you mean pieces"):
+        SALE.accept({"sale_id": "s1", "peices": 1})
+
+
+class Currency(Enum):
+    euro = "EUR"
+
+
+class Level(Enum):
+    first = 1
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "key"),
+    [
+        (Currency, Currency.euro, "EUR"),
+        (Level, Level.first, "1"),
+        (bool, True, "true"),
+        (Exact, Decimal("2.50"), "2.5"),
+        (Exact, Decimal("1E+3"), "1000"),
+        (Exact, Decimal("-0.00"), "0"),
+        (Exact, Decimal(AMOUNT), "12345678901234567890.123456789"),
+        (datetime, datetime.fromisoformat("2026-01-02T03:04:05+01:00"), "2026-01-02T02:04:05Z"),
+        (datetime, datetime.fromisoformat("2026-01-02"), "2026-01-02T00:00:00"),
+        (date, date(2026, 1, 2), "2026-01-02"),
+        (UUID, UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    ],
+)
+def test_a_key_is_the_text_of_its_json_value(annotation: Any, value: Any, key: str) -> None:
+    model = type("Keyed", (BaseModel,), {"__annotations__": {"key": annotation}})
+    entity_type = EntityType("keyed", model, "key")
+    assert entity_type.key_of(model(key=value)) == key
+
+
+@pytest.mark.parametrize("annotation", [float, list[str], dict[str, str], Line])
+def test_a_key_without_one_text_is_refused_when_it_is_declared(annotation: Any) -> None:
+    model = type("Keyed", (BaseModel,), {"__annotations__": {"key": annotation}})
+    with pytest.raises(InvalidEntityType, match="no one text"):
+        EntityType("keyed", model, "key")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ('"amount":"2.5"', '"amount":"2.50"', True),
+        ('"amount":2.5', '"amount":"2.50"', True),
+        ('"lines":[{"price":"1"}]', '"lines":[{"price":"1.0"}]', True),
+        ('"at":"2026-01-02T03:00:00+01:00"', '"at":"2026-01-02T02:00:00Z"', True),
+        ('"at":"2026-01-02T03:00:00"', '"at":"2026-01-02T03:00:00Z"', False),
+        ('"amount":"2.5"', '"amount":"2.51"', False),
+        (f'"amount":"{AMOUNT}1"', f'"amount":"{AMOUNT}2"', False),
+        ('"pieces":1', '"pieces":2', False),
+        ('"sale_id":"1.0"', '"sale_id":"1.00"', False),
+        ('"day":null', '"pieces":null', False),
+    ],
+)
+def test_states_are_equal_by_the_values_of_their_fields(one: str, other: str, equal: bool) -> None:
+    assert SALE.is_equal(f"{{{one}}}", f"{{{other}}}") is equal
+
+
+def test_a_state_is_not_equal_to_none() -> None:
+    assert SALE.is_equal(None, None)
+    assert not SALE.is_equal(None, "{}")
+
+
+STATE = f'{{"amount":{AMOUNT},"note":"n","line":{{"price":-{AMOUNT},"name":"x"}}}}'.encode()
+
+
+def test_what_is_read_is_shown_with_all_its_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    state = decode(STATE)
+    assert row_json(state) == STATE
+    (difference,) = differences({"amount": decode(f"{AMOUNT}1")}, {"amount": state["amount"]})
+    assert difference_text(difference) == f"amount: {AMOUNT}1 → {AMOUNT}"
+    assert value_text(state["line"]) == f'{{"price":-{AMOUNT},"name":"x"}}'
+    print_json(state)
+    assert f'"amount": {AMOUNT},' in capsys.readouterr().out
+
+
+def test_what_a_mask_shows_keeps_all_its_digits() -> None:
+    shown = Mask("sale", ("note", "line.name")).json(STATE)
+    assert shown == STATE.replace(b'"n"', b'"***"').replace(b'"x"', b'"***"')
+
+
+def test_what_a_client_receives_keeps_all_its_digits_and_may_be_sent_again() -> None:
+    parser = Parser()
+    lines = ["event: change", f"data: {STATE.decode()}", ""]
+    (event,) = [found for line in lines if (found := parser.line(line)) is not None]
+    assert event.data["amount"] == Decimal(AMOUNT)
+    content = writing("PUT", "/v1/sale/s", event.data, None, None, None).content
+    assert f'"amount": "{AMOUNT}"'.encode() in (content or b"")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        writing("PUT", "/v1/sale/s", {"amount": math.nan}, None, None, None)
+
+
+class Pay(BaseModel):
+    amount: Exact
+    at: AwareDatetime | None = None
+
+
+def test_a_command_keeps_all_digits_and_is_refused_as_an_entity_is() -> None:
+    group = CommandGroup(SALE, lambda *_: None, lambda *_: None, [Pay])
+    assert group.read("Pay", f'{{"amount": {AMOUNT}}}') == Pay(amount=Decimal(AMOUNT))
+    for wrong in ('"at": "20260102"', '"att": null'):
+        with pytest.raises(InvalidCommand, match="Pay: at"):
+            group.read("Pay", f'{{"amount": 1, {wrong}}}')
+
+
+def test_a_change_is_read_and_written_with_all_its_digits() -> None:
+    state = f'{{"sale_id":"s1","amount":{AMOUNT}}}'.encode()
+    change: Change[Any] = Change(
+        id=UUID(int=1),
+        entity="sale",
+        schema_version=1,
+        key="s1",
+        version=1,
+        kind=Kind.CREATED,
+        occurred_at=datetime.fromisoformat("2026-01-02T03:04:05Z"),
+        recorded_at=datetime.fromisoformat("2026-01-02T03:04:05Z"),
+        provenance=Provenance(api_version="v1", service_name="till", identifier="1"),
+        current=state,
+        original=None,
+        event=DomainEvent(type="Sold", data=decode(state)),
+        extra={"more": decode(state)},
+    )
+    codec = ChangeCodec(SALE)
+    _, value, _ = codec.encode(change)
+    read = codec.decode(value)
+    assert read.current is not None
+    assert read.current["amount"] == Decimal(AMOUNT)
+    assert value.count(AMOUNT.encode()) == 3
+    assert codec.encode(read)[1].count(AMOUNT.encode()) == 3
+
+
+class Cash(BaseModel):
+    kind: Literal["cash"]
+    amount: Exact
+
+
+class Card(BaseModel):
+    kind: Literal["card"]
+    amount: Exact
+    at: date | AwareDatetime | None = None
+
+
+class Parts(RootModel[list[Exact]]):
+    """A list as a whole."""
+
+
+class Settle(BaseModel):
+    by: Annotated[Cash | Card, Field(discriminator="kind")]
+    pair: tuple[int, Exact] | None = None
+    parts: Parts | None = None
+    next: Settle | None = None
+
+
+def test_a_command_of_any_shape_keeps_all_digits() -> None:
+    inner = f'{{"by": {{"kind": "cash", "amount": {AMOUNT}}}}}'
+    rest = f'"pair": [1, {AMOUNT}], "parts": [{AMOUNT}], "next": {inner}'
+    text = f'{{"by": {{"kind": "card", "amount": {AMOUNT}}}, {rest}}}'
+    made, amount = accept(Settle, text), Decimal(AMOUNT)
+    assert made == Settle(
+        by=Card(kind="card", amount=amount),
+        pair=(1, amount),
+        parts=Parts([amount]),
+        next=Settle(by=Cash(kind="cash", amount=amount)),
+    )
+    with pytest.raises(NotAccepted, match="5 is a number and no time"):
+        accept(Settle, '{"by": {"kind": "card", "amount": 1, "at": 5}}')
+    with pytest.raises(NotAccepted, match="JSON"):
+        accept(Settle, '{"by": ')

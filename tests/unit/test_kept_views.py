@@ -1,0 +1,57 @@
+"""Who keeps a view that this application cannot compute; and how a version tells how it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from everstate.pipeline.keeping.kept import Standstills, StrangeView
+from everstate.serving.answers import ViewRow
+from everstate.views.control import BUILDING, LIVE, RETIRED, ViewVersion
+
+ROW = ViewVersion("totals", 2, "order", "linear", {}, (), "f")
+
+
+def test_a_view_that_another_app_moves_is_kept_by_it_and_one_that_stands_still_is_not() -> None:
+    seen, view = Standstills(), StrangeView(ROW, {0: 5}, "another model")
+    assert seen.seconds(view, now=100) == 0
+    assert seen.seconds(view, now=109) == 9
+    moved = replace(view, vector={0: 6})
+    assert seen.seconds(moved, now=110) == 0, "it moved: an app keeps it"
+    assert seen.seconds(moved, now=125) == 15
+
+
+PROGRESS = {"doing": "catching up", "share": 0.5, "rate": None, "left_s": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "shown", "why"),
+    [
+        (ROW, "live", None),
+        (replace(ROW, error="1 / 0"), "behind", "1 / 0"),
+        (replace(ROW, progress=PROGRESS), "behind", None),
+        (replace(ROW, status=BUILDING, waits_for="a reader"), "building", "a reader"),
+        (replace(ROW, status=RETIRED, status_reason="left"), "retired", "left"),
+        (replace(ROW, error="1 / 0", waits_for="a reader"), "behind", "1 / 0; a reader"),
+    ],
+)
+def test_each_of_four_fields_is_told(row: ViewVersion, shown: str, why: str | None) -> None:
+    assert (row.shown, row.why) == (shown, why)
+
+
+def test_a_version_that_trails_says_how_far_it_is_also_beside_what_it_waits_for() -> None:
+    row = ViewRow(
+        *("totals", 2, "linear", "order", None, {}, 5, 1.0, None, None, None, LIVE),
+        waits_for="waits for a reader",
+        progress=PROGRESS,
+    )
+    assert row.standing == "live: waits for a reader; catching up 50%"
+
+
+def test_an_output_that_its_cast_cannot_hold_is_told_as_a_reason() -> None:
+    row = ViewRow(
+        *("totals", 2, "linear", "order", None, {}, 5, 1.0, None, None, None, LIVE),
+        overflows={"total": 2},
+    )
+    assert row.standing == "live; total is NULL in 2 groups: its CAST cannot hold the value"

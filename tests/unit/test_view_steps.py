@@ -1,0 +1,118 @@
+"""What a start of a project does with versions of views that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from everstate.app import App
+from everstate.views.control import BUILDING, KEPT, LIVE, ViewVersion
+from everstate.views.versions import (
+    OnChange,
+    Step,
+    declared_elsewhere,
+    declared_views,
+    registered,
+    steps,
+)
+
+
+class Guest(BaseModel):
+    guest_id: str
+    city: str | None = None
+
+
+def hotel(entity: str = "guest", where: str = "") -> App:
+    """A hotel with a view of one of its entity types."""
+    app = App("hotel")
+    app.entity("guest", key="guest_id")(Guest)
+    app.entity("visitor", key="guest_id")(Guest)
+    app.view("by_city", sql=f"SELECT city, count(*) AS n FROM {entity} {where} GROUP BY city")
+    return app
+
+
+def started(
+    app: App,
+    entity: str,
+    stored: Sequence[ViewVersion],
+    numbers: dict[str, int],
+    on_change: OnChange = "rebuild",
+) -> dict[str, Step]:
+    found = steps(
+        entity,
+        declared_views(app, entity),
+        stored,
+        standing=[(row.name, row.version) for row in stored],
+        numbers=numbers,
+        elsewhere=declared_elsewhere(app, entity),
+        on_change=on_change,
+    )
+    return {step.name: step for step in found}
+
+
+def test_a_number_is_never_used_twice_also_not_after_a_drop() -> None:
+    """Held changes and running tasks know a version by its name and number."""
+    app = hotel()
+    kept = registered(app.views["by_city"], 1, published=True)
+    changed = hotel(where="WHERE city IS NOT NULL")
+    step = started(changed, "guest", [kept], {"by_city": 3})["by_city"]
+    assert (step.what, step.version, step.published) == ("changed", 4, 1)
+    step = started(app, "guest", [], {"by_city": 3})["by_city"]
+    assert (step.what, step.version) == ("new", 4)
+
+
+def test_a_view_that_moves_to_another_entity_type_keeps_its_rows_until_the_new_ones_are_there() -> (
+    None
+):
+    kept = registered(hotel("guest").views["by_city"], 1, published=True)
+    moved, numbers = hotel("visitor"), {"by_city": 1}
+    assert "by_city" not in started(moved, "guest", [kept], numbers)
+    step = started(moved, "visitor", [kept], numbers)["by_city"]
+    assert (step.what, step.version, step.published, step.superseded) == ("changed", 2, 1, ())
+    # The next start goes on with it, and one that moves it back gives it up.
+    building = registered(moved.views["by_city"], 2, status=BUILDING)
+    assert "by_city" not in started(moved, "guest", [kept, building], {"by_city": 2})
+    step = started(moved, "visitor", [kept, building], {"by_city": 2})["by_city"]
+    assert (step.what, step.version, step.published) == ("same", 2, 1)
+    back = started(hotel("guest"), "guest", [kept, building], {"by_city": 2})["by_city"]
+    assert (back.what, back.version, back.superseded) == ("same", 1, (2,))
+    # When it was published meanwhile, the former version is there to go back to.
+    older = replace(kept, published=False, status=KEPT)
+    newer = replace(building, published=True, status=LIVE)
+    back = started(hotel("guest"), "guest", [older, newer], {"by_city": 2})["by_city"]
+    assert (back.what, back.version, back.published) == ("goes back", 1, 2)
+
+
+def test_an_undo_stays_until_something_else_is_declared() -> None:
+    """A start goes on with what an operator asked for, in progress or done."""
+    older = registered(hotel().views["by_city"], 1, status=KEPT)
+    app = hotel(where="WHERE city IS NOT NULL")
+    newer = registered(app.views["by_city"], 2, published=True)
+    goes_back = replace(older, status=BUILDING, undone=newer.fingerprint)
+    step = started(app, "guest", [goes_back, newer], {"by_city": 2})["by_city"]
+    assert (step.what, step.version, step.superseded) == ("same", 1, ())
+    done = replace(goes_back, published=True, status=LIVE)
+    left = replace(newer, published=False, status=KEPT)
+    for on_change in ("rebuild", "ask"):
+        step = started(app, "guest", [done, left], {"by_city": 2}, on_change)["by_city"]
+        assert (step.what, step.version, step.superseded) == ("same", 1, ())
+    # On the way forward again, a start leaves that, too.
+    forward = replace(left, status=BUILDING)
+    step = started(app, "guest", [done, forward], {"by_city": 2})["by_city"]
+    assert (step.what, step.superseded) == ("same", ())
+    other = hotel(where="WHERE city = 'Wien'")
+    step = started(other, "guest", [done, left], {"by_city": 2})["by_city"]
+    assert (step.what, step.version) == ("changed", 3)
+    # The declaration follows the undo: there is nothing to do, either.
+    assert started(hotel(), "guest", [done, left], {"by_city": 2})["by_city"].what == "same"
+
+
+def test_with_ask_a_start_does_not_go_back_by_itself() -> None:
+    older = registered(hotel().views["by_city"], 1, status=KEPT)
+    newer = registered(hotel(where="WHERE city IS NOT NULL").views["by_city"], 2, published=True)
+    step = started(hotel(), "guest", [older, newer], {"by_city": 2}, "ask")["by_city"]
+    assert (step.what, step.version) == ("asked", 1)
+    step = started(hotel(), "guest", [older, newer], {"by_city": 2})["by_city"]
+    assert (step.what, step.version) == ("goes back", 1)
