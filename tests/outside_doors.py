@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from abc import ABC, abstractmethod
 from collections import Counter
 from http.client import HTTPException, HTTPResponse
 from uuid import uuid4
@@ -73,7 +74,7 @@ def wrong_json(fields: dict[str, str], source: random.Random) -> bytes:
     return value
 
 
-class Door:
+class Door(ABC):
     """One way in for strangers; what it finds wrong is in :attr:`found`."""
 
     def __init__(self, config: Config, seed: int) -> None:
@@ -81,11 +82,11 @@ class Door:
         self.outcomes: Counter[str] = Counter()
         self.found: list[str] = []
 
+    @abstractmethod
     def step(self) -> None:
         """Send one thing."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (one door has no connection to close)
         """Close the connections."""
 
     def _refused(self, what: str, reason: str) -> None:

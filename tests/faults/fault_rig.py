@@ -13,6 +13,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 import psycopg
+import pytest
 from deltalake.exceptions import TableNotFoundError
 from fault_app import ENTITY
 from fault_harness import read_log, read_ranges
@@ -264,8 +265,34 @@ class Rig:
             }
             told = "\n".join(f"--- {name}: {self.told(name)}" for name in ended or self.processes)
             assert not ended, f"ended while waiting for {what}: {ended}\n{told}"
-            assert time.monotonic() < deadline, f"not within {PATIENCE_S:.0f} s: {what}\n{told}"
+            if time.monotonic() > deadline:
+                seen = f"{told}\n{self._last_lines()}\n{self._seen_in_database()}"
+                pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}\n{seen}")
             time.sleep(_POLL_S)
+
+    def _last_lines(self) -> str:
+        """The ends of the roles' logs, for a failure's message."""
+        logs = sorted((self.folder / ".everstate" / "logs").glob("*.log"))
+        return "\n".join(
+            f"--- {path.name}: {path.read_text('utf-8', errors='replace')[-6000:]}"
+            for path in logs
+            if path.stem in ROLES
+        )
+
+    def _seen_in_database(self) -> str:
+        """Versions and positions of the views, and the database's sessions, for a failure."""
+        schema = self.config.views.schema_name
+        queries = (
+            f"SELECT to_jsonb(kept) - 'definition' FROM {schema}.view AS kept",
+            f"SELECT view, version, partition, next_offset, now() - updated_at "
+            f"FROM {schema}.position ORDER BY view, version, partition",
+            "SELECT pid, pg_blocking_pids(pid), application_name, state, wait_event, "
+            "now() - xact_start, now() - state_change, left(query, 200) FROM pg_stat_activity "
+            "WHERE backend_type = 'client backend'",
+        )
+        with psycopg.connect(self.config.views_dsn) as connection:
+            found = [connection.execute(query.encode()).fetchall() for query in queries]
+        return "\n".join(str(row) for rows in found for row in rows)
 
     def acknowledged(self) -> Iterable[str]:
         """Lines that the writers wrote after their commits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -36,6 +36,8 @@ from everstate.pipeline.proof.verify import verify_views
 from everstate.pipeline.reports import ViewReport
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+HOW = "SELECT version, status, published FROM view WHERE name = 'by_country' ORDER BY version"
+CHANGED = "SELECT country, count(*) AS orders, sum(parts) AS parts FROM ordr GROUP BY country"
 WHO = Provenance(api_version="v1", service_name="test", identifier="t")
 
 
@@ -264,3 +266,21 @@ def drain(keeper: Keeper) -> tuple[int, int, int, int]:
         for place, number in enumerate((batch.applied, batch.duplicate, batch.held, batch.dead)):
             total[place] += number
     return total[0], total[1], total[2], total[3]
+
+
+def changed_app(sql: str) -> App:
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view("by_country", sql=sql)
+    app.view("large", sql=orders_app().views["large"].sql)
+    return app
+
+
+def begun(world: World, orders: int = 20) -> None:
+    """Views of some orders, archived; the log has more."""
+    with closing(world.keeper()) as keeper:
+        world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=2) for n in range(orders)])
+        drain(keeper)
+        world.archive()
+        world.send(*[world.put(f"o-{n}", "BE", "6.00", parts=3) for n in range(orders // 2)])
+        drain(keeper)

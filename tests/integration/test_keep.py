@@ -247,7 +247,7 @@ def test_c19_the_rules_are_planned_only_where_a_record_needs_them(world: World) 
     keeper = world.keeper()
 
     def has_rules() -> bool:
-        (unit,) = keeper._units()
+        (unit,) = keeper._units(frozenset({"ordr"}))
         plan = keeper._job(unit)._jdf.queryExecution().executedPlan().toString()
         return "wrong_type:occurredAt" in plan
 
@@ -277,7 +277,7 @@ def test_c19_the_rules_are_planned_only_where_a_record_needs_them(world: World) 
 def test_c12_the_keepers_plan_moves_no_row_between_tasks(world: World) -> None:
     keeper = world.keeper()
     world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
-    (unit,) = keeper._units()
+    (unit,) = keeper._units(frozenset({"ordr"}))
     plan = keeper._job(unit)._jdf.queryExecution().executedPlan().toString()
     assert "MapInArrow" in plan
     assert "Exchange" not in plan

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import psycopg
 import pytest
-from keep_cases import Order, World, drain, orders_app
+from keep_cases import CHANGED, HOW, Order, World, begun, changed_app, drain, orders_app
 from pydantic import BaseModel, Field
 from pyspark.sql import SparkSession
 
@@ -22,14 +22,11 @@ from everstate.config import Config, load
 from everstate.errors import ArchiveError, EverstateError, InvalidQuery, NotFound, PublishRefused
 from everstate.pipeline.keeping import build
 from everstate.pipeline.keeping.alone import build_until
-from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.requests.answers import Answers
 from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
 from everstate.views.control import Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
-
-HOW = "SELECT version, status, published FROM view WHERE name = 'by_country' ORDER BY version"
 
 
 @pytest.fixture
@@ -57,57 +54,8 @@ def control(world: World) -> Iterator[Control]:
         yield Control(connection, world.config.views.schema_name)
 
 
-def changed_app(sql: str) -> App:
-    app = App("orders")
-    app.entity("ordr", key="order_id")(Order)
-    app.view("by_country", sql=sql)
-    app.view("large", sql=orders_app().views["large"].sql)
-    return app
-
-
-CHANGED = "SELECT country, count(*) AS orders, sum(parts) AS parts FROM ordr GROUP BY country"
-
-
-def begun(world: World, orders: int = 20) -> None:
-    """Views of some orders, archived; the log has more."""
-    with closing(world.keeper()) as keeper:
-        world.send(*[world.put(f"o-{n}", "NL", "5.00", parts=2) for n in range(orders)])
-        drain(keeper)
-        world.archive()
-        world.send(*[world.put(f"o-{n}", "BE", "6.00", parts=3) for n in range(orders // 2)])
-        drain(keeper)
-
-
 def holding(world: World) -> list[str]:
     return [report.name for report in world.verify().values() if not report.holds]
-
-
-@pytest.mark.full
-def test_v7_a_version_that_meets_the_core_while_a_job_runs_rides_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would be behind again with each job, as long as one job follows the other."""
-    begun(world)
-    world.app = changed_app(CHANGED)
-    keeper = world.keeper()
-    world.send(*[world.put(f"o-{n}", "NL", "7.00", parts=9) for n in range(200, 230)])
-    assert Keeper.step(keeper) is not None
-    # The archive does not have these: the version is behind by them.
-    assert keeper.builder.step() is not None
-    world.send(*[world.put(f"o-{n}", "NL", "8.00", parts=1) for n in range(200, 230)])
-    run, met = keeper._collect, []
-
-    def meet_first(units: Any) -> list[Any]:
-        met.append(keeper.trailer.step())
-        return run(units)
-
-    monkeypatch.setattr(keeper, "_collect", meet_first)
-    assert Keeper.step(keeper) is not None
-    assert met[0] >= 30
-    assert keeper.trailer.step() == 0
-    assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
-    assert holding(world) == []
-    keeper.close()
 
 
 def test_changed_sql_is_built_beside_the_old_version_and_published(world: World) -> None:

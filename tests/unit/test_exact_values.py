@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import psycopg
 import pytest
+from psycopg.adapt import AdaptersMap
+from psycopg.pq import Format
+from psycopg.types.json import set_json_loads
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
 from everstate.changes import (
@@ -370,3 +374,14 @@ def test_a_command_of_any_shape_keeps_all_digits() -> None:
         accept(Settle, '{"by": {"kind": "card", "amount": 1, "at": 5}}')
     with pytest.raises(NotAccepted, match="JSON"):
         accept(Settle, '{"by": ')
+
+
+def test_psycopg_makes_one_loader_for_all_connections(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a closure it makes a class at each connection, and warns in the terminal."""
+    loaders = []
+    for _ in range(2):
+        connection = AdaptersMap(psycopg.adapters)
+        set_json_loads(decode, connection)
+        loaders.append(connection.get_loader(psycopg.adapters.types["jsonb"].oid, Format.TEXT))
+    assert loaders[0] is loaders[1]
+    assert caplog.text == ""

@@ -45,13 +45,19 @@ def may_be_changed(text: bytes) -> bool:
     return _MAY_BE_CHANGED.search(text) is not None
 
 
-decode: Final = bounded(msgspec.json.Decoder(float_hook=number_of).decode)
-"""Any JSON value of a text; raises msgspec.DecodeError."""
+_decode: Final = bounded(msgspec.json.Decoder(float_hook=number_of).decode)
+
+
+def decode(text: bytes | str) -> Any:
+    """Any JSON value of a text; raises msgspec.DecodeError."""
+    # A function of its own, since psycopg would make new classes at each connection for a closure.
+    return _decode(text)
 
 
 def _written(value: Any) -> Any:
     if isinstance(value, JsonNumber):
         return msgspec.Raw(str(value).encode())
+    # What msgspec asks of a hook that does not know a type.
     raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
 
 

@@ -61,15 +61,18 @@ def status(
     if not watch:
         _exit_with(_show(config, json))
         return
-    while True:
-        if out.is_terminal:
-            out.clear()
-        code = _show(config, json)
-        try:
+    code: int | None = None
+    try:
+        while True:
+            if out.is_terminal:
+                out.clear()
+            code = _show(config, json)
             time.sleep(_WATCH_S)
-        except KeyboardInterrupt:
-            _exit_with(code)
-            return
+    except KeyboardInterrupt:
+        # It also comes while the next status is made; the last whole one counts.
+        if code is None:
+            raise
+        _exit_with(code)
 
 
 def _exit_with(code: int) -> None:

@@ -33,6 +33,7 @@ from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.keeping.releasing import Releaser
 from everstate.pipeline.keeping.trail import Trailer
+from everstate.pipeline.keeping.turns import Turns
 from everstate.pipeline.proof.recompute import recompute_on_schedule
 from everstate.pipeline.requests.answers import Answers
 from everstate.pipeline.spark.session import own_spark, spark_session
@@ -80,6 +81,7 @@ class PipelineApplication:
         """
         self._config, self._project, self._deployment = config, project, deployment
         self._truths, self._more = truths or {}, more or {}
+        self._turns = Turns()
         self._prepared = threading.Event()
         """Set when the keeper has created its tables and positions."""
 
@@ -135,7 +137,9 @@ class PipelineApplication:
 
     def _keep(self, spark: SparkSession, stop: threading.Event) -> None:
         """Prepare the keeper, and keep the views; servers that are still starting are awaited."""
-        keeper = Keeper(spark, self._config, self._project, deployment=self._deployment)
+        keeper = Keeper(
+            spark, self._config, self._project, deployment=self._deployment, turns=self._turns
+        )
         try:
             while not stop.is_set():
                 try:
@@ -167,7 +171,7 @@ class PipelineApplication:
     def _catch_up(self, spark: SparkSession, stop: threading.Event) -> None:
         """Let views that are behind catch up, once the keeper has created the tables."""
         if _either(self._prepared, stop):
-            trailer = Trailer(spark, self._config, self._project)
+            trailer = Trailer(spark, self._config, self._project, self._turns)
             try:
                 trailer.run(stop)
             finally:

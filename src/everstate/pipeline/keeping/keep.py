@@ -40,6 +40,7 @@ from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptVi
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.spans import Sources
 from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.keeping.turns import Turns
 from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
@@ -149,10 +150,14 @@ class Keeper:
         project: Project,
         *,
         deployment: int | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``deployment``: the number of this start of the project; the last declares the views."""
+        """``deployment``: the number of this start of the project; the last declares the views.
+
+        ``turns``: those that it takes with the trailer of the same process.
+        """
         self._spark, self._config, self._project = spark, config, project
-        self._deployment = deployment
+        self._deployment, self._turns = deployment, turns or Turns()
         self._topics, self._offsets = Topics(config), Offsets(config)
         self._reader = ChangesReader(spark, config, project, self._offsets)
         self._kept = KeptViews(config, project)
@@ -233,9 +238,13 @@ class Keeper:
         next commit. An entity type whose log lost its end is not retried by this keeper, because
         the log's next records would hide the loss. A view that fails falls behind; no other does.
         """
-        begun = time.monotonic()
         self._topics.check_identity(self._identities)
-        units = self._units()
+        with self._turns.judging(self._project.entities) as free:
+            return self._step(free)
+
+    def _step(self, entities: frozenset[str]) -> KeptBatch | None:
+        begun = time.monotonic()
+        units = self._units(entities)
         if not units:
             return None
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
@@ -312,8 +321,8 @@ class Keeper:
             self._sizes.took(entity, unit.offsets, held, seconds)
         return outcomes
 
-    def _units(self) -> list[_Unit]:
-        """The units to read, from the stored positions and the log's stable ends."""
+    def _units(self, entities: frozenset[str]) -> list[_Unit]:
+        """The units of some entity types, from the stored positions and the log's stable ends."""
         ends = self._offsets.stable_ends(list(self._identities))
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
@@ -323,7 +332,7 @@ class Keeper:
         units = []
         for name, views in kept.items():
             self._say_how_views_are(views)
-            if not self._retries.is_due(latest_of(name)):
+            if name not in entities or not self._retries.is_due(latest_of(name)):
                 continue
             topic = self._topics.names.changes(name)
             until = {partition: end for (of, partition), end in ends.items() if of == topic}

@@ -32,6 +32,7 @@ from everstate.pipeline.keeping.kept import (
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
 from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.keeping.turns import Turns
 from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import progress
@@ -59,8 +60,11 @@ _STILL_S: Final = 10.0
 class Trailer:
     """Lets every view that is behind catch up; :meth:`step` it, or run it beside the keeper."""
 
-    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
-        self._spark, self._config = spark, config
+    def __init__(
+        self, spark: SparkSession, config: Config, project: Project, turns: Turns | None = None
+    ) -> None:
+        """``turns``: those that it takes with the keeper of the same process."""
+        self._spark, self._config, self._turns = spark, config, turns or Turns()
         ship_functions(project)
         self._offsets = Offsets(config)
         self._names = TopicNames(config.log.prefix)
@@ -110,7 +114,11 @@ class Trailer:
             passed = 0
             for views in kept.values():
                 for view in views.behind:
-                    if self._retries.is_due(view.table.name):
+                    if not self._retries.is_due(view.table.name):
+                        continue
+                    if _meets(views, view):
+                        passed += self._meet(control, view)
+                    else:
                         passed += self._catch_up(control, views, view)
             for views in kept.values():
                 self._say_strange(control, views.strange)
@@ -149,6 +157,24 @@ class Trailer:
             control.set_waits_for(row.name, row.version, waits_for)
         else:
             self._retries.forget(name)
+
+    def _meet(self, control: Control, view: KeptView) -> int:
+        """Let a view that is nearly there reach its core, which waits meanwhile.
+
+        A built version that does not ride afterwards is published before the core goes on.
+        """
+        entity = view.row.entity
+        with self._turns.meeting(entity):
+            views = self._kept.read(control)[entity]
+            place = (view.row.name, view.row.version)
+            found = (each for each in views.behind if (each.row.name, each.row.version) == place)
+            nearest = next(found, None)
+            if nearest is None:
+                return 0
+            passed = self._catch_up(control, views, nearest)
+            if passed and nearest.row.status == BUILDING and not nearest.plan.rides:
+                self._publish(control, nearest.row, nearest.plan)
+            return passed
 
     def _catch_up(self, control: Control, views: EntityViews, view: KeptView) -> int:
         """Apply one batch to one view; its failure does not affect other views."""
@@ -215,7 +241,7 @@ class Trailer:
         meets = frozenset(
             partition
             for partition, span in spans.items()
-            if (view.plan.rides or view.row.status == BUILDING)
+            if _may_meet(view)
             and len(span) <= MEETING_CHANGES
             and span.end == views.vector[partition]
         )
@@ -241,3 +267,14 @@ class Trailer:
         for partition, span in spans.items():
             if partition not in answered:
                 control.take_view(view.table, core.generation, partition, span.start, span.end)
+
+
+def _may_meet(view: KeptView) -> bool:
+    """Whether the core waits for a view; a view that never rides meets it to be published."""
+    return view.plan.rides or view.row.status == BUILDING
+
+
+def _meets(views: EntityViews, view: KeptView) -> bool:
+    """Whether the next step of a view is the last one to its core."""
+    left = sum(max(0, end - view.vector.get(p, end)) for p, end in views.vector.items())
+    return _may_meet(view) and left <= MEETING_CHANGES

@@ -2,11 +2,11 @@
 
 The position record that cleaning commits also stores which server was read, the place in its log
 that was reached, and a *mark*: a random text that the clean role writes into the capture's own
-table every few seconds. An earlier copy of the database has an earlier mark, and it keeps it: the
-end of its log passes the place that was read, if it is only asked late enough.
+table every few seconds. An earlier copy of the database has an earlier mark, however far its log
+gets. (The end of its log alone shows nothing once it has passed the place that was read.)
 
-What is read from where on is told by records in the raw log: `everstate cdc` and the clean role
-write one with the server's identity, the epoch of its positions, and the mark.
+Records in the raw log say which database the rows behind them are from: `everstate cdc` and the
+clean role write one with the server's identity, the epoch of its positions, and the mark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Mark(msgspec.Struct, frozen=True):
     mark: str
     before: str | None = None
     """The mark before it, which may be the one that cleaning knows yet."""
-    message: str = "everstate tells by this row whether the database was restored"
+    message: str = "By this row everstate notices that the database was restored"
     """The connector writes it into its log when the row is inserted."""
 
 
@@ -85,7 +85,8 @@ def check_source(
         return CheckedSource(identity, known)
     reason = _reason(database, identity, known, offset, resumes=resumes)
     if reason is not None:
-        # Cleaning, and who writes the marks, go on meanwhile: what is true is true once more.
+        # A newer mark may have been written while this one was compared: a database that differs
+        # still does so when it is compared again.
         known = known_standing(config, capture)
         reason = _reason(database, identity, known, offset, resumes=resumes)
     if reason is not None:
