@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel
 from test_cdc_doctor import ENTITIES, as_role, failed
 
 from capture_cases import (
     MariaSource,
+    capture_config,
     capture_of,
+    eventually,
     make_tables,
     maria_source,
+    raw_records,
 )
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.declarations.captures import Capture, Table
+from everstate.log.consumer import Consumer
 from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.reading import RawReader, RefusedRow
+from everstate.sources.cdc.snapshots import snapshot
 from running_stack import RunningStack
 
 PASSWORD = "only-for-this-test"
@@ -111,3 +123,103 @@ def test_status_and_doctor_see_what_breaks_a_capture_of_mariadb_from_outside(
         MariaSource(mariadb).run(
             *(each.format(**named) for each in broken.undo), f"DROP USER {user}"
         )
+
+
+class Item(BaseModel):
+    """A row with a moment."""
+
+    id: int
+    at: str | None
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_the_time_zone_of_mariadb_changes_no_moment(
+    connect: RunningStack, topic_prefix: str, mariadb: str, maria: MariaSource
+) -> None:
+    """Rows that are read again have the moments that the log had."""
+    config = capture_config(connect.config, topic_prefix)
+    maria.run(
+        "CREATE TABLE items (id int PRIMARY KEY, at timestamp NULL)",
+        "SET time_zone = '+00:00'",
+        "INSERT INTO items VALUES (1, '2026-01-01 12:00:00')",
+    )
+    table = f"{maria.schema}.items"
+    capture = Capture(
+        name="shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")}
+    )
+    entities = {"item": EntityType("item", Item, "id")}
+    capturing = Capturing(config, capture, local=True, entities=entities)
+    try:
+        capturing.add()
+        assert eventually(lambda: rows(config) == {1: "2026-01-01T12:00:00Z"}, 60)
+        maria.run(
+            "SET GLOBAL time_zone = '+05:30'",
+            "SET SESSION time_zone = '+00:00'",
+            "INSERT INTO items VALUES (50, '2026-01-01 12:00:00')",
+        )
+        assert eventually(lambda: capturing.status().well, 60), capturing.status()
+        assert failed(capturing.check()) == {}
+        maria.run("SET time_zone = '+00:00'", "INSERT INTO items VALUES (60, '2026-06-01 00:00')")
+        snapshot(config, capturing, table=table)
+        wanted = {
+            int(key): f"{at.replace(' ', 'T')}Z"
+            for key, at in maria.rows("SELECT id, CAST(CONVERT_TZ(at, @@session.time_zone, "
+                                      "'+00:00') AS char) FROM items")
+        }  # fmt: skip
+        assert eventually(lambda: rows(config) == wanted, 60), (rows(config), wanted)
+    finally:
+        MariaSource(mariadb).run("SET GLOBAL time_zone = 'SYSTEM'")
+        capturing.remove(drop=True, topics=True)
+
+
+def rows(config: Config) -> dict[int, str | None]:
+    """The newest moment of each row in the raw log."""
+    messages = [json.loads(record.value or b"") for _, record in raw_records(config)]
+    return {each["after"]["id"]: each["after"]["at"] for each in messages}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_table_that_is_made_anew_with_the_same_columns_is_noticed(
+    connect: RunningStack, topic_prefix: str, maria: MariaSource
+) -> None:
+    """Its old rows are gone without a delete of their own; status and doctor see no difference."""
+    config = capture_config(connect.config, topic_prefix)
+    make = "CREATE TABLE items (id int PRIMARY KEY, at timestamp NULL)"
+    maria.run(make, "INSERT INTO items VALUES (1, NULL)")
+    table = f"{maria.schema}.items"
+    declared = {table: Table(entity="item")}
+    capture = Capture(name="shop", kind="mariadb", dsn=maria.dsn, tables=declared)
+    entities = {"item": EntityType("item", Item, "id")}
+    capturing = Capturing(config, capture, local=True, entities=entities)
+    try:
+        capturing.add()
+        assert eventually(lambda: rows(config) == {1: None}, 60)
+        maria.run(make.replace("TABLE", "TABLE IF NOT EXISTS"))  # a start of many an application
+        maria.run("ALTER TABLE items ADD COLUMN more int", "DROP TABLE items", make)
+        maria.run("INSERT INTO items VALUES (2, NULL)", "RENAME TABLE items TO others")
+        maria.run(make, "INSERT INTO items VALUES (3, NULL)")
+        maria.run(
+            "RENAME TABLE items TO older, others TO items", "INSERT INTO items VALUES (4, NULL)"
+        )
+        assert eventually(lambda: rows(config).keys() == {1, 2, 3, 4}, 60)
+        found = read_by(RawReader(capture, entities), config)
+        told = [each.reason.split(", ")[0] for each in found if isinstance(each, RefusedRow)]
+        assert told == [
+            f"the table was {how}" for how in ("dropped", *["made anew"] * 2, "renamed")
+        ]
+        assert {each.table for each in found} == {table}
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+def read_by(reader: RawReader, config: Config) -> list[Any]:
+    """What a reader of captures makes of the raw log."""
+    found = []
+    with Consumer(config) as consumer:
+        for record in consumer.read_topic(f"{config.log.prefix}.raw.shop"):
+            headers = dict(record.headers)
+            wanted = [headers.get(name) for name in reader.header_names]
+            found += reader.read("", record.key, record.value, wanted)
+    return [each for each in found if isinstance(each, CleanRow | RefusedRow)]

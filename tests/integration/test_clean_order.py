@@ -17,6 +17,7 @@ from everstate.app import App
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.declarations.captures import ProvenanceFrom, Table
+from everstate.errors import LogIdentityChanged
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
@@ -331,6 +332,25 @@ def in_debezium_form(rig: Rig) -> list[Any]:
     assert again.step() == 0
     again.close()
     return rig.records(rig.names.debezium("orders"))
+
+
+def test_c8_the_debezium_form_does_not_go_on_with_a_topic_made_again(rig: Rig) -> None:
+    paid_order(rig)
+    sent = len(in_debezium_form(rig))
+    source = rig.names.changes("orders")
+    again = [(record.key, record.value) for record in rig.records(source)]
+    with Topics(rig.config) as topics:
+        topics.delete([source])
+        topics.ensure(["orders"])
+    with Producer(rig.config) as producer:
+        for key, value in [*again, *again]:
+            producer.send_raw(source, key, value)
+        producer.flush(30)
+    form = DebeziumForm(rig.config, rig.app.entity_type("orders"))
+    with pytest.raises(LogIdentityChanged, match="Nothing was read"):
+        form.step()
+    form.close()
+    assert len(rig.records(rig.names.debezium("orders"))) == sent
 
 
 def test_a_reader_of_debezium_reads_our_changes_as_those_of_a_database(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 from everstate.config import Config, load
 from everstate.errors import DataLoss, LogIdentityChanged, TopicResized
 from everstate.log.positions import Range
+from everstate.log.topics import Topics
 from everstate.pipeline.keeping.spans import Archived, Sources, divided
 from log_cases import grow, lose_records
 
@@ -113,6 +115,59 @@ def test_c8_what_the_log_lost_stops_its_entity_type_alone_until_the_archive_has_
     assert drain(keeper)[0] == 20
     assert world.rows(reason) == [(None,)]
     keeper.close()
+
+
+def test_c8_a_topic_made_again_stops_its_entity_type_alone(world: World) -> None:
+    world.app.entity("seat", key="seat_id")(Seat)
+    seats = World(world.config, world.spark, world.app, "seat")
+    keeper = world.keeper()
+    world.send(world.put("o-1", "NL", "5.00"))
+    seats.send(seats.change("1", Seat(seat_id="1")))
+    assert drain(keeper)[0] == 2
+    with Topics(world.config) as topics:
+        topics.delete([world.topic])
+        topics.ensure(["ordr"])
+    world.send(world.put("o-1", "BE", "5.00"), world.put("o-2", "BE", "5.00"))
+    seats.send(seats.change("2", Seat(seat_id="2")))
+    assert drain(keeper)[0] == 1
+    keeper.close()
+    seats.send(seats.change("3", Seat(seat_id="3")))
+    with closing(world.keeper()) as another:
+        assert drain(another)[0] == 1
+    assert world.rows("SELECT count(*) FROM seat") == [(3,)]
+    assert world.rows("SELECT country, orders FROM by_country") == [("NL", 1)]
+    ((reason,),) = world.rows("SELECT error FROM view WHERE name = 'ordr_latest'")
+    assert re.search(r"Nothing was read or written.*log begin", reason)
+
+
+def test_c8_a_view_that_is_behind_does_not_read_a_topic_made_again(world: World) -> None:
+    world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(9)])
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+    world.app = orders_app(PARTS)
+    keeper = world.keeper()
+    assert keeper.builder.step() is not None  # without an archive it begins at offset 0
+    with Topics(world.config) as topics:
+        topics.delete([world.topic])
+        topics.ensure(["ordr"])
+    world.send(*[world.put(f"x-{n}", "NL", "5.00", parts=7) for n in range(90)])
+    assert keeper.trailer.step() == 0
+    assert world.rows("SELECT sum(next_offset) FROM position WHERE view = 'parts'") == [(0,)]
+    ((reason,),) = world.rows("SELECT error FROM view WHERE name = 'parts'")
+    assert "the stored positions belong to" in reason
+    keeper.close()
+
+
+def test_d22_an_entity_type_that_cannot_be_prepared_stops_alone(world: World) -> None:
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+    world.change_tables("CREATE DOMAIN seat_latest__v1 AS int")
+    world.app.entity("seat", key="seat_id")(Seat)
+    world.send(world.put("o-1", "NL", "5.00"))
+    with closing(world.keeper()) as keeper:
+        assert drain(keeper)[0] == 1
+    assert world.rows("SELECT country, orders FROM by_country") == [("NL", 1)]
+    assert world.rows("SELECT count(*) FROM position WHERE entity = 'seat'") == [(0,)]
 
 
 def _begins_at(world: World, ends: dict[int, int]) -> Any:

@@ -26,6 +26,7 @@ from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.numbering import NumberedBatch
 from everstate.sources.cdc.reading import RawReader, RefusedRow, TransactionProvenance
+from everstate.sources.cdc.rows import SCHEMA
 from everstate.sources.cdc.states import States
 
 
@@ -488,3 +489,31 @@ def test_an_entity_type_has_one_capture_and_a_capture_its_name() -> None:
     app.entity("status", key="code")(Status)
     with pytest.raises(InvalidCapture, match="source of truth of status is 'store'"):
         app.capture("b", kind="mariadb", tables={"s.statuses": Table(entity="status")})
+
+
+@pytest.mark.parametrize(
+    ("change", "ddl", "snapshot", "said"),
+    [
+        ("DROP", "DROP TABLE customers", "false", "was dropped"),
+        ("CREATE", "CREATE TABLE customers (id int)", "false", "was made anew"),
+        ("ALTER", "RENAME TABLE x TO customers", "false", "was renamed"),
+        ("ALTER", "alter table x rename customers", "false", "was renamed"),
+        ("ALTER", "ALTER TABLE customers RENAME COLUMN a TO b, rename  index c to d", "false", ""),
+        ("ALTER", "ALTER TABLE customers ADD COLUMN renamed int", "false", ""),
+        ("DROP", "DROP TABLE IF EXISTS customers", "true", ""),
+    ],
+)
+def test_a_table_that_is_another_one_now_is_told(
+    change: str, ddl: str, snapshot: str, said: str
+) -> None:
+    rig = Rig(dsn="mariadb://u@h/s")
+    names = ('"s"."customers"', '"s"."some""body""s"')
+    changes = [{"type": change, "id": name, "table": None} for name in names]
+    source = {"connector": "mariadb", "db": "s", "snapshot": snapshot, "file": "b.1"}
+    value = {"source": source, "ddl": ddl, "tableChanges": changes}
+    found = rig.reader.read("", None, json.dumps(value).encode(), (SCHEMA, None))
+    assert len(found) == bool(said)
+    for each in found:
+        assert isinstance(each, RefusedRow)
+        assert (each.table, said in each.reason) == ("s.customers", True)
+        assert "`everstate cdc snapshot shop --new-epoch`" in each.reason

@@ -42,7 +42,7 @@ from everstate.views.control import Control
 from everstate.views.database import connect_views, views_errors
 from everstate.views.project import Project
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _COMPACT_POLL_S: Final = 5.0
 _PREPARE_AGAIN_S: Final = 1.0
@@ -148,7 +148,7 @@ class PipelineApplication:
                 except EverstateError as error:
                     if not error.retryable:
                         raise
-                    log.warning("the views cannot be prepared yet: %s", error)
+                    logger.warning("the views cannot be prepared yet: %s", error)
                     waits(error, _PREPARE_AGAIN_S)
                     stop.wait(_PREPARE_AGAIN_S)
             else:
@@ -156,7 +156,7 @@ class PipelineApplication:
             self._retire_topics()
             self._prepared.set()
             works()
-            log.info("keeping %s", ", ".join(self._project.entities))
+            logger.info("keeping %s", ", ".join(self._project.entities))
             keeper.run(stop)
         finally:
             keeper.close()
@@ -245,9 +245,9 @@ class PipelineApplication:
             for entity_type in self._project.entities.values():
                 try:
                     done = compact(spark, self._config, entity_type.name)
-                    log.info("compacted the archive of %s: %s", entity_type.name, done)
+                    logger.info("compacted the archive of %s: %s", entity_type.name, done)
                 except EverstateError as error:
-                    log.warning(
+                    logger.warning(
                         "the archive of %s cannot be compacted now: %s", entity_type.name, error
                     )
 
@@ -269,7 +269,7 @@ def _archive(
     stop: threading.Event,
 ) -> None:
     def log_batch(batch: ArchivedBatch) -> None:
-        log.info(
+        logger.info(
             "archived %d changes of %s in %.1f s (commit %d)",
             batch.rows,
             batch.entity,

@@ -34,7 +34,7 @@ from everstate.pipeline.spark.session import spark_errors, spark_session
 from everstate.pipeline.spark.source import fair_spans, read_ranges
 from everstate.retrying import may_pass, until_stopped
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 STOPPED = Gauge(
     "everstate_clean_stopped",
@@ -243,7 +243,7 @@ class Cleaner:
             lambda: self.step(0.2),
             stop,
             waiting=f"cleaning of {self.name} is retried in",
-            log=log,
+            log=logger,
             passes=may_pass,
             pause_s=_RETRY_S,
             pause_s_max=_RETRY_S_MAX,
@@ -446,7 +446,7 @@ def cleaning_part(
         cleaner = Cleaner(config, open_capture(), session=session)
         _tell_stopped(cleaner.name, None)
         try:
-            log.info("cleaning %s", cleaner.name)
+            logger.info("cleaning %s", cleaner.name)
             cleaner.run(stop)
         except Fenced as error:
             _tell_stopped(cleaner.name, error.message)

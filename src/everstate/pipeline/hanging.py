@@ -12,7 +12,7 @@ from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, OpenTransactions
 from everstate.parts import PartFinding, found
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 5.0
 _WARN_EVERY_S: Final = 60.0
@@ -36,7 +36,7 @@ class HangingTransactions:
             try:
                 found("open transactions", finding_of(self.look(time.monotonic())))
             except EverstateError as error:
-                log.debug("open transactions: %s", error)
+                logger.debug("open transactions: %s", error)
 
     def look(self, now_s: float) -> dict[tuple[str, int], float]:
         """Seconds for which each partition past the alarm was held back; logged once a minute."""
@@ -49,7 +49,7 @@ class HangingTransactions:
         for (topic, partition), held_s in late.items():
             if now_s - self._warned_s.get((topic, partition), -_WARN_EVERY_S) >= _WARN_EVERY_S:
                 self._warned_s[topic, partition] = now_s
-                log.warning(
+                logger.warning(
                     "%s[%d] cannot be read further for %.0f s because of an open transaction at "
                     "offset %d: its writer hangs or was killed; the broker aborts it after its "
                     "time-out",

@@ -14,18 +14,25 @@ from everstate.config import Config
 from everstate.errors import EverstateError, InvalidChange
 from everstate.log.client import changelog_bytes_max
 from everstate.log.consumer import Follower
-from everstate.log.positions import Offsets
+from everstate.log.positions import Offsets, check_ends
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
-from everstate.log.topics import Topics
+from everstate.log.topics import TopicIdentity, Topics, check_same_topic
 from everstate.parts import waits, works
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _RECORDS_MAX: Final = 10_000
 _WAIT_S: Final = 0.1
 _RETRY_S: Final = 2.0
 _HOUR_MS: Final = 3_600_000
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What is published with each batch: how far which topic was read."""
+
+    source: TopicIdentity
+    positions: dict[int, int]
 
 
 class DebeziumForm:
@@ -39,7 +46,7 @@ class DebeziumForm:
         self._config, self._entity_type = config, entity_type
         self._publisher = OncePublisher(config, f"debezium-{entity_type.name}")
         self._follower: Follower | None = None
-        self._positions: dict[int, int] = {}
+        self._note: _Note | None = None
         self._batch = 0
         with Topics(config) as topics:
             self._source = topics.names.changes(entity_type.name)
@@ -59,7 +66,7 @@ class DebeziumForm:
             except EverstateError as error:
                 if not error.retryable:
                     raise
-                log.warning(
+                logger.warning(
                     "publishing %s in Debezium's format is retried: %s",
                     self._entity_type.name,
                     error,
@@ -69,9 +76,13 @@ class DebeziumForm:
                 stop.wait(_RETRY_S)
 
     def step(self) -> int:
-        """Publish new changes; returns how many. Raises Unavailable, Fenced, DataLoss."""
-        follower = self._follower or self._open()
-        records, positions = [], dict(self._positions)
+        """Publish new changes; returns how many.
+
+        Raises Unavailable, Fenced, and, when its positions belong to another log or to records that
+        the log has lost, LogIdentityChanged, TopicResized, DataLoss (C8).
+        """
+        follower, note = self._opened()
+        records, positions = [], dict(note.positions)
         key = self._entity_type.key
         changes = follower.poll(_RECORDS_MAX, _WAIT_S)
         for change in changes:
@@ -82,7 +93,7 @@ class DebeziumForm:
                 found = debezium_records(change.value, key, self._config.log.prefix)
             except InvalidChange as error:
                 # The archive and the keeper report the record; it has no Debezium form.
-                log.warning(
+                logger.warning(
                     "%s: the change at offset %d cannot be written in Debezium's format: %s",
                     self._source,
                     change.offset,
@@ -95,16 +106,21 @@ class DebeziumForm:
             ]
         if not changes:
             return 0
-        note = msgspec.json.encode(positions)
+        note = _Note(note.source, positions)
         try:
-            self._publisher.publish(self._batch + 1, records, note)
+            self._publisher.publish(self._batch + 1, records, msgspec.json.encode(note))
         except BaseException:
             self._drop()
             raise
-        self._batch, self._positions = self._batch + 1, positions
+        self._batch, self._note = self._batch + 1, note
         return len(changes)
 
-    def _open(self) -> Follower:
+    def _opened(self) -> tuple[Follower, _Note]:
+        if self._follower is None or self._note is None:
+            return self._open()
+        return self._follower, self._note
+
+    def _open(self) -> tuple[Follower, _Note]:
         retention = int(self._config.log.changes_retention_hours * _HOUR_MS)
         with Topics(self._config) as topics, Offsets(self._config) as offsets:
             topics.ensure([self._entity_type.name])
@@ -116,20 +132,32 @@ class DebeziumForm:
                     "max.message.bytes": str(changelog_bytes_max(self._config)),
                 },
             )
+            identity = topics.identity(self._source)
             starts = {part: at for (_, part), at in offsets.beginnings([self._source]).items()}
         progress = self._publisher.open()
-        self._batch, self._positions = 0, starts
+        self._batch, note = 0, _Note(identity, starts)
         if progress is not None:
-            self._batch = progress.batch
-            known = msgspec.json.decode(progress.note, type=dict[int, int])
-            self._positions = {**starts, **known}
-        places = {(self._source, part): at for part, at in self._positions.items()}
-        self._follower = Follower(
-            self._config, places, client_id=f"everstate-debezium-{self._entity_type.name}"
-        )
-        return self._follower
+            self._batch, read = progress.batch, _read(progress.note, identity)
+            check_same_topic(self._source, read.source, identity)
+            note = _Note(identity, {**starts, **read.positions})
+        with Offsets(self._config) as offsets:  # later than the positions: they may not be beyond
+            ends = {part: at for (_, part), at in offsets.stable_ends([self._source]).items()}
+        who = f"{self._entity_type.name} in Debezium's form"
+        check_ends(who, self._source, note.positions, ends)
+        places = {(self._source, part): at for part, at in note.positions.items()}
+        client_id = f"everstate-debezium-{self._entity_type.name}"
+        self._follower, self._note = Follower(self._config, places, client_id=client_id), note
+        return self._follower, note
 
     def _drop(self) -> None:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+
+
+def _read(note: bytes, identity: TopicIdentity) -> _Note:
+    """A stored note; earlier ones are positions without the topic's identity."""
+    try:
+        return msgspec.json.decode(note, type=_Note)
+    except msgspec.ValidationError:
+        return _Note(identity, msgspec.json.decode(note, type=dict[int, int]))

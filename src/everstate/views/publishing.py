@@ -14,7 +14,7 @@ from everstate.views.control import ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.tables import covers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class InTheWay(Exception):
@@ -91,7 +91,7 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
         publisher.set_waits_for(row, str(refusal))
         return False
     if done:
-        log.info("view %s: readers see version %d", row.name, row.version)
+        logger.info("view %s: readers see version %d", row.name, row.version)
     return done
 
 

@@ -36,7 +36,7 @@ from everstate.pipeline.spark.parse import parse, parsed_schema
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans, read_ranges
 
-LOGGER = logging.getLogger("everstate.archive")
+logger = logging.getLogger("everstate.archive")
 
 _LEDGER_EVERY: Final = 50
 _RETRY_S_MIN: Final = 0.5
@@ -168,11 +168,11 @@ class Archiver:
                 if not error.retryable:
                     raise
                 if stopping:
-                    LOGGER.warning(
+                    logger.warning(
                         "archiving of %s stops with records left: %s", self._entity, error
                     )
                     return
-                LOGGER.warning(
+                logger.warning(
                     "archiving of %s is retried in %.1f s: %s", self._entity, pause, error
                 )
                 waits(error, pause)
@@ -262,7 +262,7 @@ class Archiver:
         try:
             self._ledger.sync(self._log)
         except ArchiveError as error:
-            LOGGER.warning("the ledger of %s cannot be updated now: %s", self._entity, error)
+            logger.warning("the ledger of %s cannot be updated now: %s", self._entity, error)
 
     def _ends(self) -> dict[int, int]:
         return {p: end for (_, p), end in self._offsets.stable_ends([self._topic]).items()}
@@ -290,7 +290,7 @@ class Archiver:
         if any(position.get(partition, 0) < offset for (_, partition), offset in young.items()):
             configured = self._config.log.changes_retention_hours * 3_600_000
             longer = min(2 * retention_ms, int(_RETENTION_TIMES_MAX * configured))
-            LOGGER.warning(
+            logger.warning(
                 "archive of %s lags more than half the retention of %s; its retention.ms is "
                 "raised from %d to %d, so that no unread record is deleted",
                 self._entity,

@@ -26,7 +26,7 @@ from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.progress import Progress, progress
 from everstate.pipeline.spark.session import spark_errors
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PART_CHANGES: Final = 2_000
 _PARTS_AHEAD: Final = 4

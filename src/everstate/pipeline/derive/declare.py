@@ -14,7 +14,7 @@ from everstate.views.control import BUILDING, LIVE, RETIRED, WAITING, Control
 from everstate.views.kinds import ViewPlan
 from everstate.views.versions import Step, registered, steps
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NOT_DECLARED: Final = "the app that was started last does not declare it"
 
@@ -90,7 +90,7 @@ def retire_topics(control: Control, declared: Mapping[str, Derivation]) -> None:
             with control.connection.transaction():
                 forget_version(control, row.name, row.version)
         elif row.published and row.status == LIVE:
-            log.warning(
+            logger.warning(
                 "derived topic %s is not declared any more, so nothing is published to it", row.name
             )
             control.set_status(row.name, row.version, RETIRED, _NOT_DECLARED)

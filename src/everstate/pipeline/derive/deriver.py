@@ -36,7 +36,7 @@ from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
 from everstate.views.tables import Core, RowTable, covers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WAIT_S: Final = 0.1
 _JUDGED_S: Final = 0.02
@@ -82,7 +82,7 @@ class Deriver:
             control = Control(connection, self._config.views.schema_name)
             step = declare_topic(self._config, control, self._declared)
         if step.what != "same":
-            log.info("derived topic %s: version %d, %s", self.name, step.version, step.what)
+            logger.info("derived topic %s: version %d, %s", self.name, step.version, step.what)
 
     def run(self, stop: threading.Event) -> None:
         """Publish until ``stop`` is set; retryable errors are retried."""
@@ -95,7 +95,7 @@ class Deriver:
                 self._say(error.message)
                 if not error.retryable:
                     raise
-                log.warning("derived topic %s is retried: %s", self.name, error)
+                logger.warning("derived topic %s is retried: %s", self.name, error)
                 waits(error, _RETRY_S)
                 self._drop()
                 stop.wait(_RETRY_S)
@@ -152,13 +152,18 @@ class Deriver:
         return len(records)
 
     def _open(self) -> DerivedNote:
-        """Fence an earlier process, and read the topic's progress from the log."""
+        """Fence an earlier process, and read the topic's progress from the log.
+
+        Raises LogIdentityChanged and TopicResized: its positions belong to another log (C8).
+        """
         self._drop()
+        identity = self._topics.identity(self._source)
         progress = self._publisher.open()
         self._batch = 0 if progress is None else progress.batch
         note = DerivedNote() if progress is None else DerivedNote.read(progress.note)
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
+            control.check_topic_identity(self.entity, self._source, identity)
             rows = {row.version: row for row in control.versions(self.name)}
             self._mirror(control, rows, note)
             seen = next((row.version for row in rows.values() if row.published), None)
@@ -334,7 +339,7 @@ class Deriver:
             self._publish(self._barriers(seen, version), after)
             with control.connection.transaction():
                 control.swap_published(self.name, seen, version)
-            log.info("derived topic %s: readers continue with version %d", self.name, version)
+            logger.info("derived topic %s: readers continue with version %d", self.name, version)
             return
 
     def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
@@ -362,4 +367,4 @@ class Deriver:
                     if row.status in (LIVE, BUILDING):
                         control.set_error(self.name, row.version, error)
         except EverstateError as failure:
-            log.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)
+            logger.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)

@@ -35,7 +35,7 @@ from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
 from everstate.views.tables import RowTable, covers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TRIGGER: Final = "30 seconds"
 """Batch length: a restarted query repeats at most this; its position is updated as often."""
@@ -173,7 +173,7 @@ class RawDeriver:
             self._batch, self._note = self._batch + 1, after
             with control.connection.transaction():
                 control.swap_published(self.name, seen, version)
-            log.info("raw topic %s: readers continue with version %d", self.name, version)
+            logger.info("raw topic %s: readers continue with version %d", self.name, version)
             return
 
     def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:

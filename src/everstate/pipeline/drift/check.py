@@ -31,7 +31,7 @@ from everstate.pipeline.spark.parse import state_fault
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
 
-LOGGER = logging.getLogger("everstate.pipeline.drift.check")
+logger = logging.getLogger("everstate.pipeline.drift.check")
 
 DRIFTED = Gauge(
     "everstate_drift_entities",
@@ -340,7 +340,7 @@ def drift_on_schedule(
                         spark, config, entity_types[entity], truth, repair=config.drift.repair
                     )
                 except EverstateError as error:
-                    LOGGER.warning("the drift of %s cannot be checked now: %s", entity, error)
+                    logger.warning("the drift of %s cannot be checked now: %s", entity, error)
                 else:
                     _tell(report)
                     found(f"drift of {entity}", finding_of(report))
@@ -360,7 +360,7 @@ def finding_of(report: DriftReport) -> PartFinding | None:
 
 def _tell(report: DriftReport) -> None:
     if report.drifted:
-        LOGGER.warning(
+        logger.warning(
             "%s: %d of %d entities had drifted (%d missing, %d stale, %d different, %d extra); "
             "%s; the states of %d do not fit the model",
             report.entity,
@@ -374,4 +374,4 @@ def _tell(report: DriftReport) -> None:
             report.refused,
         )
     else:
-        LOGGER.info("%s: no drift among %d entities", report.entity, report.stored)
+        logger.info("%s: no drift among %d entities", report.entity, report.stored)

@@ -41,7 +41,7 @@ from everstate.views.stores import close_store, load_task, view_tables
 from everstate.views.tables import Merge
 from everstate.views.versions import inputs_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.5
 _RETRY_S: Final = (5.0, 30.0, 300.0)
@@ -119,7 +119,7 @@ class Builder:
         except SparkLost:
             raise
         except BuildGivenUp as given_up:
-            log.info("%s", given_up)
+            logger.info("%s", given_up)
             return None
         except EverstateError as error:
             if error.retryable:
@@ -128,7 +128,7 @@ class Builder:
             if not any(each.status == BUILDING for each in mine):
                 return None  # a task has given the version up already
             pause = self._retries.failed(name, _RETRY_S)
-            log.error(
+            logger.error(
                 "view %s cannot be built, and is retried in %.0f s: %s", row.name, pause, error
             )
             control.set_progress(row.name, row.version, None)
@@ -136,7 +136,7 @@ class Builder:
             return None
         if built is not None:
             self._retries.forget(name)
-            log.info(
+            logger.info(
                 "view %s: version %d was built in %.1f s",
                 *(built.name, built.version, built.seconds),
             )
@@ -196,7 +196,7 @@ class Builder:
                 "needs all changes.",
                 advice="Restore the archive; until then the published version stays.",
             )
-        log.warning(
+        logger.warning(
             "view %s is built from `latest`, because its archive lacks the first changes", plan.name
         )
         return latest_snapshot(self._config, plan.entity)
@@ -249,7 +249,7 @@ class Builder:
         for row in control.unchanged_for(KEPT, hours):
             with control.connection.transaction():
                 forget_version(control, row.name, row.version)
-            log.info("view %s: version %d was dropped", row.name, row.version)
+            logger.info("view %s: version %d was dropped", row.name, row.version)
         for row in control.unchanged_for(RETIRED, hours):
             control.close_positions(row.name, row.version)
         self._drop_parts(control)
@@ -264,7 +264,7 @@ class Builder:
                 view_tables(control).drop_reader(name)
                 for row in control.versions(name):
                     forget_version(control, name, row.version)
-            log.info("%s was dropped, because no view is read from it any more", name)
+            logger.info("%s was dropped, because no view is read from it any more", name)
 
 
 class _StoredProgress:

@@ -17,7 +17,7 @@ from everstate.parts import waits, works
 from everstate.views.control import Control, DeadChange
 from everstate.views.database import connect_views, views_errors
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 500
 _POLL_S: Final = 1.0
@@ -59,7 +59,7 @@ class DeadLetterSender:
             except EverstateError as error:
                 if not error.retryable:
                     raise
-                log.warning("dead letters are retried in %.0f s: %s", _RETRY_S, error)
+                logger.warning("dead letters are retried in %.0f s: %s", _RETRY_S, error)
                 waits(error, _RETRY_S)
                 self._close_publisher()
                 pause = _RETRY_S
@@ -96,7 +96,7 @@ class DeadLetterSender:
                     return len(rows)
                 self._published = batch
             control.mark_published(batch)
-            log.warning(
+            logger.warning(
                 "%d records were published to the dead-letter topic (batch %d)", len(rows), batch
             )
             return len(rows)
@@ -133,7 +133,7 @@ class DeadLetterSender:
         control.dissolve(batch)
         self._rows_max = 1
         if len(rows) == 1:
-            log.error(
+            logger.error(
                 "the record %s cannot be published to the dead-letter topic, and stays in the "
                 "table: %s",
                 _place(rows[0]),
@@ -152,7 +152,7 @@ class DeadLetterSender:
                 ):
                     key, value, headers = original.key, original.value, list(original.headers)
             except DataLoss:
-                log.warning("the log no longer has the dead record %s", _place(row))
+                logger.warning("the log no longer has the dead record %s", _place(row))
                 headers = [_LOST]
         return OutRecord(self._names.dead(row.entity), key, value, [*headers, *place])
 

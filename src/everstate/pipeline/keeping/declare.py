@@ -37,7 +37,7 @@ from everstate.views.versions import (
     steps,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NOT_DECLARED: Final = "the app that was started last does not declare it"
 LATER: Final = "{} declares the views; this process updates them as they are declared there"
@@ -114,7 +114,7 @@ def retire_left(control: Control, project: Project, deployment: int) -> None:
             if row.status in (BUILDING, WAITING):
                 give_up(control, row.name, row.version)
             elif row.status == LIVE:
-                log.warning("view %s is updated no more: %s left the app", row.name, entity)
+                logger.warning("view %s is updated no more: %s left the app", row.name, entity)
                 control.set_status(row.name, row.version, RETIRED, _NOT_DECLARED)
 
 
@@ -129,7 +129,7 @@ def show_core(control: Control, entity_type: EntityType) -> bool:
     why = _refusal(control, name, lambda: point_core(control, entity_type))
     said = None if why is None else f"the view {name} keeps its present columns: {why}"
     if said is not None:
-        log.warning("%s", said)
+        logger.warning("%s", said)
     control.set_waits_for(latest_of(name), 1, said)
     return why is None
 
@@ -155,7 +155,7 @@ def _refuse(control: Control, step: Step, refused: InvalidView) -> None:
     """Set a version that cannot be kept to waiting; readers and other views are not affected."""
     assert step.declared is not None
     reason = f"refused: {refused.message}"
-    log.error("%s", refused)
+    logger.error("%s", refused)
     control.add_version(
         registered(step.declared, step.version, status=WAITING, status_reason=reason)
     )
@@ -193,9 +193,9 @@ def _take(
         give_up(control, step.name, version)
     if plan is None:
         if step.what == "refused":
-            log.error("view %s stays as it was, because its declaration was refused", step.name)
+            logger.error("view %s stays as it was, because its declaration was refused", step.name)
         elif step.version and _status(control, step) == LIVE:
-            log.warning(
+            logger.warning(
                 "view %s is not declared any more, so it is not updated any more", step.name
             )
             control.set_status(step.name, step.version, RETIRED, _NOT_DECLARED)
@@ -228,11 +228,11 @@ def _take(
             if why is None:
                 control.swap_published(step.name, None, step.version)
             else:  # it rides, and the trailer publishes it when that is possible
-                log.warning("view %s is not published yet: %s", step.name, why)
+                logger.warning("view %s is not published yet: %s", step.name, why)
                 control.set_built(step.name, step.version, {})
                 control.set_waits_for(step.name, step.version, f"not published: {why}")
         else:
-            log.info("view %s: version %d is being built", step.name, step.version)
+            logger.info("view %s: version %d is being built", step.name, step.version)
 
 
 def _status(control: Control, step: Step) -> str:

@@ -19,6 +19,7 @@ from math import inf, isfinite
 from typing import Any, Final
 
 import orjson
+import psycopg
 from prometheus_client import Counter, Gauge, Histogram
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,12 +27,15 @@ from everstate.config import Config
 from everstate.errors import (
     ArchiveError,
     DataLoss,
+    EverstateError,
+    LogIdentityChanged,
     LogTruncated,
     PipelineError,
     SparkLost,
+    TopicResized,
 )
 from everstate.log.positions import Offsets, Range, check_ends
-from everstate.log.topics import TopicIdentity, Topics
+from everstate.log.topics import TopicIdentity, Topics, check_same_topic
 from everstate.parts import Part, note
 from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
 from everstate.pipeline.keeping.changes import ChangesReader
@@ -49,11 +53,11 @@ from everstate.views.control import LIVE, Control
 from everstate.views.database import ViewsDatabase
 from everstate.views.models import check_models, model_changes
 from everstate.views.project import Project
-from everstate.views.stores import close_store
+from everstate.views.stores import close_store, is_of_a_view, reason_of
 from everstate.views.tables import Core, latest_of
 from everstate.views.versions import passed_by_all
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 JUDGED = Counter(
     "everstate_views_changes",
@@ -162,6 +166,7 @@ class Keeper:
         self._reader = ChangesReader(spark, config, project, self._offsets)
         self._kept = KeptViews(config, project)
         self._identities: dict[str, TopicIdentity] = {}
+        """Entity type → its topic, for those that are kept."""
         self._retries = Retries()
         self._careful_jobs: dict[str, int] = {}
         """Entity type → number of next jobs that judge record by record."""
@@ -182,29 +187,69 @@ class Keeper:
         """Create missing topics, tables and positions; idempotent.
 
         A view that is added when the core has judged changes, that changed in meaning, or that is
-        declared again, gets a version that is built beside the one that readers see. Raises
-        InvalidModelChange, LogIdentityChanged, TopicResized, Unavailable.
+        declared again, gets a version that is built beside the one that readers see. An entity type
+        that cannot be prepared stops alone, with its reason; the error of the first is raised when
+        none is left. Raises InvalidModelChange, LogIdentityChanged, TopicResized, Unavailable.
         """
         self._topics.ensure(self._project.entities)
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
             control.install()
             check_models(model_changes(control, self._project))
-            for name, entity_type in self._project.entities.items():
-                topic = self._topics.names.changes(name)
-                identity = self._topics.identity(topic)
-                control.check_topic_identity(name, topic, identity)
-                self._identities[topic] = identity
-                partitions = range(identity.partitions)
-                place = (self._spark, self._config, control, self._project, entity_type)
-                later = declare(*place, partitions, deployment=self._deployment)
+            later, failed = None, dict[str, Exception]()
+            for name in self._project.entities:
+                try:
+                    later = self._prepare_one(control, name) or later
+                except (EverstateError, psycopg.Error) as error:
+                    if not _is_of_one(error):
+                        raise
+                    failed[name] = error
+            self._stop_for_good(failed)
             if self._deployment is not None and later is None:
                 retire_left(control, self._project, self._deployment)
-            self._unshown = set(self._project.entities)
+            self._unshown = self._project.entities.keys() - failed.keys()
             self._show_cores(control)
             self._say_misfits(control)
             if later is not None:
                 note("declarations", Part("waiting", time.time(), LATER.format(later)))
+
+    def _prepare_one(self, control: Control, name: str) -> str | None:
+        """Prepare one entity type; returns the later deployment that declares the views, if any."""
+        topic = self._topics.names.changes(name)
+        identity = self._topics.identity(topic)
+        control.check_topic_identity(name, topic, identity)
+        self._identities[name] = identity
+        return declare(
+            self._spark,
+            self._config,
+            control,
+            self._project,
+            self._project.entities[name],
+            range(identity.partitions),
+            deployment=self._deployment,
+        )
+
+    def _check_identities(self) -> None:
+        """Stop the entity types whose topic is another one than that of their positions (C8)."""
+        names = {self._topics.names.changes(name): name for name in self._identities}
+        failed = dict[str, Exception]()
+        for topic, found in self._topics.identities(list(names)).items():
+            try:
+                check_same_topic(topic, self._identities[names[topic]], found)
+            except (LogIdentityChanged, TopicResized) as error:
+                failed[names[topic]] = error
+        self._stop_for_good(failed)
+
+    def _stop_for_good(self, failed: Mapping[str, Exception]) -> None:
+        """Let entity types stop until the next start; raises the first error if none is left."""
+        for name in failed:
+            self._identities.pop(name, None)
+        if failed and not self._identities:
+            raise next(iter(failed.values()))
+        for name, error in failed.items():
+            reason = str(error) if isinstance(error, EverstateError) else reason_of(error)
+            self._stop(latest_of(name), reason, _NEVER)
+            note(f"view {latest_of(name)}", Part("waiting", time.time(), reason))
 
     def run(self, stop: threading.Event) -> None:
         """Step until ``stop`` is set; retryable errors are logged and the step is retried."""
@@ -213,7 +258,7 @@ class Keeper:
             self.step,
             stop,
             waiting="updating of the views is retried in",
-            log=log,
+            log=logger,
             passes=_may_pass,
             pause_s=_RETRY_S_MIN,
             pause_s_max=settings.retry_s_max,
@@ -238,7 +283,7 @@ class Keeper:
         next commit. An entity type whose log lost its end is not retried by this keeper, because
         the log's next records would hide the loss. A view that fails falls behind; no other does.
         """
-        self._topics.check_identity(self._identities)
+        self._check_identities()
         with self._turns.judging(self._project.entities) as free:
             return self._step(free)
 
@@ -323,7 +368,7 @@ class Keeper:
 
     def _units(self, entities: frozenset[str]) -> list[_Unit]:
         """The units of some entity types, from the stored positions and the log's stable ends."""
-        ends = self._offsets.stable_ends(list(self._identities))
+        ends = self._offsets.stable_ends(list(map(self._topics.names.changes, self._identities)))
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
             kept = self._kept.read(control)
@@ -392,7 +437,7 @@ class Keeper:
                     control.advance(unit.core, silent)
             for outcome in outcomes:
                 for view, version, reason in orjson.loads(outcome["failures"] or b"[]"):
-                    log.error("view %s lags: %s", view, reason)
+                    logger.error("view %s lags: %s", view, reason)
                     control.set_error(view, version, reason)
             if any(unit.careful for unit in units):
                 self._say_misfits(control)
@@ -412,13 +457,13 @@ class Keeper:
         """Let the core of an entity type wait; other entity types continue."""
         pause = self._retries.failed(view, pauses_s)
         again = f"waits and is retried in {pause:.0f} s" if isfinite(pause) else "stopped"
-        log.error("%s %s: %s", view, again, reason)
+        logger.error("%s %s: %s", view, again, reason)
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, reason)
 
     def _go_on(self, view: str) -> None:
         """Clear the error of a core that waited and moves again."""
-        log.info("%s makes progress again", view)
+        logger.info("%s makes progress again", view)
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, None)
 
@@ -471,7 +516,7 @@ class Keeper:
                 except PipelineError as blamed:
                     found = True
                     self._retries.failed(view.table.name, _RIDER_RETRY_S)
-                    log.error("view %s lags: %s", view.table.view, blamed)
+                    logger.error("view %s lags: %s", view.table.view, blamed)
                     with self._database.connected() as connection:
                         control = Control(connection, self._config.views.schema_name)
                         control.set_error(view.row.name, view.row.version, str(blamed))
@@ -486,7 +531,7 @@ class Keeper:
             try:
                 below = self._reader.archived(entity)
             except ArchiveError as error:
-                log.warning("old exceptions of %s cannot be deleted now: %s", entity, error)
+                logger.warning("old exceptions of %s cannot be deleted now: %s", entity, error)
                 continue
             with control.connection.transaction():
                 # A version whose build begins meanwhile needs the exceptions after its vector.
@@ -506,6 +551,13 @@ def _may_ride(view: KeptView, partition: int, start: int) -> bool:
     if position is None or (view.row.status == LIVE and view.row.error is not None):
         return position == start
     return 0 <= start - position <= MEETING_CHANGES
+
+
+def _is_of_one(error: EverstateError | psycopg.Error) -> bool:
+    """Whether an error at preparing an entity type belongs to it, so that others are kept."""
+    if isinstance(error, EverstateError):
+        return not error.retryable and not isinstance(error, SparkLost)
+    return is_of_a_view(error)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from everstate.views.publishing import InTheWay, stands_with_core
 from everstate.views.stores import view_tables
 from everstate.views.tables import latest_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ViewPublisher:
@@ -67,7 +67,7 @@ class ViewPublisher:
         if "different" not in built:
             built["different"] = self._tables.different_rows(plan, seen.version, row.version)
             self._control.set_built(row.name, row.version, built)
-            log.info(
+            logger.info(
                 "view %s: %s rows differ from the published version", row.name, built["different"]
             )
         return int(built["different"])

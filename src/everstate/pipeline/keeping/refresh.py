@@ -24,7 +24,7 @@ from everstate.views.project import Project
 from everstate.views.stores import JoinTables
 from everstate.views.tables import physical
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _DUTY: Final = "refreshes"
 _PAUSE_S: Final = 2.0
@@ -89,7 +89,7 @@ class Refresher:
             return 0  # another transaction committed first; the next step refreshes the view
         except (psycopg.DataError, psycopg.ProgrammingError) as cause:
             reason = str(cause).strip().splitlines()[0]
-            log.error("view %s cannot be refreshed: %s", row.name, reason)
+            logger.error("view %s cannot be refreshed: %s", row.name, reason)
             control.set_error(row.name, row.version, reason)
             return 0
         if row.error is not None:
@@ -123,5 +123,5 @@ class Refresher:
             if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 connection.execute("ROLLBACK")
         if done.is_full:
-            log.info("view %s: %d keys of the join were recomputed", row.name, done.keys)
+            logger.info("view %s: %d keys of the join were recomputed", row.name, done.keys)
         return done.keys

@@ -21,7 +21,7 @@ from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
 from everstate.views.stores import close_store, take_part
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
@@ -55,7 +55,7 @@ class Releaser:
                 except EverstateError as error:
                     if not error.retryable:
                         raise
-                    log.warning("throttled changes cannot be applied now: %s", error)
+                    logger.warning("throttled changes cannot be applied now: %s", error)
                     waits(error, _RETRY_S)
                     stop.wait(_RETRY_S)
         finally:

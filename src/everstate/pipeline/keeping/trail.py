@@ -16,9 +16,16 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
-from everstate.errors import ArchiveError, DataLoss, PipelineError, SparkLost
+from everstate.errors import (
+    ArchiveError,
+    DataLoss,
+    LogIdentityChanged,
+    PipelineError,
+    SparkLost,
+    TopicResized,
+)
 from everstate.log.positions import Offsets, Range
-from everstate.log.topics import TopicNames
+from everstate.log.topics import Topics
 from everstate.pipeline.keeping.batches import CAREFUL
 from everstate.pipeline.keeping.changes import ChangesReader
 from everstate.pipeline.keeping.kept import (
@@ -47,7 +54,7 @@ from everstate.views.publishing import InTheWay, publish
 from everstate.views.stores import close_store, is_of_a_view, reason_of
 from everstate.views.tables import Core
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POOL: Final = "trail"
 _RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
@@ -67,7 +74,7 @@ class Trailer:
         self._spark, self._config, self._turns = spark, config, turns or Turns()
         ship_functions(project)
         self._offsets = Offsets(config)
-        self._names = TopicNames(config.log.prefix)
+        self._topics = Topics(config)
         self._reader = ChangesReader(spark, config, project, self._offsets)
         self._kept, self._entities = KeptViews(config, project), project.entities
         self._retries = Retries()
@@ -81,6 +88,7 @@ class Trailer:
         close_store(self._config.views_dsn)
         self._database.close()
         self._offsets.close()
+        self._topics.close()
 
     def run(self, stop: threading.Event) -> None:
         """Step until ``stop`` is set; retryable errors are logged and the step is retried."""
@@ -89,7 +97,7 @@ class Trailer:
             self.step,
             stop,
             waiting="updating of the views that lag is retried in",
-            log=log,
+            log=logger,
             passes=lambda error: may_pass(error) and not isinstance(error, SparkLost),
             pause_s=_RETRY_S_MIN,
             pause_s_max=settings.retry_s_max,
@@ -150,7 +158,7 @@ class Trailer:
             if not is_of_a_view(error):
                 raise
             pause = self._retries.failed(name, _RETRY_S)
-            log.error(
+            logger.error(
                 "view %s is not published, and is retried in %.0f s: %s", row.name, pause, error
             )
             waits_for = f"built; not published: {reason_of(error)}"
@@ -184,11 +192,11 @@ class Trailer:
             failure = self._apply(control, views, view, spans)
         except SparkLost:
             raise
-        except (PipelineError, DataLoss, ArchiveError) as error:
+        except (PipelineError, DataLoss, ArchiveError, LogIdentityChanged, TopicResized) as error:
             failure = str(error)
         if failure is not None:
             pause = self._retries.failed(view.table.name, _RETRY_S)
-            log.error("view %s lags and is retried in %.0f s: %s", view.row.name, pause, failure)
+            logger.error("view %s lags and is retried in %.0f s: %s", view.row.name, pause, failure)
             self._begun.pop(view.table.name, None)
             control.set_progress(view.row.name, view.row.version, None)
             control.set_error(view.row.name, view.row.version, failure)
@@ -201,7 +209,7 @@ class Trailer:
     def _moves(self, control: Control, view: KeptView) -> None:
         """Clear the error of a view whose position moves, or is the core's."""
         if view.row.error is not None:
-            log.info("view %s makes progress again", view.row.name)
+            logger.info("view %s makes progress again", view.row.name)
             control.set_error(view.row.name, view.row.version, None)
 
     def _say_strange(self, control: Control, views: Iterable[StrangeView]) -> None:
@@ -230,7 +238,8 @@ class Trailer:
     ) -> str | None:
         """Run one job; returns why the view cannot proceed, or ``None``."""
         core = self._kept.core(views)
-        topic = self._names.changes(views.entity)
+        topic = self._topics.names.changes(views.entity)
+        control.check_topic_identity(views.entity, topic, self._topics.identity(topic))
         sources = self._reader.sources(views.entity, topic, spans)
         spans = sources.spans
         released = [

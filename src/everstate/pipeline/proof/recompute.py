@@ -23,7 +23,7 @@ from everstate.views.database import connect_views, views_errors
 from everstate.views.project import Project
 from everstate.views.tables import latest_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PROVED = Gauge(
     "everstate_view_proved",
@@ -62,7 +62,7 @@ def recompute(
         control = Control(connection, config.views.schema_name)
         for report in wrong:
             asked = ask_rebuild(control, report.name)
-            log.warning(
+            logger.warning(
                 "view %s differs from its definition run in batch: version %d is built",
                 report.name,
                 asked.version,
@@ -92,17 +92,17 @@ def _recompute_until(
         except EverstateError as error:
             if not error.retryable:
                 raise
-            log.warning("the views cannot be recomputed now: %s", error)
+            logger.warning("the views cannot be recomputed now: %s", error)
             waits(error, every_s)
         else:
             wrong = [report.name for report in failing(reports)]
             if wrong:
-                log.error(
+                logger.error(
                     "recomputed: %s differ from their definitions run in batch", ", ".join(wrong)
                 )
                 waits(_differs(wrong, promoted), every_s)
             else:
-                log.info("recomputed: all views equal their definitions run in batch")
+                logger.info("recomputed: all views equal their definitions run in batch")
                 works()
         due = time.monotonic() + every_s
 

@@ -21,7 +21,7 @@ from everstate.views.control import QUERY, RECOMPUTE, Control, Request
 from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.5
 _KEPT_HOURS: Final = 24.0
@@ -61,7 +61,7 @@ class Answers:
                 self._answer(control, request, stop)
 
     def _answer(self, control: Control, request: Request, stop: threading.Event) -> None:
-        log.info("request: %s %s", request.verb, dict(request.arguments))
+        logger.info("request: %s %s", request.verb, dict(request.arguments))
         reports: list[Mapping[str, Any]] = []
 
         def report_progress(seen: Progress) -> None:

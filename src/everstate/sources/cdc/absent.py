@@ -23,7 +23,7 @@ from everstate.sources.cdc.notifications import ended_snapshots, notifications
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.stream import EndedSnapshot
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 _PARTIAL: Final = ("snapshot.include.collection.list", "snapshot.select.statement.overrides")
 """Settings with which a first snapshot may lack rows or tables."""
@@ -113,7 +113,7 @@ def read_absent(
     except DataLoss as error:
         why = dict.fromkeys(tables, error.message)
     for entity, reason in why.items():
-        LOGGER.error(
+        logger.error(
             "capture %s: a first snapshot was taken again, and what it lacks of %s cannot be "
             "found: %s. Entities that were deleted meanwhile are still in the log",
             *(capture.name, entity, reason),

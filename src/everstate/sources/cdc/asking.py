@@ -24,7 +24,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.snapshots import Signalled, signal_keys
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 ASKED = Counter(
     "everstate_clean_snapshots_asked", "Keys that a snapshot was asked for", ["capture"]
@@ -159,14 +159,14 @@ class Asker:
         count = len(wishes) - len(signalled.refused)
         if count:
             ASKED.labels(self._name).inc(count)
-            LOGGER.info(
+            logger.info(
                 "capture %s: asked for a snapshot of %d keys of %s (signal %s)",
                 *(self._name, count, table, signalled.id),
             )
         return count
 
     def _tell_refused(self, table: str, wish: _Wish, reason: str, count: int) -> None:
-        LOGGER.warning(
+        logger.warning(
             "capture %s: no snapshot can be asked for of %s %s, one of %d keys: %s",
             *(self._name, table, dict(wish.columns), count, reason),
         )
@@ -174,7 +174,7 @@ class Asker:
     def _put_off(self, table: str, error: EverstateError) -> None:
         """Wait longer each time; the keys stay due."""
         self._not_before_s = self._clock() + self._pause_s
-        LOGGER.warning(
+        logger.warning(
             "capture %s: a snapshot of keys of %s is asked for in %.0f s: %s",
             *(self._name, table, self._pause_s, error),
         )
@@ -184,7 +184,7 @@ class Asker:
         if self._has_warned:
             return
         self._has_warned = True
-        LOGGER.warning(
+        logger.warning(
             "capture %s: rows of %s wait for a snapshot of their key, and its database is not ours "
             "to signal: have its connector read them again (`everstate cdc held %s` lists them)",
             *(self._name, held.table, self._name),

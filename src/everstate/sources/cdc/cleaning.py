@@ -51,7 +51,7 @@ from everstate.sources.cdc.showing import CaptureMetrics
 from everstate.sources.cdc.states import States, held_rows_of
 from everstate.sources.cdc.stream import EndedSnapshot, Stream, StreamStanding, behind_all
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 _PUBLISH_S: Final = 60.0
 _PROVE_EVERY_S: Final = 5.0
@@ -197,7 +197,7 @@ class Cleaning:
             self._asker.renew(self._held)
             self._asker.begin()
         if read:
-            LOGGER.info("capture %s: %d records were read into its states", self.name, read)
+            logger.info("capture %s: %d records were read into its states", self.name, read)
 
     @property
     def parts(self) -> Sequence[tuple[str, int]]:
@@ -363,7 +363,7 @@ class Cleaning:
         with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
             absent = read_absent(self.reader, consumer, ended, place)
         batch = self._kind.delete_absent(absent, states, now_s)
-        LOGGER.warning(
+        logger.warning(
             "capture %s: a first snapshot was taken again; %d entities that it does not have are "
             "deleted",
             *(self.name, batch.changes),
@@ -376,7 +376,7 @@ class Cleaning:
         if stream is None or not stream.is_waiting or not has_read_all:
             return
         if now_s - self._news_s > wait_s:
-            LOGGER.warning(
+            logger.warning(
                 "capture %s: a transaction goes on without its block: its end was not written "
                 "within %.0f s after its last row",
                 *(self.name, wait_s),
@@ -449,7 +449,7 @@ class Cleaning:
                                 at = RawPlace(*place, record.offset)
                                 raw[at] = record.key, record.value
         if refused:
-            LOGGER.warning(
+            logger.warning(
                 "capture %s refuses %d records, the first at %s: %s",
                 *(self.name, len(refused), refused[0].place, refused[0].reason),
             )
@@ -463,7 +463,7 @@ class Cleaning:
         held = sum(one.held for one in self._note.rows.values())
         self._shown.coverage(self._kind.coverage_percent)
         if batch.overdue:
-            LOGGER.warning(
+            logger.warning(
                 "capture %s: %d rows went on without their parent or the name of a code: it was "
                 "not written for %.0f s, waits for them itself, or more than %d rows waited",
                 *(self.name, batch.overdue, self._capture.parent_wait_s),
@@ -486,7 +486,7 @@ class Cleaning:
             name = self._parts.names[number]
             at = note.at.get(name, {}).get(partition)
             if note.topics.get(name, identities[name]) != identities[name]:
-                LOGGER.warning("capture %s: %s was made anew; it is read whole", self.name, topic)
+                logger.warning("capture %s: %s was made anew; it is read whole", self.name, topic)
                 at = None
             start = starts[topic, partition]
             if at is not None and at < start:
@@ -517,7 +517,7 @@ class Cleaning:
                 advice="Declare on_loss='resume' for the capture, start again, and take a "
                 f"snapshot with `everstate cdc snapshot {self.name}`.",
             )
-        LOGGER.error("%s It goes on behind it; take a snapshot.", what)
+        logger.error("%s It goes on behind it; take a snapshot.", what)
         return start
 
 

@@ -40,6 +40,21 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class InexactColumn:
+    """A column whose values the connector changes on their way, so that no field may have them."""
+
+    table: str
+    column: str
+    reason: str
+    """How the values change."""
+    advice: str
+    sql: tuple[str, ...] = ()
+    """Statements that keep such values out of the column."""
+    settled_by_type: bool = False
+    """Whether a declared type of the column (`types` of its Table) makes the values right."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectorStanding:
     """The state of a connector as the database sees it."""
 
@@ -105,8 +120,8 @@ class CapturedDatabase(Protocol):
         ``settings``: those of its connector, or those that the declaration gives it.
         """
 
-    def inexact_columns(self) -> dict[str, dict[str, str]]:
-        """Columns whose values Debezium would change: table → column → how (``inexact``)."""
+    def inexact_columns(self) -> list[InexactColumn]:
+        """Columns whose values Debezium would change."""
 
     def check_condition(self, table: str, condition: str) -> None:
         """Raise CaptureFailed with the database's reason when it refuses an SQL condition."""

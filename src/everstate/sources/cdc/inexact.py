@@ -12,12 +12,9 @@ from psycopg import sql
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed
-from everstate.sources.cdc.database import CapturedDatabase, Finding
+from everstate.sources.cdc.database import CapturedDatabase, Finding, InexactColumn
 from everstate.sources.cdc.mapping import TableMapping
 from everstate.sources.cdc.mariadb_checks import modes_missing
-
-InexactColumns = dict[str, dict[str, str]]
-"""Table → column → what happens to its values."""
 
 POSTGRES_TYPES: Final = """\
 SELECT n.nspname || '.' || c.relname AS name, a.attname::text AS column,
@@ -42,11 +39,6 @@ _FIRST: Final = {
     "timestamp with time zone[]": "TIMESTAMPTZ '0001-01-01 00:00:00+00'",
 }
 """Type → the first value of its elements that Debezium writes as it is."""
-BEFORE_CHRIST: Final = {
-    kind: f"Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of"
-    " the table keeps such values out"
-    for kind in _FIRST
-}
 _FIRST_DAY: Final = re.compile(
     r"CHECK \(\('0001-01-01(?: 00:00:00\+00)?'::(?:date|timestamp with time zone) <= ALL \(.+\)\)\)"
 )
@@ -63,8 +55,7 @@ _NO_CALENDAR: Final = (
     "a row has a date with month 0 or day 0, which Debezium writes as null or as 1970-01-01, or a"
     " time of the year 0, which it writes as one of the year 1"
 )
-ROUNDED: Final = "Debezium's snapshots round a float to six digits, and its changes do not"
-MAY_COME: Final = (
+_MAY_COME: Final = (
     "the server's sql_mode takes dates with month 0 or day 0, which Debezium would write as null or"
     " as the column's default"
 )
@@ -83,25 +74,45 @@ WHERE table_schema = %s AND table_name = %s AND is_nullable = 'YES' AND column_d
 
 def inexact_in_postgres(
     rows: Iterable[Mapping[str, Any]], odd_days: Callable[[str, list[str]], Iterable[str]]
-) -> InexactColumns:
+) -> list[InexactColumn]:
     """The columns in the result of :data:`POSTGRES_TYPES` that Debezium does not carry as they are.
 
     ``odd_days``: which of these columns of a table have days that a snapshot writes as other days.
     """
-    found: InexactColumns = {}
+    found: list[InexactColumn] = []
     days: dict[str, list[str]] = {}
     for row in rows:
-        if row["type"] in _POSTGRES:
-            found.setdefault(row["name"], {})[row["column"]] = _POSTGRES[row["type"]]
-        elif row["type"] in BEFORE_CHRIST:
+        table, column, kind = row["name"], row["column"], row["type"]
+        if kind in _POSTGRES:
+            found.append(_left_out(table, column, _POSTGRES[kind]))
+        elif kind in _FIRST:
             if not any(map(_FIRST_DAY.fullmatch, row["checks"])):
-                found.setdefault(row["name"], {})[row["column"]] = BEFORE_CHRIST[row["type"]]
-        elif row["type"] == "date":
-            days.setdefault(row["name"], []).append(row["column"])
+                found.append(_before_christ(table, column, kind))
+        elif kind == "date":
+            days.setdefault(table, []).append(column)
     for table, columns in days.items():
-        for column in odd_days(table, columns):
-            found.setdefault(table, {})[column] = _ODD_DAYS
+        found += [_left_out(table, column, _ODD_DAYS) for column in odd_days(table, columns)]
     return found
+
+
+def _left_out(table: str, column: str, reason: str) -> InexactColumn:
+    advice = f"Correct the column, or leave it out: its Table with drop=({column!r},)."
+    return InexactColumn(table, column, reason, advice)
+
+
+def _before_christ(table: str, column: str, kind: str) -> InexactColumn:
+    check = sql.SQL("ALTER TABLE {} ADD CHECK ({} <= ALL ({}));").format(
+        sql.Identifier(*table.split(".", 1)), sql.SQL(_FIRST[kind]), sql.Identifier(column)
+    )
+    return InexactColumn(
+        table,
+        column,
+        f"Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of"
+        " the table keeps such values out",
+        f"Or leave it out: drop=({column!r},).",
+        sql=(check.as_string(None),),
+        settled_by_type=True,
+    )
 
 
 def odd_days_in_postgres(
@@ -122,19 +133,17 @@ def odd_days_in_postgres(
 
 def inexact_in_mariadb(
     run: Callable[..., list[dict[str, Any]]], tables: Iterable[str], quoted: Callable[[str], str]
-) -> InexactColumns:
+) -> list[InexactColumn]:
     """Columns with dates that no calendar has (`0000-00-00`, `2026-00-15`), or that may get them.
 
-    Cost: one pass over each table that has columns of these types.
+    Also columns of floats. Cost: one pass over each table that has columns of these types.
     """
-    found: InexactColumns = {}
+    found: list[InexactColumn] = []
     (server,) = run("SELECT @@GLOBAL.sql_mode AS mode")
     takes_them = bool(modes_missing(str(server["mode"])))
     for table in tables:
         listed = run(_MARIA_TYPES, *table.split(".", 1))
-        for column in listed:
-            if column["type"] == "float":
-                found.setdefault(table, {})[str(column["name"])] = ROUNDED
+        found += [_rounded(table, str(each["name"])) for each in listed if each["type"] == "float"]
         columns = [column for column in listed if column["type"] != "float"]
         if not columns:
             continue
@@ -143,17 +152,44 @@ def inexact_in_mariadb(
         (row,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table)}")
         for column, has in zip(columns, row.values(), strict=True):
             if has:
-                found.setdefault(table, {})[str(column["name"])] = _NO_CALENDAR
+                found.append(_left_out(table, str(column["name"]), _NO_CALENDAR))
             elif takes_them and column["has_other"]:
-                found.setdefault(table, {})[str(column["name"])] = MAY_COME
+                found.append(_may_come(table, str(column["name"])))
     return found
 
 
-def inexact_in_outbox(run: Callable[..., list[dict[str, Any]]], table: str) -> InexactColumns:
+def _rounded(table: str, column: str) -> InexactColumn:
+    return InexactColumn(
+        table,
+        column,
+        "Debezium's snapshots round a float to six digits, and its changes do not",
+        f"Make it a double, which is exact; or declare types={{{column!r}: float}} of its Table, "
+        "which takes six digits.",
+        settled_by_type=True,
+    )
+
+
+def _may_come(table: str, column: str) -> InexactColumn:
+    return InexactColumn(
+        table,
+        column,
+        _MAY_COME,
+        "Put it into the configuration file too; open sessions keep their sql_mode. Or declare "
+        f"that no such date is written: types={{{column!r}: 'days'}} of its Table, 'us' for a "
+        "datetime or timestamp.",
+        sql=(_STRICT,),
+        settled_by_type=True,
+    )
+
+
+def inexact_in_outbox(run: Callable[..., list[dict[str, Any]]], table: str) -> list[InexactColumn]:
     """Columns of an outbox whose nulls Debezium's router replaces by their default."""
-    columns = [str(row["name"]) for row in run(_MARIA_DEFAULTS, *table.split(".", 1))]
-    why = "a null in it would be read as its default"
-    return {table: dict.fromkeys(columns, why)} if columns else {}
+    reason, advice = (
+        "a null in it would be read as its default",
+        "Remove its default, or make it NOT NULL.",
+    )
+    rows = run(_MARIA_DEFAULTS, *table.split(".", 1))
+    return [InexactColumn(table, str(row["name"]), reason, advice) for row in rows]
 
 
 def check_values(
@@ -168,56 +204,30 @@ def check_values(
 
 
 def inexact_findings(
-    capture: Capture, entities: Mapping[str, EntityType], inexact: InexactColumns
+    capture: Capture, entities: Mapping[str, EntityType], inexact: Iterable[InexactColumn]
 ) -> list[Finding]:
     """A failure for each of these columns that a field has, or that is of an outbox."""
     findings = []
-    for table, columns in inexact.items():
-        if capture.outbox is not None and table == capture.outbox.table:
-            advice = "Remove its default, or make it NOT NULL."
-            findings += [
-                Finding(f"values of {table}.{column}", "fail", why, (), advice)
-                for column, why in columns.items()
-            ]
-            continue
-        declared = capture.tables.get(table)
-        entity_type = None if declared is None else entities.get(declared.entity)
-        if declared is None or entity_type is None:
-            continue
-        mapping = TableMapping(capture, table, declared, entity_type)
-        converted = {each.lower() for each in declared.types}
-        for column, why in columns.items():
-            field = mapping.field_of(column)
-            may_come = why in (MAY_COME, ROUNDED, *BEFORE_CHRIST.values())
-            if field is None or (may_come and column.lower() in converted):
+    for each in inexact:
+        reason = each.reason
+        if capture.outbox is None or each.table != capture.outbox.table:
+            field = _field_of(capture, entities, each)
+            if field is None:
                 continue
-            statements, advice = _remedy(table, column, why)
-            found = f"{why}, so field {field} would have other values than the table"
-            findings.append(
-                Finding(f"values of {table}.{column}", "fail", found, statements, advice)
-            )
+            reason += f", so field {field} would have other values than the table"
+        name = f"values of {each.table}.{each.column}"
+        findings.append(Finding(name, "fail", reason, each.sql, each.advice))
     return findings
 
 
-def _remedy(table: str, column: str, why: str) -> tuple[tuple[str, ...], str]:
-    """Statements and advice that repair a column."""
-    if why is MAY_COME:
-        return (_STRICT,), (
-            "Put it into the configuration file too; open sessions keep their sql_mode. Or declare "
-            f"that no such date is written: types={{{column!r}: 'days'}} of its Table, 'us' for a "
-            "datetime or timestamp."
-        )
-    if why is ROUNDED:
-        return (), (
-            "Make it a double, which is exact; or declare types={"
-            f"{column!r}: float}} of its Table, which takes six digits."
-        )
-    for kind, reason in BEFORE_CHRIST.items():
-        if why == reason:
-            check = sql.SQL("ALTER TABLE {} ADD CHECK ({} <= ALL ({}));").format(
-                sql.Identifier(*table.split(".", 1)),
-                sql.SQL(_FIRST[kind]),
-                sql.Identifier(column),
-            )
-            return (check.as_string(None),), f"Or leave it out: drop=({column!r},)."
-    return (), f"Correct the column, or leave it out: its Table with drop=({column!r},)."
+def _field_of(
+    capture: Capture, entities: Mapping[str, EntityType], inexact: InexactColumn
+) -> str | None:
+    """The field that would have wrong values; None: no field has them."""
+    declared = capture.tables.get(inexact.table)
+    entity_type = None if declared is None else entities.get(declared.entity)
+    if declared is None or entity_type is None:
+        return None
+    if inexact.settled_by_type and inexact.column.lower() in map(str.lower, declared.types):
+        return None
+    return TableMapping(capture, inexact.table, declared, entity_type).field_of(inexact.column)

@@ -22,6 +22,7 @@ from everstate.sources.cdc.database import (
     MARK,
     ConnectorStanding,
     Finding,
+    InexactColumn,
     Key,
     SetupStep,
     from_raw,
@@ -202,7 +203,7 @@ class MariaDatabase:
                     found[table] = TableShape(columns, key)
         return found
 
-    def inexact_columns(self) -> dict[str, dict[str, str]]:
+    def inexact_columns(self) -> list[InexactColumn]:
         """Columns with dates that no calendar has, by one pass over each table with dates.
 
         Of an outbox: columns whose nulls would become their default.

@@ -11,7 +11,6 @@ import logging
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from everstate.changes import EntityType, Kind
 from everstate.changes.codec import headers_of
@@ -30,7 +29,7 @@ from everstate.sources.cdc.numbering import NumberedBatch
 from everstate.sources.cdc.outbox_reading import POSITION, VERSION, routed
 from everstate.sources.cdc.states import States, encoded_position
 
-LOGGER: Final = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 
 class RoutedRecords:
@@ -222,7 +221,7 @@ class OutboxNumbering:
         """Log one line about the keys that this batch holds, with one of them as an example."""
         waiting = sorted(entity for entity in batch.held_changed if entity in self._held)
         if waiting:
-            LOGGER.warning(
+            logger.warning(
                 "capture %s: rows of %d keys are held; of %s %r %s",
                 *(self._capture.name, len(waiting), *waiting[0], self._held[waiting[0]].reason),
             )

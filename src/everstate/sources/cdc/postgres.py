@@ -26,6 +26,7 @@ from everstate.sources.cdc.database import (
     MARK,
     ConnectorStanding,
     Finding,
+    InexactColumn,
     Key,
     SetupStep,
     from_raw,
@@ -191,7 +192,7 @@ class PostgresDatabase:
         with self._translated("reading the columns"):
             return shapes(self._connection, self._capture, self._names.identifier, settings)
 
-    def inexact_columns(self) -> dict[str, dict[str, str]]:
+    def inexact_columns(self) -> list[InexactColumn]:
         """Columns that Debezium does not carry as they are; a pass over tables with days."""
         with self._translated("reading the types of columns"):
             tables = (list(self._capture.tables),)

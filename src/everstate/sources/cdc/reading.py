@@ -18,6 +18,7 @@ from everstate.sources.cdc.placeholders import setting_of
 from everstate.sources.cdc.rows import (
     KIND,
     MESSAGE,
+    SCHEMA,
     SOURCE,
     TRANSACTION,
     RawMessage,
@@ -109,6 +110,10 @@ _TRUNCATED: Final = (
 _TRUNCATED_OURS: Final = (
     "{said}, and `everstate cdc snapshot {capture} --new-epoch` deletes now each entity whose row"
     " is gone"
+)
+_REPLACED: Final = (
+    "the table was {how}, and its entities stay as they were; `everstate cdc snapshot {capture}"
+    " --new-epoch` brings them to what the table of that name has now"
 )
 _NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 _decode_source = msgspec.json.Decoder(SourceIdentity).decode
@@ -237,13 +242,15 @@ class RawReader:
             )
 
     def _fact(self, kind: bytes, key: bytes | None, value: bytes | None) -> list[Parsed]:
-        """Parse a record that is no row: an END, provenance, or which database is read."""
+        """Parse a record that is no row: an END, provenance, a DROP, or which database is read."""
         try:
             if kind == TRANSACTION:
                 ended = debezium.ended_transaction(value)
                 return [] if ended is None else [EndedTransaction(id=ended)]
             if kind == SOURCE:
                 return [_decode_source(value or b"")]
+            if kind == SCHEMA:
+                return self._replaced(value)
             if kind != MESSAGE:
                 return []
             note = debezium.read_message(RawMessage("", key, value, _NO_HEADERS))
@@ -262,6 +269,14 @@ class RawReader:
                 place=note.place,
                 time_us=note.time_us,
             )
+        ]
+
+    def _replaced(self, value: bytes | None) -> list[Parsed]:
+        """A refusal for each declared table that is another one now, or none at all."""
+        return [
+            RefusedRow(table=table, reason=_REPLACED.format(how=how, capture=self.capture.name))
+            for database, name, how in debezium.replaced_tables(value)
+            if (table := self.declared(database, name))
         ]
 
     @cached_property

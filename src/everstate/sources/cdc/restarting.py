@@ -23,7 +23,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.halted import SnapshotWatch
 from everstate.sources.cdc.rest import NoSuchConnector
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 RESTARTS = Counter(
     "everstate_capture_restarts", "Connectors that had failed and were started again", ["capture"]
@@ -106,7 +106,7 @@ class Restarter:
             capturing = self._find()
             if not self._has_moved:
                 if capturing.move_to_one_log():
-                    LOGGER.info("capture %s: its connector writes one raw log now", self._name)
+                    logger.info("capture %s: its connector writes one raw log now", self._name)
                 self._has_moved = True
             failure = capturing.failure()
             if failure is None:
@@ -131,11 +131,11 @@ class Restarter:
             return False
         self._put_off(now_s)
         RESTARTS.labels(self._name).inc()
-        LOGGER.warning(
+        logger.warning(
             "capture %s: its connector had failed and is started again: %s", self._name, failure
         )
         if given_up is not None:
-            LOGGER.error(
+            logger.error(
                 "capture %s: a snapshot cannot be read and is given up: %s", self._name, given_up
             )
         return True
@@ -162,7 +162,7 @@ class Restarter:
         if progress == "silent":
             capturing.nudge()
         elif progress == "halted":
-            LOGGER.warning(
+            logger.warning(
                 "capture %s: its snapshot does not go on, so its connector is started again",
                 self._name,
             )
@@ -182,7 +182,7 @@ class Restarter:
     def _warn_once(self, error: EverstateError) -> None:
         if str(error) != self._last_warning:
             self._last_warning = str(error)
-            LOGGER.warning("capture %s: its connector is left as it is: %s", self._name, error)
+            logger.warning("capture %s: its connector is left as it is: %s", self._name, error)
 
 
 def restarters_of(

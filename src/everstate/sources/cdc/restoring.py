@@ -23,7 +23,7 @@ from everstate.sources.cdc.completion import Known
 from everstate.sources.cdc.holding import HELD
 from everstate.sources.cdc.states import FORM, held_name, known_row, state_name, state_row
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 _CHUNK: Final = 5_000
 _NULL: Final = b"null"
@@ -91,7 +91,7 @@ class Restoring:
             with Offsets(self._config) as offsets:
                 starts, ends = offsets.beginnings(listed), self.ends(offsets)
             if copy.is_ahead(ends) or (copy.meta.batch or 0) > batch:
-                LOGGER.warning("%s: ahead of the log; it is made again", path)
+                logger.warning("%s: ahead of the log; it is made again", path)
                 copy.destroy()
                 copy = open_copy(path, FORM, ids)
             spans = {p: (max(copy.next_of(p), starts[p]), end) for p, end in ends.items()}
@@ -142,7 +142,7 @@ class Restoring:
         except (msgspec.DecodeError, UnicodeDecodeError) as cause:
             # No capture writes one. Who may write to the topic stops none.
             place = (record.topic, record.partition, record.offset)
-            LOGGER.error("%s[%d]@%d is no change, and is skipped: %s", *place, cause)
+            logger.error("%s[%d]@%d is no change, and is skipped: %s", *place, cause)
             return []
         return [(state_name(entity, key), state_row(known))]
 
@@ -168,7 +168,7 @@ class Restoring:
             starts, ends = offsets.beginnings([changes]), offsets.stable_ends([changes])
         if not any(ends.values()):
             return
-        LOGGER.warning("%s has no newest states; they are made from its history", entity)
+        logger.warning("%s has no newest states; they are made from its history", entity)
         positions: dict[int, int] = {}
         if any(starts.values()):
             reader = ArchiveReader(self._config, entity)
@@ -199,5 +199,5 @@ def _archived(reader: ArchiveReader) -> dict[int, int]:
     try:
         return dict(reader.position().get(1, {}))
     except ArchiveError as error:
-        LOGGER.warning("%s", error.message)
+        logger.warning("%s", error.message)
         return {}

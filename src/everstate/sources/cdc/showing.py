@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 
 from everstate.sources.cdc.balance import DEAD, PUBLISHED, SKIPPED, RowCounts
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 ROWS = Metric(
     "everstate_clean_rows",
@@ -55,7 +55,7 @@ class CaptureMetrics:
             VANISHED_ROWS.labels(name, table).set(one.vanished)
             if one.vanished != _shown[name, table, "vanished"]:
                 _shown[name, table, "vanished"] = one.vanished
-                LOGGER.error(
+                logger.error(
                     "capture %s: %d rows of %s were read and became nothing",
                     *(name, one.vanished, table),
                 )

@@ -29,7 +29,7 @@ from everstate.sources.cdc.columns import (
 )
 from everstate.sources.cdc.shapes.places import lacks_position
 
-LOGGER = logging.getLogger("everstate.sources.cdc")
+logger = logging.getLogger("everstate.sources.cdc")
 
 SEEN: Final = Block("", {}, None)
 """Block of a row that was read before."""
@@ -320,7 +320,7 @@ class Stream:
             if position != NOWHERE or now.first == offset:
                 return
         if self._place or (now is not None and now.position):
-            LOGGER.warning(
+            logger.warning(
                 "capture %s: its connector had stored no position and reads all rows again, from "
                 "offset %d of the raw log on: of an entity that changed several times meanwhile "
                 "only the last state is known",
@@ -361,7 +361,7 @@ class Stream:
         if not self._is_known:
             block.count = self._index if is_whole else None
         elif block.count not in (None, self._index):
-            LOGGER.error(
+            logger.error(
                 "capture %s: transaction %s was counted %d rows, and has %d",
                 *(self._capture, block.id, block.count, self._index),
             )

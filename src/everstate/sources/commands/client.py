@@ -48,7 +48,7 @@ from everstate.sources.commands.wire import (
 )
 
 TIMEOUT_S: Final = 10.0
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 _ANSWERS_MAX: Final = 5_000
@@ -340,7 +340,7 @@ class CommandClient:
                     self._failure = None
                 self._hear(self._answers.poll(_ANSWERS_MAX, _POLL_S))
             except EverstateError as error:
-                log.warning("answers to commands cannot be read: %s", error)
+                logger.warning("answers to commands cannot be read: %s", error)
                 self._failure = error
                 for each in self._taken():
                     with suppress(InvalidStateError):
@@ -357,7 +357,7 @@ class CommandClient:
             except (msgspec.DecodeError, UnicodeDecodeError) as cause:
                 # Its waiters get the outcome that no answer came in time.
                 place = (record.topic, record.partition, record.offset)
-                log.error("the answer at %s[%s]@%s cannot be read: %s", *place, cause)
+                logger.error("the answer at %s[%s]@%s cannot be read: %s", *place, cause)
                 continue
             with self._lock:
                 waiters = self._waiting.pop((wire.entity, wire.key, wire.id), [])

@@ -42,7 +42,7 @@ from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_t
 from everstate.sources.commands.seen import Seen
 from everstate.sources.commands.wire import WireCommand, encode, provenance_text
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FIRE_MAX: Final = 1_000
 
@@ -150,7 +150,7 @@ class ProcessWork:
                     advice='Declare it with start="oldest" to continue at the oldest change that'
                     ' the log has. A new one with start="end" reacts to new changes only.',
                 )
-            log.error("%s, and continues without them", lost)
+            logger.error("%s, and continues without them", lost)
         return max(wanted, there.start)
 
     def shut(self) -> None:
@@ -173,7 +173,7 @@ class ProcessWork:
                 change = self._codecs[topic].decode(message.value() or b"")
             except InvalidChange as error:
                 # The keeper and the archive report it too; no command can follow from it.
-                log.error("%s: %s[%d]: %s", self._process.name, topic, number, error.message)
+                logger.error("%s: %s[%d]: %s", self._process.name, topic, number, error.message)
                 continue
             if not self._seen[number].takes(change):
                 continue
@@ -267,7 +267,7 @@ class ProcessWork:
                 timer = None if value is None else _decode_timer(value)
             except msgspec.DecodeError as cause:
                 # No process manager writes such a record: its id is no command's.
-                log.error("%s[%d]: %r is no delayed command: %s", topic, number, name, cause)
+                logger.error("%s[%d]: %r is no delayed command: %s", topic, number, name, cause)
                 continue
             if timer is not None:
                 heapq.heappush(self._waiting, (timer, number))

@@ -25,7 +25,7 @@ from everstate.sources.commands.store import (
 )
 from everstate.sources.commands.wire import OFFSET, decode_answer
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ROWS: Final = 2_000
 _TOGETHER_MS: Final = 1_000
@@ -63,7 +63,7 @@ class Restorer:
         ends = self._offsets.settled_ends(topics, partition, alive)
         store = open_store(path, fingerprint, ids)
         if store.copy.is_ahead({(topic, partition): end for topic, end in ends.items()}):
-            log.warning("%s: ahead of the log; it is made again", path)
+            logger.warning("%s: ahead of the log; it is made again", path)
             store.destroy()
             store = open_store(path, fingerprint, ids)
         try:
@@ -163,7 +163,7 @@ def _state_rows(record: Record) -> list[tuple[bytes, bytes]]:
         if not 0 < wire.version <= VERSION_MAX:
             raise ValueError(f"its version is {wire.version}")
     except ValueError as cause:
-        log.error(
+        logger.error(
             "%s[%d]@%d cannot be read, and the commands of %r are parked: %s",
             *(record.topic, record.partition, record.offset, record.key, cause),
         )
@@ -183,6 +183,6 @@ def _answer_of(record: Record) -> tuple[bytes, int] | None:
         offset = int(dict(record.headers)[OFFSET] or b"")
     except (KeyError, ValueError) as cause:
         place = (record.topic, record.partition, record.offset)
-        log.error("%s[%d]@%d is no answer, and is skipped: %r", *place, cause)
+        logger.error("%s[%d]@%d is no answer, and is skipped: %r", *place, cause)
         return None
     return answer_key(answer.key.encode(), answer.id.bytes), offset

@@ -34,14 +34,14 @@ from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.wire import Outcome, encode
 from everstate.telemetry import Sparingly
 
-LOGGER = logging.getLogger("everstate.api")
+logger = logging.getLogger("everstate.api")
 
 _KEYS: Final = UUID("6f0a3d3e-8f0c-5b0e-9d5a-0a1b6a0b7c11")
 _WAIT_S_MAX: Final = 60.0
 _SMALL_BYTES: Final = 16_384
 """A body of this size is validated at once; larger ones in a thread."""
 _ERRORS_MAX: Final = 1_000
-_failed: Final = Sparingly(LOGGER, logging.WARNING)
+_failed: Final = Sparingly(logger, logging.WARNING)
 _STATUS: Final = {
     Outcome.ACCEPTED: 200,
     Outcome.REJECTED: 422,

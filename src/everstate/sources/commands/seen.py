@@ -21,7 +21,7 @@ from everstate.log.record import Record
 from everstate.log.state_copy import StateCopy, open_copy
 from everstate.log.topics import TopicIdentity, Topics
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FORM: Final = "seen-2"
 _NOTHING: Final = (0, ())
@@ -129,7 +129,7 @@ def _rows_of(record: Record) -> list[tuple[bytes, bytes]]:
             _decode_versions(row)
     except msgspec.DecodeError as cause:
         place = (record.topic, record.partition, record.offset)
-        log.error("%s[%d]@%d has no versions, and is skipped: %s", *place, cause)
+        logger.error("%s[%d]@%d has no versions, and is skipped: %s", *place, cause)
         return []
     return [(name, row)]
 

@@ -45,7 +45,7 @@ from everstate.sources.commands.wire import (
     provenance_of,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SAVE_EVERY_S: Final = 5.0
 _PARKED_ROOM: Final = 16_384
@@ -199,7 +199,7 @@ class CommandWork:
             )
         if 0 < wanted < there.start:
             last = there.start - 1
-            log.error("%s[%d]: commands %d to %d went undecided", *place, wanted, last)
+            logger.error("%s[%d]: commands %d to %d went undecided", *place, wanted, last)
         return max(wanted, there.start)
 
     def shut(self) -> None:
@@ -208,7 +208,7 @@ class CommandWork:
         self._ends = None
         give_up = self._failures >= _FAILURES_MAX
         if give_up:
-            log.error("the local state fails again and again; it is made anew from the log")
+            logger.error("the local state fails again and again; it is made anew from the log")
             self._failures = 0
         for each in partitions.values():
             if give_up:
@@ -378,7 +378,7 @@ class CommandWork:
         again = _named_again(message)
         parked_as = again or str(command.id).encode()
         if decided.parked is not None:
-            log.error(
+            logger.error(
                 "%s %r: %s %s is parked: %s",
                 *(partition.entity, command.key, command.command[:100], command.id, decided.parked),
             )
@@ -396,7 +396,9 @@ class CommandWork:
         if DISCARD in headers:
             send(parked_topic, parked_as, None, [], partition.number)
             return
-        log.error("%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason)
+        logger.error(
+            "%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason
+        )
         self._send_parked(partition, parked_as, message, offset, reason, send)
 
     def _send_parked(

@@ -25,7 +25,7 @@ from everstate.errors import EventConflict, EverstateError, RecordRefused, Unava
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 
-LOGGER = logging.getLogger("everstate.sources.crud")
+logger = logging.getLogger("everstate.sources.crud")
 
 _BATCH_MAX: Final = 5_000
 _WAITING_MAX: Final = 20_000
@@ -209,7 +209,7 @@ class EventLog:
                     sent.append(pending)
             producer.flush(timeout_s)
         except EverstateError as error:
-            LOGGER.warning("%d events are not acknowledged: %s", len(batch), error.message)
+            logger.warning("%d events are not acknowledged: %s", len(batch), error.message)
             for pending in batch:
                 if not pending.done.done():
                     self._fail(pending, _unknown(pending, error))

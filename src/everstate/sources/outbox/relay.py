@@ -41,7 +41,7 @@ from everstate.sources.stores.postgres.bound import check_log
 from everstate.sources.stores.postgres.database import OutboxConnection, connect, translated
 from everstate.sources.stores.postgres.schema import install
 
-LOGGER = logging.getLogger("everstate.sources.outbox")
+logger = logging.getLogger("everstate.sources.outbox")
 
 OLDEST = Gauge(
     "everstate_outbox_oldest_unpublished_seconds", "Age of the oldest change not in the log"
@@ -160,7 +160,7 @@ class Relay:
             step,
             stop,
             waiting="relay waits",
-            log=LOGGER,
+            log=logger,
             passes=lambda error: isinstance(error, Unavailable),
             pause_s=_PAUSE_S,
             pause_s_max=_PAUSE_S_MAX,
@@ -244,7 +244,7 @@ class Relay:
             try:
                 self.trim()
             except EverstateError as error:
-                LOGGER.warning("the outbox is not trimmed: %s", error.message)
+                logger.warning("the outbox is not trimmed: %s", error.message)
 
     def refill(self, since: datetime) -> int:
         """Publish kept changes again that were published since then; returns how many.
@@ -295,12 +295,12 @@ class Relay:
     ) -> None:
         """Mark the batch that the log has but the outbox still has as unpublished."""
         if note is None or note.store != self._store_id:
-            LOGGER.warning(
+            logger.warning(
                 "the log's progress is of another store than this one; everything that the "
                 "outbox calls unpublished is published"
             )
         elif digest_of(marks.pending_change_ids(database, note.runs)) != note.digest:
-            LOGGER.warning(
+            logger.warning(
                 "the log's newest batch is not what the outbox has under its ids (was the store "
                 "restored from a backup?); its unpublished changes are published"
             )
@@ -407,7 +407,7 @@ class Relay:
         return rows[max(named or pending, key=lambda row: row.bytes).id]
 
     def _block(self, database: OutboxConnection, row: OutboxRow, reason: str) -> None:
-        LOGGER.error(
+        logger.error(
             "relay %s: transaction pg:%s stays, with later changes of its keys, because of "
             "%s %r version %d: %s",
             *(self.name, row.xid, row.entity, row.key, row.version, reason),
@@ -423,5 +423,5 @@ class Relay:
         OLDEST.set(oldest_s)
         BLOCKED.set(blocked)
         if oldest_s > _ALARM_S and not self._alarmed:
-            LOGGER.warning("the oldest unpublished change is %.0f s old", oldest_s)
+            logger.warning("the oldest unpublished change is %.0f s old", oldest_s)
         self._alarmed = oldest_s > _ALARM_S

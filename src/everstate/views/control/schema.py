@@ -243,6 +243,8 @@ class Schema:
         """
         from everstate.log.topics import check_same_topic
 
+        if self.stored_topics(entity, generation) == {topic: found}:
+            return  # the usual case, without a lock
         with self.connection.transaction():
             # Two keepers with different prefixes must not both find no stored identity.
             self.lock_installing()

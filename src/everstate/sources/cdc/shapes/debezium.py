@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -71,6 +72,25 @@ class _EndEnvelope(_Ended, gc=False):
     payload: _Ended | None = None
 
 
+class _TableChange(msgspec.Struct, gc=False):
+    """What a schema change did to a table; its id has quoted names: `"shop"."orders"`."""
+
+    type: str
+    id: str
+
+
+class _SchemaChange(msgspec.Struct, rename="camel", gc=False):
+    """The fields of a schema change that are read."""
+
+    source: dict[str, Any]
+    ddl: str = ""
+    table_changes: list[_TableChange] = msgspec.field(default_factory=list)
+
+
+_decode_change = msgspec.json.Decoder(_SchemaChange).decode
+_HOW: Final = {"DROP": "dropped", "CREATE": "made anew"}
+_RENAMED: Final = re.compile(r"\brename\b(?!\s+(?:column|index|key)\b)", re.IGNORECASE)
+_NAMES: Final = re.compile(r'"((?:[^"]|"")*)"')
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=exact_number).decode
 _decode_end = msgspec.json.Decoder(_EndEnvelope).decode
 
@@ -156,6 +176,26 @@ def ended_transaction(value: bytes | None) -> str | None:
     if end.id is None:
         raise Unreadable("the end of a transaction lacks its id")
     return transaction_key(str(end.id))
+
+
+def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
+    """Database, table and how, of each table that a schema change replaced: it is another one now.
+
+    A table that was renamed is told by its new name, and one that is gone only when it was dropped.
+    A snapshot writes the definitions of all tables, and replaces none.
+    """
+    if value is None:
+        return []
+    change = _decode_change(value)
+    if _is_snapshot(change.source):
+        return []
+    renamed = "renamed" if _RENAMED.search(change.ddl) else None
+    found = []
+    for each in change.table_changes:
+        if how := _HOW.get(each.type, renamed):
+            database, table = (name.replace('""', '"') for name in _NAMES.findall(each.id)[-2:])
+            found.append((database, table, how))
+    return found
 
 
 def read_message(message: RawMessage) -> TransactionMessage | None:

@@ -35,7 +35,7 @@ from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.unpublished import Announcement, Unpublished
 from everstate.sources.stores.rows import bytes_of
 
-LOGGER = logging.getLogger("everstate.sources.crud.cassandra")
+logger = logging.getLogger("everstate.sources.crud.cassandra")
 
 OLDEST = Gauge(
     "everstate_cassandra_oldest_unpublished_seconds",
@@ -158,7 +158,7 @@ class Publisher:
             self.step,
             stop,
             waiting="the publisher waits",
-            log=LOGGER,
+            log=logger,
             passes=lambda error: isinstance(error, Unavailable),
             pause_s=_PAUSE_S,
             pause_s_max=_PAUSE_S_MAX,
@@ -395,7 +395,7 @@ class Publisher:
             self._block(named[0], refusal.reason)
 
     def _block(self, key: EntityKey, reason: str) -> None:
-        LOGGER.error("the changes of %s %r stay unpublished: %s", *key, reason)
+        logger.error("the changes of %s %r stay unpublished: %s", *key, reason)
         now = time.monotonic()
         self._blocked = {k: due for k, due in self._blocked.items() if due > now}
         self._blocked[key] = now + _BLOCK_S

@@ -34,7 +34,7 @@ from everstate.views.stores.postgres.writes import GATE_STAGE, WritePlace
 from everstate.views.tables import Core, HistoryTable, KeptTable
 from everstate.views.trailing import Exceptions
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RIDERS_APART_MAX: Final = 32
 """More savepoints than this in one transaction slow every reader of the database."""
