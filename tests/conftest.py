@@ -27,6 +27,7 @@ from tiers import TIER
 pytest_plugins = ("second_look", "measuring")
 
 if TYPE_CHECKING:
+    from keep_cases import World
     from pyspark.sql import SparkSession
 
     from everstate.testing.view_postgres import PostgresKeptOrders
@@ -178,6 +179,28 @@ def spark(stack_config: Config) -> Iterator[SparkSession]:
     with held():
         yield session
     session.stop()
+
+
+@pytest.fixture
+def world(
+    stack_config: Config,
+    stack: RunningStack,
+    topic_prefix: str,
+    database: str,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> World:
+    """One test's log, database and archive, for the tests of the keeper."""
+    from keep_cases import World
+
+    config = load(
+        tmp_path,
+        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
+        store={"dsn": database},
+        archive={"trigger_s": 1},
+        pipeline=stack_config.pipeline.model_dump(),
+    )
+    return World(config, spark)
 
 
 @pytest.fixture(scope="session")

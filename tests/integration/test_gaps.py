@@ -15,12 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 from keep_cases import NOW, WHO, World, drain
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from everstate.cli import cli
 from everstate.cli import gaps as verb
-from everstate.config import Config, load
 from everstate.errors import GapTooWide, NoGap
 from everstate.log.record import OutRecord
 from everstate.pipeline.gaps import MISSING_MAX, AcceptedGap, accept_gap, list_gaps
@@ -33,25 +31,6 @@ HISTORY = (
     " FROM ordr_history WHERE key = 'o-1' ORDER BY version"
 )
 APP = "import keep_cases\n\napp = keep_cases.orders_app()\n"
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
 
 
 @pytest.fixture

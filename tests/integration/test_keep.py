@@ -5,15 +5,11 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pytest
 from keep_cases import World, drain, orders_app
-from pyspark.sql import SparkSession
 
 from everstate.changes import new_change_id
-from everstate.config import Config, load
 from everstate.errors import LogIdentityChanged, PipelineError
 from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
@@ -21,26 +17,6 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Journal, run_parts, states_folder
 from everstate.pipeline.keeping.dead import DeadLetterSender
 from everstate.pipeline.keeping.keep import Keeper
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
-
 
 BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from keep_cases import NOW, WHO, Order, World, drain, orders_app
-from pyspark.sql import SparkSession
 
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, Kind, new_change_id
-from everstate.config import Config, load
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.pipeline.keeping import keep
@@ -23,25 +20,6 @@ from everstate.views.control import Control
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
 HOW = "SELECT version, status, published FROM view WHERE name = "
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
 
 
 def without_history() -> App:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from keep_cases import World, drain, orders_app
 from pydantic import BaseModel
-from pyspark.sql import SparkSession
 
-from everstate.config import Config, load
 from everstate.errors import DataLoss, LogIdentityChanged, TopicResized
 from everstate.log.positions import Range
 from everstate.log.topics import Topics
@@ -26,25 +23,6 @@ class Seat(BaseModel):
 
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
 
 
 def test_c27_a_range_is_cut_where_the_archive_ends_and_only_where_the_log_lost_it() -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from keep_cases import Order, World, drain, orders_app
 from pydantic import BaseModel, Field, model_validator
-from pyspark.sql import SparkSession
 
 from everstate.app import App
 from everstate.archive import table_path
 from everstate.cli.plan import planned
-from everstate.config import Config, load
 from everstate.errors import InvalidModelChange
 from everstate.log.record import OutRecord
 from everstate.pipeline.batch.accepted import REVIVED, accepted_changes
@@ -27,25 +24,6 @@ from everstate.views.control import Control
 from everstate.views.database import connect_views
 
 Amount = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
 
 
 def app_of(model: type[BaseModel], *views: str) -> App:

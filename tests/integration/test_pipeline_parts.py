@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from keep_cases import World, orders_app
+from keep_cases import World
 from pydantic import BaseModel
-from pyspark.sql import SparkSession
 
 from everstate.archive.layout import table_path
-from everstate.config import Config, load
 from everstate.parts import Part, read_states
 from everstate.pipeline.application import PipelineApplication
 
@@ -27,24 +24,9 @@ class Seat(BaseModel):
 
 
 @pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    app = orders_app()
-    app.entity("seat", key="seat_id")(Seat)
-    return World(config, spark, app)
+def world(world: World) -> World:
+    world.app.entity("seat", key="seat_id")(Seat)
+    return world
 
 
 @contextmanager

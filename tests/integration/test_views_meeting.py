@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from keep_cases import CHANGED, HOW, World, begun, changed_app
-from pyspark.sql import SparkSession
 
-from everstate.config import Config, load
 from everstate.pipeline.keeping.build import Builder
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.keeping.kept import EntityViews
@@ -22,25 +19,6 @@ from everstate.views.control import Control
 
 CORE_IS_OVERDUE_S = 3.0
 """Longer than a step of a core takes that does not wait."""
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
 
 
 @pytest.mark.full

@@ -13,12 +13,10 @@ import psycopg
 import pytest
 from keep_cases import CHANGED, HOW, Order, World, begun, changed_app, drain, orders_app
 from pydantic import BaseModel, Field
-from pyspark.sql import SparkSession
 
 from everstate.app import App
 from everstate.cli.plan import planned
 from everstate.cli.proofs import prove
-from everstate.config import Config, load
 from everstate.errors import ArchiveError, EverstateError, InvalidQuery, NotFound, PublishRefused
 from everstate.pipeline.keeping import build
 from everstate.pipeline.keeping.alone import build_until
@@ -27,25 +25,6 @@ from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
 from everstate.views.control import Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
-
-
-@pytest.fixture
-def world(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from everstate.config import Config
 from everstate.errors import (
     ArchiveError,
     DataLoss,
+    LogError,
     LogIdentityChanged,
     PipelineError,
     SparkLost,
-    TopicResized,
 )
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import Topics
@@ -192,7 +192,7 @@ class Trailer:
             failure = self._apply(control, views, view, spans)
         except SparkLost:
             raise
-        except (PipelineError, DataLoss, ArchiveError, LogIdentityChanged, TopicResized) as error:
+        except (PipelineError, DataLoss, ArchiveError, LogIdentityChanged, LogError) as error:
             failure = str(error)
         if failure is not None:
             pause = self._retries.failed(view.table.name, _RETRY_S)

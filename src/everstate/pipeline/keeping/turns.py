@@ -49,20 +49,19 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def meeting(self, entity: str) -> Iterator[bool]:
+    def meeting(self, entity: str) -> Iterator[None]:
         """Let a core wait during the block, while a view takes its last step to it.
 
-        False when the keeper's step took too long: it may run during the block. A core that waited
-        has its own step before it waits again.
+        A core that waited has its own step before it waits again. A step that does not end in
+        `STEP_S_MAX` may go on during the block: the view then reaches the core by chance, or later.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._owed != entity, CORES_TURN_S_MAX)
             self._owed, self._met = None, entity
-            is_mine = self._changed.wait_for(lambda: entity not in self._judged, STEP_S_MAX)
-            if not is_mine:
+            if not self._changed.wait_for(lambda: entity not in self._judged, STEP_S_MAX):
                 self._met = None
         try:
-            yield is_mine
+            yield
         finally:
             with self._changed:
                 self._met = None

@@ -361,7 +361,7 @@ def _mariadb(
         "database.server.id": str(names.server_id),
         "database.ssl.mode": address.options.get("ssl-mode", "disable"),
         "database.include.list": ",".join(re.escape(name) for name in sorted(databases)),
-        # A DROP of a captured table is a record of its own, and no row.
+        # By these records everstate notices that a captured table was dropped, or is another one.
         "include.schema.changes": "true",
         # How soon a lost connection is detected and opened again. With the default of a minute the
         # task reads nothing meanwhile and is still reported as RUNNING.

@@ -242,7 +242,7 @@ class RawReader:
             )
 
     def _fact(self, kind: bytes, key: bytes | None, value: bytes | None) -> list[Parsed]:
-        """Parse a record that is no row: an END, provenance, a DROP, or which database is read."""
+        """Parse a record that is no row: an END, provenance, a schema change, or the database."""
         try:
             if kind == TRANSACTION:
                 ended = debezium.ended_transaction(value)

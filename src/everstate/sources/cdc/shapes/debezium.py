@@ -83,8 +83,8 @@ class _SchemaChange(msgspec.Struct, rename="camel", gc=False):
     """The fields of a schema change that are read."""
 
     source: dict[str, Any]
-    ddl: str = ""
-    table_changes: list[_TableChange] = msgspec.field(default_factory=list)
+    ddl: str | None = None
+    table_changes: list[_TableChange] | None = None
 
 
 _decode_change = msgspec.json.Decoder(_SchemaChange).decode
@@ -189,9 +189,9 @@ def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
     change = _decode_change(value)
     if _is_snapshot(change.source):
         return []
-    renamed = "renamed" if _RENAMED.search(change.ddl) else None
+    renamed = "renamed" if _RENAMED.search(change.ddl or "") else None
     found = []
-    for each in change.table_changes:
+    for each in change.table_changes or ():
         if how := _HOW.get(each.type, renamed):
             database, table = (name.replace('""', '"') for name in _NAMES.findall(each.id)[-2:])
             found.append((database, table, how))
