@@ -202,7 +202,7 @@ class KafkaDoor(Door):
                 ("Open", f'{{"account_id":{json.dumps(key)},"owner":"Eva"}}'),
                 ("Deposit", '{"amount":1}'),
                 ("Withdraw", '{"amount":1000000}'),
-                ("Split", json.dumps({"amounts": [1] * self.source.choice((1, 3, 6_000))})),
+                ("Split", json.dumps({"amounts": [1] * self.source.choice((*[1, 3] * 20, 6_000))})),
                 ("Audit", "{}"),
             )
         )

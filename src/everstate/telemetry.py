@@ -70,7 +70,7 @@ class _JsonFormatter(logging.Formatter):
         return safe_text(json.dumps(fields, ensure_ascii=False))
 
 
-class Sparingly:
+class RateLimitedLogger:
     """Logs at most ten lines a minute, and reports how many it left out.
 
     For events that any client can cause, so that nobody can flood the log.

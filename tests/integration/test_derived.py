@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from everstate.changes.derived import Derivation, joined, notices_of, patch_of
 from everstate.changes.triggers import when
 from everstate.config import Config, load
-from everstate.errors import NotFound
+from everstate.errors import LogTruncated, NotFound
 from everstate.log.consumer import Consumer
 from everstate.log.derived import DerivedReader, DerivedRecord, forget_topic
 from everstate.log.record import OutRecord
@@ -28,6 +28,7 @@ from everstate.pipeline.derive.verify import verify_topic
 from everstate.views.changing import ask_rebuild, ask_undo, drop
 from everstate.views.control import Control
 from everstate.views.database import connect_views
+from log_cases import lose_records
 from running_stack import RunningStack
 
 
@@ -189,6 +190,23 @@ def test_what_follows_the_core_never_passes_it(patches: Rig) -> None:
     assert sum(deriver.step() for _ in range(5)) == 0
     patches.settle()
     check_patches(patches, patches.read("order_patches"))
+
+
+def test_c8_a_log_that_lost_its_end_is_not_read_on_even_before_the_core_looked(
+    patches: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patches.send(*some(patches, 10))
+    patches.settle()
+    known = patches.read("order_patches")
+    # The core has read further than the topic when the end is lost.
+    patches.send(*some(patches, 10, first=10))
+    drain(patches.keeper)
+    lose_records(monkeypatch, patches.world.config, patches.world.topic)
+    patches.send(*some(patches, 15, first=20))
+    patches.restart("order_patches")
+    with pytest.raises(LogTruncated, match="derived topic order_patches: the log lost records"):
+        patches.derivers["order_patches"].step()
+    assert patches.read("order_patches") == known
 
 
 def test_a_new_version_is_built_beside_the_old_one_and_readers_follow_the_barrier(

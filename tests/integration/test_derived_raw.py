@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -13,18 +14,19 @@ from typing import Any
 
 import jsonpatch
 import pytest
-from keep_cases import World
+from keep_cases import World, drain
 from pyspark.sql import SparkSession
 from raw_child import Parcel, Size, app
 
 from everstate.changes.derived import Derivation, notices_of, patch_of
 from everstate.changes.triggers import when
 from everstate.config import Config, load
-from everstate.errors import InvalidConfig, NotFound
+from everstate.errors import InvalidConfig, LogTruncated, NotFound
 from everstate.log.derived import DerivedReader
 from everstate.log.record import OutRecord
 from everstate.pipeline.derive.expressions import raw_records
-from everstate.pipeline.derive.raw import check_slots
+from everstate.pipeline.derive.raw import RawDeriver, check_slots
+from log_cases import lose_records
 from running_stack import RunningStack
 
 PARCEL = app.entity_type("parcel")
@@ -169,6 +171,32 @@ def config(
     )
 
 
+def parcels(world: World, count: int) -> list[OutRecord]:
+    records: list[OutRecord] = []
+    for number in range(count):
+        key = f"p{number % 5}"
+        size = Size(length=number) if number % 3 else None
+        parcel = Parcel(parcel_id=key, place=f"dock {number % 4}", size=size, marks=[number])
+        records.append(world.change(key, parcel))
+    return records
+
+
+def test_c8_no_query_starts_on_a_log_that_lost_its_end(
+    config: Config, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(config, spark, app, "parcel")
+    keeper = world.keeper()
+    world.send(*parcels(world, 5))
+    drain(keeper)
+    keeper.close()
+    lose_records(monkeypatch, config, world.topic)
+    with closing(RawDeriver(config, app, app.derivations["parcel_patches"], spark)) as deriver:
+        deriver.prepare()
+        with pytest.raises(LogTruncated, match="derived topic parcel_patches"):
+            deriver.step()
+        assert deriver._queries == {}
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(240)
@@ -188,15 +216,6 @@ def test_a_raw_topic_has_each_change_though_its_process_is_killed(
         child.stdin.close()
         children.append(child)
 
-    def send(count: int) -> None:
-        records: list[OutRecord] = []
-        for number in range(count):
-            key = f"p{number % 5}"
-            size = Size(length=number) if number % 3 else None
-            parcel = Parcel(parcel_id=key, place=f"dock {number % 4}", size=size, marks=[number])
-            records.append(world.change(key, parcel))
-        world.send(*records)
-
     def read(count: int) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         deadline = time.monotonic() + 90
@@ -213,11 +232,11 @@ def test_a_raw_topic_has_each_change_though_its_process_is_killed(
 
     try:
         start()
-        send(20)
+        world.send(*parcels(world, 20))
         assert sum(map(len, read(20).values())) == 20
         children[-1].kill()
         children[-1].wait()
-        send(30)
+        world.send(*parcels(world, 30))
         start()
         found = read(50)
         assert found == {f"p{n}": list(range(1, 11)) for n in range(5)}

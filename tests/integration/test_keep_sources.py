@@ -148,6 +148,18 @@ def test_d22_an_entity_type_that_cannot_be_prepared_stops_alone(world: World) ->
     assert world.rows("SELECT count(*) FROM position WHERE entity = 'seat'") == [(0,)]
 
 
+def test_the_error_of_an_earlier_start_is_gone_when_the_next_finds_nothing_wrong(
+    world: World,
+) -> None:
+    with closing(world.keeper()) as keeper:
+        world.send(world.put("o-1", "NL", "5.00"))
+        drain(keeper)
+    world.change_tables("UPDATE view SET error = 'its topic was another' WHERE kind = 'latest'")
+    with closing(world.keeper()) as keeper:
+        assert keeper.step() is None
+    assert world.rows("SELECT error FROM view WHERE kind = 'latest'") == [(None,)]
+
+
 def _begins_at(world: World, ends: dict[int, int]) -> Any:
     """As a broker answers that has deleted what lies before, in the log of orders."""
     return lambda _, topics: {

@@ -36,7 +36,7 @@ from everstate.errors import (
     Unavailable,
 )
 from everstate.http.limits import Limits
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 from served_cases import WithoutRoutes
 
 TLS = Path(__file__).parents[1] / "tls"
@@ -204,7 +204,7 @@ def test_a_failed_login_is_logged_without_what_was_tried(
 ) -> None:
     """Over every kind of route, and before the body is read."""
     # Other tests of this process may have used up the ten lines of this minute.
-    fresh = Sparingly(logging.getLogger("everstate.api"), logging.WARNING)
+    fresh = RateLimitedLogger(logging.getLogger("everstate.api"), logging.WARNING)
     monkeypatch.setattr("everstate.api.problems._refused", fresh)
     for path in ("/v1/visit", "/v1/bell/b1/commands/Ring"):
         wrong = {"Authorization": f"Bearer {TOKEN}x", "Content-Length": "99999999"}
@@ -219,7 +219,7 @@ def test_a_log_that_others_can_fill_has_ten_lines_a_minute(
 ) -> None:
     now = [1_000.0]
     monkeypatch.setattr("everstate.telemetry.time.monotonic", lambda: now[0])
-    said = Sparingly(logging.getLogger("everstate.api"), logging.WARNING)
+    said = RateLimitedLogger(logging.getLogger("everstate.api"), logging.WARNING)
     for number in range(25):
         said.log("refused %d", number)
     assert len(caplog.records) == 10

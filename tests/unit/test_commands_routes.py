@@ -18,7 +18,7 @@ from everstate.errors import Unavailable
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.router import router
 from everstate.sources.commands.wire import Outcome
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 
 JSON = {"content-type": "application/json"}
 
@@ -91,7 +91,7 @@ def test_an_error_of_the_server_leaves_a_line_in_the_log(
     sender: Sender, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The lines of a minute are counted for the whole process, and other tests have used them up.
-    fresh = Sparingly(logging.getLogger("everstate.api"), logging.WARNING)
+    fresh = RateLimitedLogger(logging.getLogger("everstate.api"), logging.WARNING)
     monkeypatch.setattr("everstate.sources.commands.router._failed", fresh)
     sender.is_away = True
     with caplog.at_level(logging.WARNING, "everstate.api"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from everstate.pipeline.keeping.kept import Standstills, StrangeView
+from everstate.pipeline.keeping.kept import ForeignVersion, StalledVersions
 from everstate.serving.answers import ViewRow
 from everstate.views.control import BUILDING, LIVE, RETIRED, ViewVersion
 
@@ -14,7 +14,7 @@ ROW = ViewVersion("totals", 2, "order", "linear", {}, (), "f")
 
 
 def test_a_view_that_another_app_moves_is_kept_by_it_and_one_that_stands_still_is_not() -> None:
-    seen, view = Standstills(), StrangeView(ROW, {0: 5}, "another model")
+    seen, view = StalledVersions(), ForeignVersion(ROW, {0: 5}, "another model")
     assert seen.seconds(view, now=100) == 0
     assert seen.seconds(view, now=109) == 9
     moved = replace(view, vector={0: 6})

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from everstate.api.problems import problem
 from everstate.loopback import host_name, is_loopback
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger("everstate.api")
 
@@ -23,7 +23,7 @@ IS_HEAD: Final = "everstate.is_head"
 """In a request's scope: it is a HEAD request, which must not wait for a body that never ends."""
 _ARRIVED: Final = frozenset({h11.DONE, h11.MUST_CLOSE, h11.CLOSED, h11.ERROR})
 _PORTS: Final = {"http": 80, "https": 443}
-_slow: Final = Sparingly(logger, logging.INFO)
+_slow: Final = RateLimitedLogger(logger, logging.INFO)
 
 
 class TimedProtocol(H11Protocol):

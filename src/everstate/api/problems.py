@@ -28,7 +28,7 @@ from everstate.errors import (
     VersionConflict,
 )
 from everstate.http.openapi import PROBLEM
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger("everstate.api")
 
@@ -40,7 +40,7 @@ _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 ONLY: Final = "everstate.only"
 """In a request's scope: the methods of a route that took it although it has no such method."""
 _RETRY_AFTER_S: Final = "1"
-_refused: Final = Sparingly(logger, logging.WARNING)
+_refused: Final = RateLimitedLogger(logger, logging.WARNING)
 
 
 def handle_errors(api: FastAPI) -> None:

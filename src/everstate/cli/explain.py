@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
-from everstate.cli.standing import say_cold
+from everstate.cli.standing import print_cold_read
 from everstate.serving import Reader
 from everstate.serving.words import explanation_lines, version_record
 
@@ -32,7 +32,7 @@ def explain(
     config, project = project_of(context, app, needs=READING)
     with Reader(config, project) as reader:
         found = reader.explain(entity, key, version)
-        say_cold(found.version.cold)
+        print_cold_read(found.version.cold)
     if json:
         print_json(
             {

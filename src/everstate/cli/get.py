@@ -17,7 +17,13 @@ from everstate.cli.console import (
     project_of,
     table,
 )
-from everstate.cli.standing import ahead_of_views, not_yet, say_cold, say_how_far, say_newer
+from everstate.cli.standing import (
+    ahead_of_views,
+    not_yet,
+    print_cold_read,
+    print_freshness,
+    print_newer_version,
+)
 from everstate.errors import NotFound
 from everstate.serving import Entity, Reader, parse_moment
 from everstate.serving.words import moment_text, provenance_text, value_text
@@ -65,12 +71,12 @@ def get(
             stored = ahead_of_views(config, project, reader, entity, key)
             raise error if stored is None else not_yet(entity, key, stored) from error
         _show(found, moment, json)
-        say_cold(found.cold)
+        print_cold_read(found.cold)
         if stored := ahead_of_views(config, project, reader, entity, key):
-            say_newer(entity, key, stored)
-            say_how_far(reader, f"{entity}_latest")
+            print_newer_version(entity, key, stored)
+            print_freshness(reader, f"{entity}_latest")
         elif project.source_of(entity) != "store":
-            say_how_far(reader, f"{entity}_latest")
+            print_freshness(reader, f"{entity}_latest")
 
 
 def _show(found: Entity, moment: datetime | None, json: bool) -> None:

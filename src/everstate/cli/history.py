@@ -15,7 +15,13 @@ from everstate.cli.console import (
     project_of,
     table,
 )
-from everstate.cli.standing import ahead_of_views, not_yet, say_cold, say_how_far, say_newer
+from everstate.cli.standing import (
+    ahead_of_views,
+    not_yet,
+    print_cold_read,
+    print_freshness,
+    print_newer_version,
+)
 from everstate.errors import NotFound
 from everstate.serving import Reader
 from everstate.serving.words import (
@@ -55,9 +61,9 @@ def history(
             stored = ahead_of_views(config, project, reader, entity, key)
             raise error if stored is None else not_yet(entity, key, stored) from error
         if stored := ahead_of_views(config, project, reader, entity, key):
-            say_newer(entity, key, stored)
-        say_cold(versions[-1].cold)
-        say_how_far(reader, f"{entity}_history")
+            print_newer_version(entity, key, stored)
+        print_cold_read(versions[-1].cold)
+        print_freshness(reader, f"{entity}_history")
     if json:
         print_json([version_record(version) for version in versions])
         return

@@ -17,7 +17,7 @@ from everstate.cli.console import (
     table,
 )
 from everstate.cli.get import AtOption, moment_of
-from everstate.cli.standing import say_how_far, say_what_waits
+from everstate.cli.standing import print_freshness, print_waiting
 from everstate.serving import Reader
 from everstate.serving.words import value_text
 
@@ -81,8 +81,8 @@ def list_(
             table(header(names), rows)
         if len(found) > limit:
             err.print(f"there are more than {limit}; see them with --limit", highlight=False)
-        say_what_waits(config, project, entity)
-        say_how_far(reader, f"{entity}_{'latest' if at is None else 'history'}")
+        print_waiting(config, project, entity)
+        print_freshness(reader, f"{entity}_{'latest' if at is None else 'history'}")
 
 
 def header(names: Sequence[str]) -> list[str]:

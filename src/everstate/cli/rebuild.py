@@ -67,16 +67,18 @@ def rebuild(
     with _control(config) as control:
         if cancel:
             stopped = stop_building(control, name)
-            _say(json, name, stopped[-1] if stopped else None, "cancelled" if stopped else "none")
+            _report(
+                json, name, stopped[-1] if stopped else None, "cancelled" if stopped else "none"
+            )
             return
         if undo:
             wanted = ask_undo(control, name, check=check, force=force)
         else:
             wanted = ask_rebuild(control, name, force=force, require_equal=require_equal)
         if not wait:
-            _say(json, name, wanted, "asked")
+            _report(json, name, wanted, "asked")
             return
-        _say(json, name, _awaited(context, app, control, wanted), "published")
+        _report(json, name, _awaited(context, app, control, wanted), "published")
 
 
 def drop(
@@ -164,7 +166,7 @@ def how_far(control: Control, row: ViewVersion, seconds: float) -> str:
     return f"{head}built; is catching up, {mine:,} of {core:,} offsets"
 
 
-def _say(json: bool, name: str, row: ViewVersion | None, what: str) -> None:
+def _report(json: bool, name: str, row: ViewVersion | None, what: str) -> None:
     version = None if row is None else row.version
     if json:
         print_json({"view": name, "version": version, "what": what})

@@ -15,7 +15,7 @@ _LATE_S = 2.0
 """A smaller lag is not reported: a view that follows the log always lags some milliseconds."""
 
 
-def say_how_far(reader: Reader, view: str) -> None:
+def print_freshness(reader: Reader, view: str) -> None:
     """Print on stderr how far the view lags behind the log, and why it has stopped."""
     with suppress(EverstateError):
         found = reader.standing(view)
@@ -32,7 +32,7 @@ def say_how_far(reader: Reader, view: str) -> None:
             _note(f"Kafka does not answer: the lag of {view} is not known")
 
 
-def say_cold(read: ColdRead | None) -> None:
+def print_cold_read(read: ColdRead | None) -> None:
     """Print on stderr that an answer is from the lake, and its cost."""
     if read is None:
         return
@@ -43,7 +43,7 @@ def say_cold(read: ColdRead | None) -> None:
     )
 
 
-def say_what_waits(config: Config, app: App, entity: str) -> None:
+def print_waiting(config: Config, app: App, entity: str) -> None:
     """Print on stderr that changes of the store are not in the log yet."""
     if app.source_of(entity) != "store":
         return
@@ -84,7 +84,7 @@ def _version_of(source: str) -> Callable[[Config, str, str], int | None]:
     return of_postgres
 
 
-def say_newer(entity: str, key: str, stored: int) -> None:
+def print_newer_version(entity: str, key: str, stored: int) -> None:
     """Print on stderr that the store has a newer version than the answer."""
     _note(f"the store has {entity} {key!r} at version {stored}, which is not in the views yet")
 

@@ -28,7 +28,7 @@ from everstate.cli.proofs import check_reports, print_reports, prove
 from everstate.cli.query import query
 from everstate.cli.rebuild import drop, rebuild
 from everstate.cli.search import search
-from everstate.cli.standing import say_how_far
+from everstate.cli.standing import print_freshness
 from everstate.errors import InvalidQuery
 from everstate.serving import Reader
 from everstate.serving.words import cell
@@ -118,7 +118,7 @@ def show(
             print_json([dict(zip(columns, row, strict=True)) for row in rows])
         else:
             table(columns, [[cell(value) for value in row] for row in rows])
-        say_how_far(reader, name)
+        print_freshness(reader, name)
 
 
 @views.command("token")

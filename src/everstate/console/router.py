@@ -24,7 +24,7 @@ from everstate.serving.masking import Masks, no_masks
 from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.view_list import entities_read_by
 from everstate.serving.words import explanation_lines
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 
 _FORM_BYTES_MAX: Final = 8_192
 _STATIC_S: Final = 86_400
@@ -39,7 +39,7 @@ _SOURCES: Final = {
     "log": "the log, written as events",
     "capture": "another system's database, which is captured",
 }
-_refused: Final = Sparingly(logging.getLogger("everstate.api"), logging.WARNING)
+_refused: Final = RateLimitedLogger(logging.getLogger("everstate.api"), logging.WARNING)
 _Answer = Callable[[Request], Awaitable[Response]]
 
 

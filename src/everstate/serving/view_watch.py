@@ -35,7 +35,7 @@ from everstate.serving.pool import pooled
 from everstate.serving.row_json import row_json
 from everstate.serving.snapshots import at_one_position
 from everstate.serving.view_columns import ViewColumn, check_known, columns_of, key_of
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 from everstate.views.control import Standings, ViewVersion
 from everstate.views.project import Project
 from everstate.views.tables import Row
@@ -50,7 +50,7 @@ _LINGER_S: Final = 30.0
 """A watch continues so long after its last subscriber, for those that come back."""
 _MEMORY_ROWS: Final = 20_000
 _NUMBER: Final = re.compile("[0-9]{1,15}")
-_waits: Final = Sparingly(logging.getLogger("everstate.serving"), logging.WARNING)
+_waits: Final = RateLimitedLogger(logging.getLogger("everstate.serving"), logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)

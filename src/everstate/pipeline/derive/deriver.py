@@ -29,7 +29,7 @@ from everstate.parts import waits, works
 from everstate.pipeline.derive.building import TopicBuild
 from everstate.pipeline.derive.declare import born, declare_topic
 from everstate.pipeline.derive.joining import entities_as_of, history_vector
-from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader
+from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader, check_source
 from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.database import ViewsDatabase
@@ -92,7 +92,7 @@ class Deriver:
                     stop.wait(_JUDGED_S)
                 works()
             except EverstateError as error:
-                self._say(error.message)
+                self._store_error(error.message)
                 if not error.retryable:
                     raise
                 logger.warning("derived topic %s is retried: %s", self.name, error)
@@ -154,16 +154,16 @@ class Deriver:
     def _open(self) -> DerivedNote:
         """Fence an earlier process, and read the topic's progress from the log.
 
-        Raises LogIdentityChanged and TopicResized: its positions belong to another log (C8).
+        Raises the errors of :func:`check_source`.
         """
         self._drop()
-        identity = self._topics.identity(self._source)
         progress = self._publisher.open()
         self._batch = 0 if progress is None else progress.batch
         note = DerivedNote() if progress is None else DerivedNote.read(progress.note)
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
-            control.check_topic_identity(self.entity, self._source, identity)
+            vectors = list(note.versions.values())
+            check_source(control, self._topics, self._offsets, self._declared, vectors)
             rows = {row.version: row for row in control.versions(self.name)}
             self._mirror(control, rows, note)
             seen = next((row.version for row in rows.values() if row.published), None)
@@ -358,7 +358,7 @@ class Deriver:
             for (_, partition), end in self._offsets.stable_ends([following]).items()
         ]
 
-    def _say(self, error: str) -> None:
+    def _store_error(self, error: str) -> None:
         """Store in the registry why the topic is behind; `views list` shows it."""
         try:
             with self._database.connected() as connection:

@@ -28,6 +28,7 @@ from everstate.log.topics import Topics
 from everstate.parts import works
 from everstate.pipeline.derive.declare import declare_topic
 from everstate.pipeline.derive.expressions import raw_records
+from everstate.pipeline.derive.reading import check_source
 from everstate.pipeline.spark.session import spark_errors
 from everstate.private import private_folder
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
@@ -112,6 +113,8 @@ class RawDeriver:
                 self._queries.pop(version).stop()
             for version in wanted:
                 if version not in self._queries:
+                    vector = control.vector(self.name, version)
+                    check_source(control, self._topics, self._offsets, self._declared, [vector])
                     self._queries[version] = self._start(rows[version])
                 self._look(control, rows[version])
             self._switch(control, rows)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
-from everstate.changes.derived import Message, read_message
+from everstate.changes.derived import Derivation, Message, read_message
 from everstate.errors import ViewFailed
-from everstate.log.positions import Range
+from everstate.log.positions import Offsets, Range, check_ends
 from everstate.log.record import Record
+from everstate.log.topics import Topics
+from everstate.views.control import Control
 from everstate.views.tables import Core
 from everstate.views.trailing import Exceptions
 
@@ -124,6 +126,27 @@ class AcceptedReader:
             found += changes
             self.vector[partition] = span.end
         return found
+
+
+def check_source(
+    control: Control,
+    topics: Topics,
+    offsets: Offsets,
+    derivation: Derivation,
+    vectors: Sequence[Mapping[int, int]],
+) -> None:
+    """Raise unless a derived topic's positions in its changelog are still true (C8).
+
+    Raises LogIdentityChanged and TopicResized when the changelog is another one, and LogTruncated
+    when it lost records that the derived topic or the core has read.
+    """
+    source = topics.names.changes(derivation.entity)
+    control.check_topic_identity(derivation.entity, source, topics.identity(source))
+    read = [*vectors, control.core_vector(derivation.entity)]
+    # The ends are read after the positions: no position may be beyond its end.
+    ends = {partition: end for (_, partition), end in offsets.stable_ends([source]).items()}
+    for vector in read:
+        check_ends(f"derived topic {derivation.name}", source, vector, ends)
 
 
 def _is_accepted(exceptions: Exceptions, offset: int) -> bool:

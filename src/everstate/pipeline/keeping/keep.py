@@ -69,11 +69,11 @@ BEHIND = Gauge(
     "1 while a view cannot be updated; `everstate views list` shows why",
     ["view"],
 )
-SAYS = Gauge(
-    "everstate_view_says",
-    "Versions of a view that say in `everstate views list` how they are: error, waits_for, "
-    "progress, status_reason",
-    ["view", "says"],
+VERSION_FIELDS = Gauge(
+    "everstate_view_versions",
+    "Versions of a view for which `everstate views list` shows an error, waits_for, progress or "
+    "status_reason",
+    ["view", "field"],
 )
 MISFITS = Gauge(
     "everstate_view_misfits",
@@ -209,7 +209,7 @@ class Keeper:
                 retire_left(control, self._project, self._deployment)
             self._unshown = self._project.entities.keys() - failed.keys()
             self._show_cores(control)
-            self._say_misfits(control)
+            self._report_misfits(control)
             if later is not None:
                 note("declarations", Part("waiting", time.time(), LATER.format(later)))
 
@@ -376,7 +376,7 @@ class Keeper:
             self._show_cores(control)
         units = []
         for name, views in kept.items():
-            self._say_how_views_are(views)
+            self._report_views(views)
             if name not in entities or not self._retries.is_due(latest_of(name)):
                 continue
             topic = self._topics.names.changes(name)
@@ -389,7 +389,7 @@ class Keeper:
                 continue
             if unit is not None:
                 units.append(unit)
-            elif self._retries.forget(latest_of(name)):
+            elif self._retries.forget(latest_of(name)) or self._has_error(views):
                 self._go_on(latest_of(name))
         return units
 
@@ -440,7 +440,7 @@ class Keeper:
                     logger.error("view %s lags: %s", view, reason)
                     control.set_error(view, version, reason)
             if any(unit.careful for unit in units):
-                self._say_misfits(control)
+                self._report_misfits(control)
         failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
         for unit in units:
             name = unit.core.view
@@ -467,13 +467,13 @@ class Keeper:
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, None)
 
-    def _say_how_views_are(self, views: EntityViews) -> None:
+    def _report_views(self, views: EntityViews) -> None:
         """Report the state of each view to `everstate status`, `everstate run` and the metrics."""
         for name, mine in groupby(views.rows, key=lambda row: row.name):
             versions = list(mine)
-            for says in ("error", "waits_for", "progress", "status_reason"):
-                count = sum(getattr(row, says) is not None for row in versions)
-                SAYS.labels(name, says).set(count)
+            for field in ("error", "waits_for", "progress", "status_reason"):
+                count = sum(getattr(row, field) is not None for row in versions)
+                VERSION_FIELDS.labels(name, field).set(count)
         rows = [view.row for view in views.views if view.row.published]
         if views.status is not None:
             rows.append(views.status)
@@ -493,7 +493,7 @@ class Keeper:
             else:
                 self._retries.failed(trying, _RIDER_RETRY_S)
 
-    def _say_misfits(self, control: Control) -> None:
+    def _report_misfits(self, control: Control) -> None:
         """Report to the metrics how many values do not fit the models."""
         for each in control.misfits():
             MISFITS.labels(each.entity, each.field, each.schema_version).set(each.count)

@@ -28,7 +28,7 @@ class KeptView:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangeView:
+class ForeignVersion:
     """A version behind the core that this application cannot keep; another one may do so."""
 
     row: ViewVersion
@@ -36,13 +36,13 @@ class StrangeView:
     why: str
 
 
-class Standstills:
+class StalledVersions:
     """How long positions of versions have not moved, as seen by repeated looks."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], tuple[Mapping[int, int], float]] = {}
 
-    def seconds(self, view: StrangeView, now: float) -> float:
+    def seconds(self, view: ForeignVersion, now: float) -> float:
         """Seconds for which every look has found the version where it is; ``now``: in seconds."""
         place = (view.row.name, view.row.version)
         vector, since = self._seen.get(place, (None, now))
@@ -64,7 +64,7 @@ class EntityViews:
     """The row of `latest`."""
     rows: tuple[ViewVersion, ...] = ()
     """All versions of its views, by name and number."""
-    strange: tuple[StrangeView, ...] = ()
+    foreign: tuple[ForeignVersion, ...] = ()
     """Versions behind the core that this application's models cannot compute."""
 
     @property
@@ -106,17 +106,17 @@ class KeptViews:
         for entity in self._project.entities:
             mine = [row for row in rows if row.entity == entity]
             vector = vectors[latest_of(entity), 1]
-            views, strange = [], []
+            views, foreign = [], []
             for row in mine:
                 mine_at = vectors[row.name, row.version]
                 view = self._view(row, mine_at)
                 if isinstance(view, KeptView):
                     views.append(view)
                 elif view is not None and not covers(mine_at, vector):
-                    strange.append(StrangeView(row, mine_at, view))
+                    foreign.append(ForeignVersion(row, mine_at, view))
             latest = next((row for row in mine if row.name == latest_of(entity)), None)
             found[entity] = EntityViews(
-                entity, vector, tuple(views), latest, tuple(mine), tuple(strange)
+                entity, vector, tuple(views), latest, tuple(mine), tuple(foreign)
             )
         return found
 

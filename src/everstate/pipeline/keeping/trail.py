@@ -31,10 +31,10 @@ from everstate.pipeline.keeping.changes import ChangesReader
 from everstate.pipeline.keeping.kept import (
     MEETING_CHANGES,
     EntityViews,
+    ForeignVersion,
     KeptView,
     KeptViews,
-    Standstills,
-    StrangeView,
+    StalledVersions,
 )
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
@@ -81,7 +81,7 @@ class Trailer:
         self._database = ViewsDatabase(config.views_dsn)
         self._begun: dict[str, tuple[float, int]] = {}
         """When a view began to catch up, and the sum of its offsets at that time."""
-        self._standstills = Standstills()
+        self._stalled = StalledVersions()
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
@@ -129,7 +129,7 @@ class Trailer:
                     else:
                         passed += self._catch_up(control, views, view)
             for views in kept.values():
-                self._say_strange(control, views.strange)
+                self._report_foreign(control, views.foreign)
                 behind = views.behind
                 for view in views.views:
                     if view not in behind:
@@ -212,10 +212,10 @@ class Trailer:
             logger.info("view %s makes progress again", view.row.name)
             control.set_error(view.row.name, view.row.version, None)
 
-    def _say_strange(self, control: Control, views: Iterable[StrangeView]) -> None:
+    def _report_foreign(self, control: Control, views: Iterable[ForeignVersion]) -> None:
         """Store why this app cannot keep a view, once it is clear that no other app keeps it."""
         for view in views:
-            if self._standstills.seconds(view, time.monotonic()) >= _STILL_S:
+            if self._stalled.seconds(view, time.monotonic()) >= _STILL_S:
                 control.set_error(view.row.name, view.row.version, view.why)
 
     def _note_progress(

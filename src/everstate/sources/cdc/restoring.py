@@ -22,8 +22,10 @@ from everstate.log.topics import Topics
 from everstate.sources.cdc.completion import Known
 from everstate.sources.cdc.holding import HELD
 from everstate.sources.cdc.states import FORM, held_name, known_row, state_name, state_row
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger("everstate.sources.cdc")
+_unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
 
 _CHUNK: Final = 5_000
 _NULL: Final = b"null"
@@ -142,7 +144,7 @@ class Restoring:
         except (msgspec.DecodeError, UnicodeDecodeError) as cause:
             # No capture writes one. Who may write to the topic stops none.
             place = (record.topic, record.partition, record.offset)
-            logger.error("%s[%d]@%d is no change, and is skipped: %s", *place, cause)
+            _unreadable.log("%s[%d]@%d is no change, and is skipped: %s", *place, cause)
             return []
         return [(state_name(entity, key), state_row(known))]
 

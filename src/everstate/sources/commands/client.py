@@ -46,9 +46,11 @@ from everstate.sources.commands.wire import (
     fingerprint_of,
     provenance_text,
 )
+from everstate.telemetry import RateLimitedLogger
 
 TIMEOUT_S: Final = 10.0
 logger = logging.getLogger(__name__)
+_unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
 
 _POLL_S: Final = 0.1
 _ANSWERS_MAX: Final = 5_000
@@ -357,7 +359,7 @@ class CommandClient:
             except (msgspec.DecodeError, UnicodeDecodeError) as cause:
                 # Its waiters get the outcome that no answer came in time.
                 place = (record.topic, record.partition, record.offset)
-                logger.error("the answer at %s[%s]@%s cannot be read: %s", *place, cause)
+                _unreadable.log("the answer at %s[%s]@%s cannot be read: %s", *place, cause)
                 continue
             with self._lock:
                 waiters = self._waiting.pop((wire.entity, wire.key, wire.id), [])

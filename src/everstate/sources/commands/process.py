@@ -41,8 +41,10 @@ from everstate.log.slots import Slot
 from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_topic
 from everstate.sources.commands.seen import Seen
 from everstate.sources.commands.wire import WireCommand, encode, provenance_text
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
+_unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
 
 _FIRE_MAX: Final = 1_000
 
@@ -173,7 +175,8 @@ class ProcessWork:
                 change = self._codecs[topic].decode(message.value() or b"")
             except InvalidChange as error:
                 # The keeper and the archive report it too; no command can follow from it.
-                logger.error("%s: %s[%d]: %s", self._process.name, topic, number, error.message)
+                place = (self._process.name, topic, number)
+                _unreadable.log("%s: %s[%d]: %s", *place, error.message)
                 continue
             if not self._seen[number].takes(change):
                 continue
@@ -267,7 +270,7 @@ class ProcessWork:
                 timer = None if value is None else _decode_timer(value)
             except msgspec.DecodeError as cause:
                 # No process manager writes such a record: its id is no command's.
-                logger.error("%s[%d]: %r is no delayed command: %s", topic, number, name, cause)
+                _unreadable.log("%s[%d]: %r is no delayed command: %s", topic, number, name, cause)
                 continue
             if timer is not None:
                 heapq.heappush(self._waiting, (timer, number))

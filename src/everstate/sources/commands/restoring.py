@@ -24,8 +24,10 @@ from everstate.sources.commands.store import (
     state_row,
 )
 from everstate.sources.commands.wire import OFFSET, decode_answer
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
+_unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
 
 _ROWS: Final = 2_000
 _TOGETHER_MS: Final = 1_000
@@ -163,7 +165,7 @@ def _state_rows(record: Record) -> list[tuple[bytes, bytes]]:
         if not 0 < wire.version <= VERSION_MAX:
             raise ValueError(f"its version is {wire.version}")
     except ValueError as cause:
-        logger.error(
+        _unreadable.log(
             "%s[%d]@%d cannot be read, and the commands of %r are parked: %s",
             *(record.topic, record.partition, record.offset, record.key, cause),
         )
@@ -183,6 +185,6 @@ def _answer_of(record: Record) -> tuple[bytes, int] | None:
         offset = int(dict(record.headers)[OFFSET] or b"")
     except (KeyError, ValueError) as cause:
         place = (record.topic, record.partition, record.offset)
-        logger.error("%s[%d]@%d is no answer, and is skipped: %r", *place, cause)
+        _unreadable.log("%s[%d]@%d is no answer, and is skipped: %r", *place, cause)
         return None
     return answer_key(answer.key.encode(), answer.id.bytes), offset

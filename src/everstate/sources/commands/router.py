@@ -32,7 +32,7 @@ from everstate.http.masks import NO_MASK, Mask
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.wire import Outcome, encode
-from everstate.telemetry import Sparingly
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger("everstate.api")
 
@@ -41,7 +41,7 @@ _WAIT_S_MAX: Final = 60.0
 _SMALL_BYTES: Final = 16_384
 """A body of this size is validated at once; larger ones in a thread."""
 _ERRORS_MAX: Final = 1_000
-_failed: Final = Sparingly(logger, logging.WARNING)
+_failed: Final = RateLimitedLogger(logger, logging.WARNING)
 _STATUS: Final = {
     Outcome.ACCEPTED: 200,
     Outcome.REJECTED: 422,

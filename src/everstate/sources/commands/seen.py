@@ -20,8 +20,10 @@ from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.state_copy import StateCopy, open_copy
 from everstate.log.topics import TopicIdentity, Topics
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
+_unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
 
 _FORM: Final = "seen-2"
 _NOTHING: Final = (0, ())
@@ -129,7 +131,7 @@ def _rows_of(record: Record) -> list[tuple[bytes, bytes]]:
             _decode_versions(row)
     except msgspec.DecodeError as cause:
         place = (record.topic, record.partition, record.offset)
-        logger.error("%s[%d]@%d has no versions, and is skipped: %s", *place, cause)
+        _unreadable.log("%s[%d]@%d has no versions, and is skipped: %s", *place, cause)
         return []
     return [(name, row)]
 

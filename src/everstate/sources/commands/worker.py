@@ -44,8 +44,11 @@ from everstate.sources.commands.wire import (
     decode_command,
     provenance_of,
 )
+from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
+_parked: Final = RateLimitedLogger(logger, logging.ERROR)
+_unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
 
 _SAVE_EVERY_S: Final = 5.0
 _PARKED_ROOM: Final = 16_384
@@ -378,7 +381,7 @@ class CommandWork:
         again = _named_again(message)
         parked_as = again or str(command.id).encode()
         if decided.parked is not None:
-            logger.error(
+            _parked.log(
                 "%s %r: %s %s is parked: %s",
                 *(partition.entity, command.key, command.command[:100], command.id, decided.parked),
             )
@@ -396,7 +399,7 @@ class CommandWork:
         if DISCARD in headers:
             send(parked_topic, parked_as, None, [], partition.number)
             return
-        logger.error(
+        _unreadable.log(
             "%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason
         )
         self._send_parked(partition, parked_as, message, offset, reason, send)
