@@ -51,10 +51,23 @@ class Column:
     """A CHECK without which the column is refused."""
     types: Convert | None = None
     """Declared in ``Table.types``."""
+    printed: str | None = None
+    """SQL expression of the text that is compared, of the column's name; ``None``: a cast."""
 
 
 def listed(text: str) -> list[str]:
     return [each.strip('"').replace(" ", "T") for each in text.strip("{}").split(",")]
+
+
+def elements(text: str) -> list[str | None]:
+    """The elements of an array with one dimension, as PostgreSQL prints it."""
+    found = re.finditer(r'"((?:[^"\\]|\\.)*)"|([^,{}]+)', text)
+    return [
+        (None if each[2] == "NULL" else each[2])
+        if each[1] is None
+        else re.sub(r"\\(.)", r"\1", each[1])
+        for each in found
+    ]
 
 
 def iso(text: str) -> str:
@@ -76,6 +89,18 @@ def bits(text: str) -> str:
     """The bits as a number, its lowest byte first, in base64."""
     number = int(text, 2)
     return base64.b64encode(number.to_bytes(-(-number.bit_length() // 8), "little")).decode()
+
+
+def octets(text: str) -> str:
+    """The bits as a number, its lowest byte first, in base64; each value has all its bytes."""
+    number = int(text, 2).to_bytes(-(-len(text) // 8), "little")
+    return base64.b64encode(number).decode()
+
+
+def shape(text: str) -> dict[str, Any]:
+    """Of the SRID and the WKB in hex; an SRID of 0 is null."""
+    srid, wkb = text.split()
+    return {"wkb": from_hex(wkb), "srid": int(srid) or None}
 
 
 def iso_interval(text: str) -> str:
@@ -104,6 +129,13 @@ class Point(BaseModel):
 
     x: float
     y: float
+
+
+class Shape(BaseModel):
+    """A geometry."""
+
+    wkb: str
+    srid: int | None
 
 
 def numbers(text: str) -> list[Any]:
@@ -135,6 +167,33 @@ _CLOCK: Final[dict[str, Any]] = {
     "form": "microseconds",
 }
 _BYTES: Final[dict[str, Any]] = {"field": str, "form": "base64"}
+_OCTETS: Final[dict[str, Any]] = {**_BYTES, "of_text": from_hex, "printed": "hex({})"}
+_BITS: Final[dict[str, Any]] = {
+    "field": str,
+    "of_text": octets,
+    "form": "the bits as a number, its lowest byte first, in base64",
+}
+_FLAG: Final[dict[str, Any]] = {
+    "field": bool,
+    "shown": "bool",
+    "of_text": "1".__eq__,
+    "form": "true or false",
+    "printed": "bin({})",
+}
+_SHAPE: Final[dict[str, Any]] = {
+    "field": Shape,
+    "shown": "a model with wkb, srid",
+    "of_text": shape,
+    "form": "WKB in base64, and the SRID or null",
+    "printed": "concat(ST_SRID({0}), ' ', hex(ST_AsWKB({0})))",
+}
+_TEXTS: Final[dict[str, Any]] = {
+    "field": list[str | None],
+    "shown": "list[str]",
+    "of_text": elements,
+    "form": "the texts",
+}
+NESTED: Final = "it is a nested array"
 
 POSTGRES: Final = {
     "i2": Column(type="smallint", values=(NULL, "-32768", "32767"), default="7", **_WHOLE),
@@ -268,15 +327,15 @@ POSTGRES: Final = {
     ),
     "ints": Column(
         type="int[]", field=list[int | None], shown="list[int]", of_text=numbers,
-        values=("'{1,NULL,-2147483648}'",), form="the numbers",
+        values=("'{1,NULL,-2147483648}'",), dead={"'{{1,2},{3,4}}'": NESTED}, form="the numbers",
     ),
     "bigs": Column(
         type="bigint[]", field=list[int], shown="list[int]", of_text=numbers,
         values=("'{9223372036854775807}'",), form="the numbers",
     ),
     "texts": Column(
-        type="text[]", field=list[str], shown="list[str]", values=("'{a,b}'",), of_text=listed,
-        form="the texts",
+        type="text[]", values=("""'{a,NULL,"NULL","","a,b"}'""", NULL),
+        dead={"'{{a,b},{c,d}}'": NESTED}, **_TEXTS,
     ),
     "uuids": Column(
         type="uuid[]", field=list[UUID], shown="list[UUID]", of_text=listed,
@@ -291,6 +350,62 @@ POSTGRES: Final = {
         type="double precision[]", field=list[float], shown="list[float]", of_text=numbers,
         values=("'{0.1,5e-324}'",), form="the numbers",
     ),
+    "f4s": Column(
+        type="real[]", field=list[float], shown="list[float]", of_text=numbers,
+        values=("'{1.1,3.4028235e38}'",), form="the numbers",
+    ),
+    "i2s": Column(
+        type="smallint[]", field=list[int], shown="list[int]", of_text=numbers,
+        values=("'{-32768}'",), form="the numbers",
+    ),
+    "oids": Column(
+        type="oid[]", field=list[int], shown="list[int]", of_text=numbers,
+        values=("'{4294967295}'",), form="the numbers",
+    ),
+    "flags": Column(
+        type="boolean[]", field=list[bool | None], shown="list[bool]", values=("'{t,f,NULL}'",),
+        of_text=lambda text: [None if each is None else each == "t" for each in elements(text)],
+        form="true or false",
+    ),
+    "bys": Column(
+        type="bytea[]", field=list[str], shown="list[str]", form="base64",
+        values=("ARRAY['\\x00ff61', '']::bytea[]",),
+        of_text=lambda text: [from_hex(each or "") for each in elements(text)],
+    ),
+    "vcs": Column(type="varchar(5)[]", values=("'{a}'",), **_TEXTS),
+    "chs": Column(type="char(5)[]", values=("'{a}'",), **_TEXTS),
+    "cis": Column(type="citext[]", values=("'{Ab}'",), **_TEXTS),
+    "moods": Column(type="mood[]", values=("'{sad,ok}'", "'{}'"), **_TEXTS),
+    "jss": Column(type="json[]", values=("""ARRAY['{"a": 1.10}']::json[]""",), **_TEXTS),
+    "jbs": Column(type="jsonb[]", values=("""ARRAY['{"a": 1.10}']::jsonb[]""",), **_TEXTS),
+    "inets": Column(type="inet[]", values=("'{10.1.2.3/8,::1}'",), **_TEXTS),
+    "cidrs": Column(type="cidr[]", values=("'{10.0.0.0/8}'",), **_TEXTS),
+    "macs": Column(type="macaddr[]", values=("'{08:00:2b:01:02:03}'",), **_TEXTS),
+    "mac8s": Column(type="macaddr8[]", values=("'{08:00:2b:01:02:03:04:05}'",), **_TEXTS),
+    "r4s": Column(type="int4range[]", values=("""'{"[1,5)",empty}'""",), **_TEXTS),
+    "r8s": Column(type="int8range[]", values=("""'{"[1,5)"}'""",), **_TEXTS),
+    "rns": Column(type="numrange[]", values=("""'{"[1.10,5)"}'""",), **_TEXTS),
+    "rds": Column(type="daterange[]", values=("""'{"[2020-01-01,infinity)"}'""",), **_TEXTS),
+    "rts": Column(
+        type="tsrange[]", values=("""'{"[2020-01-01,2020-01-02)"}'""",), **_TEXTS
+    ),
+    "rzs": Column(
+        type="tstzrange[]", values=("""'{"[2020-01-01 00:00+00,2020-01-02 00:00+00)"}'""",),
+        **_TEXTS,
+    ),
+    "trees": Column(type="ltree[]", values=("'{a.b}'",), **_TEXTS),
+    "pairss": Column(
+        type="hstore[]", field=list[dict[str, str | None]], shown="list[dict[str, str]]",
+        values=("ARRAY['a=>1,b=>NULL']::hstore[]",), form="the pairs",
+        of_text=lambda text: [hstore(each or "") for each in elements(text)],
+    ),
+    "whole": Column(type="whole", values=("7",), **_WHOLE),
+    "moody": Column(type="moody", field=str, values=("'sad'",)),
+    "wholes": Column(
+        type="wholes", field=list[int], shown="list[int]", of_text=numbers, values=("'{1,2}'",),
+        form="the numbers",
+    ),
+    "letter": Column(type='"char"', field=str, values=("'a'",)),
 }  # fmt: skip
 MARIADB: Final = {
     "ti": Column(type="tinyint", values=("-128", "127"), **_WHOLE),
@@ -343,7 +458,77 @@ MARIADB: Final = {
     "length": Column(
         type="time(6)", values=(NULL, "'838:59:59.999999'", "'-00:00:00.000001'"), **_CLOCK
     ),
-    "y": Column(type="year", values=("1901",), **_WHOLE),
+    "y": Column(type="year", values=(NULL, "1901", "2155"), check="y >= 1901", **_WHOLE),
+    "mt": Column(type="mediumint", values=("-8388608",), **_WHOLE),
+    "su": Column(type="smallint unsigned", values=("65535",), **_WHOLE),
+    "i4": Column(type="int", values=("-2147483648",), **_WHOLE),
+    "dd": Column(type="double(10,2)", values=("1.25",), **_FLOAT),
+    "t0": Column(type="time", values=("'-838:59:59'",), **_CLOCK),
+    "tt": Column(type="tinytext", field=str, values=("'é'",)),
+    "te": Column(type="text", field=str, values=("'é😀'", NULL)),
+    "me": Column(type="mediumtext", field=str, values=("'é'",)),
+    "u16": Column(type="varchar(9) character set utf16", field=str, values=("'é😀'",)),
+    "f1": Column(type="bit(1)", values=(NULL, "b'0'", "b'1'"), **_FLAG),
+    "b8": Column(
+        type="bit(8)", values=("b'0'", "b'10000001'"), printed="lpad(bin({}), 8, '0')", **_BITS
+    ),
+    "b12": Column(
+        type="bit(12)", values=(NULL, "b'1'", "b'101010101011'"), default="b'11'",
+        printed="lpad(bin({}), 12, '0')", **_BITS,
+    ),
+    "b64": Column(
+        type="bit(64)", values=("x'8000000000000001'",), printed="lpad(bin({}), 64, '0')", **_BITS
+    ),
+    "bin": Column(
+        type="binary(4)", values=(NULL, "x'00ff61'", "x'00000000'", "'a'", "x'61200000'"),
+        default="x'01'", **_OCTETS,
+    ),
+    "b16": Column(
+        type="binary(16)", values=("x'000102030405060708090a0b0c0d0e00'",), **_OCTETS
+    ),
+    "vb": Column(
+        type="varbinary(20)", values=(NULL, "x'00ff61'", "''", "x'610020'"), default="'x'",
+        **_OCTETS,
+    ),
+    "tb": Column(type="tinyblob", values=("x'00ff61'", "''"), **_OCTETS),
+    "bl": Column(
+        type="blob", values=(NULL, "x'00ff61'", "''", "repeat(x'00ff', 9000)"), **_OCTETS
+    ),
+    "mb": Column(type="mediumblob", values=("x'00ff61'",), **_OCTETS),
+    "lb": Column(type="longblob", values=("x'00ff61'",), **_OCTETS),
+    "geo": Column(
+        type="geometry", **_SHAPE,
+        values=(NULL, "ST_GeomFromText('POINT(1.5 -2)')",
+                "ST_GeomFromText('LINESTRING(0 0,1 1)', 4326)"),
+    ),
+    "spot": Column(
+        type="point", values=("ST_GeomFromText('POINT(1.5 -2)', 4326)",), **_SHAPE,
+    ),
+    "xy": Column(
+        type="point", field=Point, shown="a model with x, y", form="its coordinates",
+        values=("ST_GeomFromText('POINT(1.5 -2)')",), of_text=plain,
+        printed="concat(ST_X({0}), ',', ST_Y({0}))",
+    ),
+    "ln": Column(
+        type="linestring", values=("ST_GeomFromText('LINESTRING(0 0,1 1)')",), **_SHAPE
+    ),
+    "poly": Column(
+        type="polygon", values=("ST_GeomFromText('POLYGON((0 0,1 0,1 1,0 0))')",), **_SHAPE
+    ),
+    "spots": Column(
+        type="multipoint", values=("ST_GeomFromText('MULTIPOINT(0 0,1 1)')",), **_SHAPE
+    ),
+    "mls": Column(
+        type="multilinestring", values=("ST_GeomFromText('MULTILINESTRING((0 0,1 1))')",), **_SHAPE
+    ),
+    "mps": Column(
+        type="multipolygon", **_SHAPE,
+        values=("ST_GeomFromText('MULTIPOLYGON(((0 0,1 0,1 1,0 0)))')",),
+    ),
+    "mixed": Column(
+        type="geometrycollection", **_SHAPE,
+        values=("ST_GeomFromText('GEOMETRYCOLLECTION(POINT(1 1))')",),
+    ),
 }  # fmt: skip
 COLUMNS: Final = {"PostgreSQL": POSTGRES, "MariaDB": MARIADB}
 _SAME: Final = (
@@ -353,7 +538,8 @@ _SAME: Final = (
 INTRODUCTION: Final = {
     "PostgreSQL": f"{_SAME}An array of days or of times with an offset needs the CHECK that `cdc "
     "add` shows. A subnormal `real` may have one digit more (`1.4e-45` for `1e-45`).",
-    "MariaDB": f"{_SAME}A date that may be null needs a strict `sql_mode`, or `types`.",
+    "MariaDB": f"{_SAME}A date that may be null needs a strict `sql_mode`, or `types`; a `year` "
+    "needs the CHECK that `cdc add` shows, or `types`.",
 }
 REFUSED: Final = {
     "PostgreSQL": {
@@ -369,15 +555,29 @@ REFUSED: Final = {
         "jsonpath": "carries no values of type jsonpath",
         "tsquery": "carries no values of type tsquery",
         "pg_lsn": "carries no values of type pg_lsn",
+        "pg_snapshot": "carries no values of type pg_snapshot",
+        "xid": "carries no values of type xid",
+        "xid8": "carries no values of type xid8",
+        "tid": "carries no values of type tid",
+        "regclass": "carries no values of type regclass",
         "interval[]": "carries no values of type interval[]",
         "money[]": "carries no values of type money[]",
         "xml[]": "carries no values of type xml[]",
         "bit(8)[]": "carries no values of type bit(8)[]",
         "point[]": "carries no values of type point[]",
+        "box[]": "carries no values of type box[]",
+        "bit varying(5)[]": "carries no values of type bit varying(5)[]",
+        "tsvector[]": "carries no values of type tsvector[]",
+        "name[]": "carries no values of type name[]",
+        "pair[]": "carries no values of type pair[]",
+        "moody[]": "carries no values of type moody[]",
+        "whole[]": "carries no values of type whole[]",
+        "int4multirange[]": "carries no values of type int4multirange[]",
         "int[][]": "cannot read nested arrays",
     },
     "MariaDB": {
         "float": "snapshots round a float to six digits",
+        "year": "no CHECK of the table keeps it out",
         "uuid": "another uuid for a change than the table has",
         "inet4": "cannot read a table with a column of type inet4",
         "inet6": "cannot read a table with a column of type inet6",

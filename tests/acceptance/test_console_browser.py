@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,26 +10,18 @@ from typing import Any, Final, Literal
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from callers import caller_entry
+from chromium import browser
 from console_cases import ODD_KEYS, fill, fill_log, hotel, serving
 from everstate.api_config import ApiConfig
 from everstate.config import Config
 from everstate.local.artifacts import Artifact, obtain
 
-CHROMIUM: Final = Path("/usr/bin/chromium")
+__all__ = ["browser"]
+
 SCREENSHOTS: Final = Path(__file__).parents[2] / "test-results" / "console"
-OPTIONS: Final = (
-    *(
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-sync",
-        "--disable-breakpad",
-    ),
-    *("--disable-component-update", "--no-first-run", "--disable-crash-reporter"),
-)
 AXE: Final = Artifact(
     "org/webjars/npm/axe-core/4.6.3/axe-core-4.6.3.jar",
     "c339ddad238886211644ff2b58f8c395bf42de4a1d7742c98af7aa01a9675ac3",
@@ -58,21 +49,11 @@ PAGES: Final = {
     "dead-reason": f"{DEAD}/reason?entity=guest&reason=name%3A%20Field%20%3Cb%3Erequired%3C%2Fb%3E",
     "dead-letter": f"{DEAD}/letter?entity=guest&partition=0&offset=1",
     "sources": "/console/-/sources",
+    "api": "/docs",
 }
 TOKEN: Final = "a token that is long enough"
 # The first look at all servers imports the reader of the lake, on a machine that is busy.
 expect.set_options(timeout=30_000)
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium, new for each test; in CI its absence is a failure."""
-    if not CHROMIUM.exists() and not os.environ.get("CI"):
-        pytest.skip(f"{CHROMIUM} is not installed: apt-get install chromium")
-    with sync_playwright() as player:
-        made = player.chromium.launch(executable_path=CHROMIUM, args=[*OPTIONS])
-        yield made
-        made.close()
 
 
 @pytest.fixture

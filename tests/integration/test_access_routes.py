@@ -48,6 +48,7 @@ NEEDS: dict[tuple[str, str], Need] = {
     ("GET", "/health"): EVERYONE,
     ("GET", "/ready"): EVERYONE,
     ("GET", "/openapi.json"): EVERYONE,
+    ("GET", "/docs"): EVERYONE,
     ("GET", "/console/-/static/{name}"): EVERYONE,
     ("POST", "/console/-/login"): EVERYONE,
     ("POST", "/console/-/logout"): EVERYONE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -187,3 +188,24 @@ def test_a_capture_that_cannot_go_on_stops_alone_and_says_why(
         assert works is not None
         assert works.state == "running"
         assert role.is_alive()
+
+
+def test_a_capture_whose_record_the_broker_refuses_halts_alone_and_does_not_meet_it_for_ever(
+    config: Config, app: App
+) -> None:
+    """Somebody lowers the topic's limit; a capture raises it again when it starts again."""
+    names = TopicNames(config.log.prefix)
+    send(config, names.raw("shop", "items"), 1)
+    with clean_role(config, app), Topics(config) as topics:
+        assert eventually(lambda: keys(config, "item") == {"1"}, 60)
+        topics.set_config(names.changes("item"), {"max.message.bytes": "20000"})
+        send(config, names.raw("shop", "items"), 2, note=random.Random(2).randbytes(40_000).hex())
+        send(config, names.raw("shop", "items"), 3)
+        assert eventually(lambda: state_of(config, "clean-shop") == "waiting", 60)
+        failed = part_of(config, "clean-shop")
+        assert failed is not None
+        assert "the record is larger than Kafka accepts here" in (failed.reason or "")
+        send(config, names.raw("stock", "things"), 5)
+        assert eventually(lambda: keys(config, "thing") == {"5"}, 60)
+        assert eventually(lambda: keys(config, "item") == {"1", "2", "3"}, 60)
+        assert eventually(lambda: state_of(config, "clean-shop") == "running", 60)

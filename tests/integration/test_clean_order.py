@@ -17,7 +17,7 @@ from everstate.app import App
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.declarations.captures import ProvenanceFrom, Table
-from everstate.errors import LogIdentityChanged
+from everstate.errors import LogIdentityChanged, TopicResized
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
@@ -28,6 +28,7 @@ from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.preview import preview
 from everstate.sources.cdc.rows import RawMessage
 from everstate.sources.cdc.shapes import READERS
+from log_cases import grow
 from running_stack import RunningStack
 
 
@@ -351,6 +352,23 @@ def test_c8_the_debezium_form_does_not_go_on_with_a_topic_made_again(rig: Rig) -
         form.step()
     form.close()
     assert len(rig.records(rig.names.debezium("orders"))) == sent
+
+
+def test_c8_the_debezium_form_ends_when_its_topic_grows(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows the partitions that there were: records of another would never be published."""
+    monkeypatch.setattr("everstate.log.positions._COUNT_AGAIN_S", 0.0)
+    paid_order(rig)
+    source = rig.names.changes("orders")
+    with Topics(rig.config) as topics:
+        partitions = topics.partitions(source)
+    form = DebeziumForm(rig.config, rig.app.entity_type("orders"))
+    form.step()
+    grow(rig.config, source, partitions + 1)
+    with pytest.raises(TopicResized, match=f"has {partitions + 1} partitions"):
+        form.step()
+    form.close()
 
 
 def test_a_reader_of_debezium_reads_our_changes_as_those_of_a_database(rig: Rig) -> None:

@@ -58,7 +58,7 @@ def test_an_entity_is_written_and_read(writing: str) -> None:
         client.delete("guest", "g1")
         with pytest.raises(RequestFailed) as gone:
             client.get("guest", "g1")
-        assert (gone.value.status, gone.value.kind) == (404, "NotFound")
+        assert (gone.value.status, gone.value.kind) == (410, "Deleted")
     with Client(writing) as nobody, pytest.raises(RequestFailed, match="Everstate-Service"):
         nobody.put("guest", "g2", {**EVA, "guest_id": "g2"})
     with Client("http://127.0.0.1:9") as away, pytest.raises(RequestFailed) as unreachable:
@@ -77,15 +77,38 @@ def test_the_past_of_an_entity_is_read(reading: str) -> None:
         assert "name" in client.provenance("guest", "eva")["fields"]
 
 
+def test_many_entities_are_read(reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstate.client.blocking.PAGE", 2)
+    then = START + timedelta(hours=3.5)
+    with Client(reading) as client:
+        found = client.get_many("guest", ["eva", "ada"])
+        assert (found["ada"], found["eva"] and found["eva"].version) == (None, 3)
+        assert client.get_many("guest", ["ada"], at=then)["ada"] is not None
+        assert [each.key for each in client.list("guest")] == ["eva", "tom"]
+        assert [each.key for each in client.list("guest", where=["nights>1"])] == ["eva"]
+        assert [each.key for each in client.list("guest", at=then)] == ["ada", "eva", "tom"]
+        assert [each["key"] for each in client.deleted("guest")] == ["ada"]
+        assert len(list(client.written("guest", service="desk"))) == 8
+        assert [each["key"] for each in client.written("guest", kind="deleted")] == ["tom", "ada"]
+        history = client.history("guest", "eva", changed="name", service="desk")
+        assert [each["version"] for each in history] == [1, 3]
+
+
 def test_the_asynchronous_client_does_the_same(reading: str) -> None:
     async def ask() -> tuple[Any, ...]:
         async with AsyncClient(reading) as client:
             found = await client.get("guest", "eva")
             history = [each["version"] async for each in client.history("guest", "eva")]
             diff = await client.diff("guest", "eva", 1)
-            return found.version, history, diff["to"]["version"]
+            listed = [each.key async for each in client.list("guest")]
+            gone = [each["key"] async for each in client.deleted("guest")]
+            written = [each["key"] async for each in client.written("guest", kind="deleted")]
+            many = await client.get_many("guest", ["eva", "ada"])
+            both = (listed, gone, written, sorted(key for key in many if many[key]))
+            return found.version, history, diff["to"]["version"], both
 
-    assert asyncio.run(ask()) == (3, [1, 2, 3], 3)
+    both = (["eva", "tom"], ["ada"], ["tom", "ada"], ["eva"])
+    assert asyncio.run(ask()) == (3, [1, 2, 3], 3, both)
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -16,7 +16,7 @@ import command_cases as bank
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, Kind
 from everstate.config import Config
-from everstate.errors import LogIdentityChanged, Unavailable
+from everstate.errors import LogIdentityChanged, TopicResized, Unavailable
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
@@ -24,6 +24,7 @@ from everstate.retrying import within
 from everstate.sources.commands import CommandClient, Effect, ProcessRunner
 from everstate.testing.command_checker import check_commands, read_command_log
 from everstate.testing.log_checker import read_topic
+from log_cases import grow
 
 SEATS = Path(__file__).parents[2] / "examples" / "seats"
 
@@ -199,6 +200,14 @@ def test_a_changelog_that_was_made_again_and_has_grown_past_the_position_is_refu
         within(30, Unavailable, pause_s=0.05)(lambda: topics.ensure([bank.ENTITY]))
     with pytest.raises(LogIdentityChanged, match="the stored positions belong to"):
         reactions(config, greeter, [1, 2, 3])
+
+
+def test_a_changelog_that_grew_is_refused(config: Config, greeter: Greeter) -> None:
+    """Timers and seen versions are in as many partitions, so a key's would be in another one."""
+    assert reactions(config, greeter, [1]) == [1]
+    grow(config, greeter.changes, 8)
+    with pytest.raises(TopicResized, match=greeter.changes):
+        reactions(config, greeter, [2])
 
 
 def test_ids_of_effects_are_derived(seats: Any) -> None:

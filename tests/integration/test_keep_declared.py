@@ -125,7 +125,11 @@ def test_c11_a_keeper_of_an_older_app_keeps_what_a_later_one_declared(world: Wor
     newer.close()
 
 
-def test_an_earlier_deployment_that_starts_again_takes_nothing_back(world: World) -> None:
+def test_an_earlier_deployment_that_starts_again_takes_nothing_back_and_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(keep, "note", lambda name, part: told.append(f"{name}: {part.reason}"))
     earlier, later = world.app, orders_app(PARTS)
     with closing(world.keeper()):
         pass
@@ -136,6 +140,9 @@ def test_an_earlier_deployment_that_starts_again_takes_nothing_back(world: World
         with closing(Keeper(world.spark, world.config, app, deployment=number)) as keeper:
             keeper.prepare()
     assert world.rows("SELECT status FROM view WHERE name = 'parts'") == [("live",)]
+    (reason,) = told
+    assert reason.startswith("declarations: orders on b, started 20")
+    assert "declares the views; this process updates them as they are declared there" in reason
     # Nor does a process of the later one take back what an operator has asked for since.
     world.change_tables("UPDATE view SET fingerprint = 'gone back' WHERE name = 'parts'")
     with closing(Keeper(world.spark, world.config, later, deployment=second)) as keeper:
@@ -230,3 +237,41 @@ def test_c14_a_core_that_cannot_go_on_waits_alone_and_is_told(
     assert world.rows("SELECT DISTINCT status, error FROM view") == [("live", None)]
     assert world.rows("SELECT orders, amount FROM by_country") == [(1, Decimal("5.00"))]
     keeper.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("names", [("ordr", "other"), ("other", "ordr")])
+def test_a4_a_view_that_moves_to_another_entity_type_keeps_its_rows_until_the_new_are_there(
+    world: World, names: tuple[str, str]
+) -> None:
+    """In whatever order the entity types are prepared; and each start goes on with it."""
+
+    def counting(source: str) -> App:
+        app = App("orders")
+        for name in names:
+            app.entity(name, key="order_id")(Order)
+        app.view("counted", sql=f"SELECT count(*) AS n FROM {source}")
+        return app
+
+    how = "SELECT version, entity, status, published FROM view WHERE name = 'counted' ORDER BY 1"
+    world.app = counting("ordr")
+    with closing(world.keeper()) as keeper:
+        world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(3)], *others(world, 5))
+        drain(keeper)
+    world.app = counting("other")
+    for number in (3, 4):
+        with closing(world.keeper()) as keeper:
+            assert world.rows(how) == [(1, "ordr", "live", True), (2, "other", "building", False)]
+            world.send(world.put(f"o-{number}", "NL", "5.00"))
+            assert Keeper.step(keeper) is not None
+            assert world.rows("SELECT n FROM counted") == [(number + 1,)]
+    with closing(world.keeper()) as keeper:
+        drain(keeper)
+    assert world.rows(how) == [(1, "ordr", "kept", False), (2, "other", "live", True)]
+    assert world.rows("SELECT n FROM counted") == [(5,)]
+    world.app = counting("ordr")
+    with closing(world.keeper()) as keeper:
+        assert world.rows("SELECT n FROM counted") == [(5,)]
+        drain(keeper)
+    assert world.rows(how) == [(1, "ordr", "live", True), (2, "other", "kept", False)]
+    assert world.rows("SELECT n FROM counted") == [(5,)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any
 
 import pytest
@@ -13,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from everstate.app import App
 from everstate.archive import table_path
+from everstate.changes import Kind
 from everstate.cli.plan import planned
 from everstate.errors import InvalidModelChange
 from everstate.log.record import OutRecord
@@ -267,6 +270,74 @@ def test_a_field_with_a_default_is_added_and_the_old_writer_goes_on(world: World
     assert sorted(world.rows("SELECT stars, orders FROM stars"), key=str) == [(3, 1), (None, 11)]
     assert [report.name for report in world.verify().values() if not report.holds] == []
     assert world.rows("SELECT count(*) FROM misfit") == [(0,)]
+
+
+MODELS_NOW: dict[str, tuple[type[BaseModel], str]] = {
+    "optional": (WithNote, "note"),
+    "default, in the middle": (WithStars, "stars"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("change", MODELS_NOW)
+def test_old_writers_a_backlog_a_rebuild_and_a_repair_stay_right_while_a_model_changes(
+    world: World, change: str
+) -> None:
+    """Some of the matrix of issue 28; what no old change can be read by is refused (above)."""
+    model, field = MODELS_NOW[change]
+    begun(world)
+    newer = World(world.config, world.spark, app_of(model))
+    stored = {
+        key: json.loads(before.model_dump_json())
+        for key, (_, before) in world.states.items()
+        if before is not None
+    }
+    more = {"note": "x", "stars": 3, "country": "BE", "parts": 4}
+
+    def put(writer: World, key: str) -> OutRecord:
+        """A state as a writer knows it, after the state that is stored, whoever wrote that."""
+        kind = model if writer is newer else Order
+        known = {name: value for name, value in more.items() if name in kind.model_fields}
+        if writer is world:
+            known |= {"country": "NL", "parts": 1}
+        version, _ = world.states.get(key, (0, None))
+        writer.states[key] = (version, None)
+        record = writer.change(key, kind.model_validate({"order_id": key, "amount": 8, **known}))
+        world.states[key] = (version + 1, None)
+        message = json.loads(record.value or b"")
+        message["originalEntityState"] = stored.get(key)
+        if key in stored:
+            message["kind"] = Kind.UPDATED.value
+        stored[key] = message["currentEntityState"]
+        return OutRecord(record.topic, record.key, json.dumps(message).encode(), record.headers)
+
+    world.send(put(world, "n-1"), put(world, "o-2"))
+    world.app = app_of(model)
+    world.app.view("field", sql=f"SELECT {field} AS f, count(*) AS n FROM ordr GROUP BY 1")
+    with closing(world.keeper()) as keeper:
+        world.send(put(world, "n-2"), put(world, "o-3"))
+        world.send(*[put(newer, key) for key in ("o-1", "o-3", "n-1", "n-3")])
+        world.send(put(world, "o-1"), put(world, "n-3"))
+        assert drain(keeper)[2:] == (0, 0)
+        world.archive()
+        ((version,),) = world.rows("SELECT version FROM view WHERE name = 'field' AND published")
+        world.change_tables(f"UPDATE field__v{version} SET n = n + 7")
+        for view in ("field", "ordr_history"):
+            control_of(world, partial(ask_rebuild, name=view))
+        world.send(put(world, "o-4"), put(newer, "o-5"))
+        assert drain(keeper)[2:] == (0, 0)
+        world.archive()
+        drain(keeper)
+    wanted = (
+        f"SELECT state->>'{field}', count(*) FROM ordr_latest WHERE state IS NOT NULL GROUP BY 1"
+    )
+    found = world.rows("SELECT f::text, n FROM field")
+    assert sorted(found, key=str) == sorted(world.rows(wanted), key=str)
+    how = "SELECT status FROM view WHERE name = 'field' AND version > 1 AND published"
+    assert world.rows(how) == [("live",)]
+    assert [report.name for report in world.verify().values() if not report.holds] == []
+    assert world.rows("SELECT count(*) FROM misfit") == [(0,)]
+    assert world.rows("SELECT count(*) FROM dead") == [(0,)]
 
 
 def control_of(world: World, ask: Callable[[Control], object]) -> None:

@@ -278,6 +278,21 @@ def test_the_time_of_recording_never_runs_back_whoever_waited_for_the_lock(
     assert recorded_at == sorted(recorded_at)
 
 
+def test_a_page_is_bounded_in_bytes(store: EntityStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "PAGE_BYTES_MAX", 10_000)
+    keys = [f"o-{number:02}" for number in range(20)]
+    store.put_many([StoredOrder(order_id=key, note="x" * 3_000) for key in keys], provenance=CLERK)
+    found, cursor = list[str](), None
+    while True:
+        page = store.page(limit=15, cursor=cursor)
+        assert len(page.entities) <= 4
+        found += [ORDER.key_of(each.entity) for each in page.entities]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert found == keys
+
+
 def test_keys_that_no_index_holds_and_times_far_ahead_are_refused(store: EntityStore) -> None:
     assert store.put(StoredOrder(order_id="k" * 2048), provenance=CLERK).version == 1
     with pytest.raises(InvalidChange, match="2,049 bytes, and 2,048 are the most"):

@@ -60,7 +60,8 @@ def test_an_entity_is_made_read_changed_and_deleted(api: httpx.Client, config: C
     assert (patched.json()["city"], patched.headers["ETag"]) == ("Graz", '"4"')
     gone = api.delete("/v1/guest/g1", headers=DESK)
     assert (gone.status_code, gone.content) == (204, b"")
-    assert api.get("/v1/guest/g1").status_code == 404
+    answer = api.get("/v1/guest/g1")
+    assert (answer.status_code, answer.json()["version"]) == (410, 5)
     assert api.delete("/v1/guest/g1", headers=DESK).status_code == 404
     again = api.put("/v1/guest/g1", json=EVA, headers=DESK)
     assert (again.status_code, again.headers["ETag"]) == (201, '"6"')

@@ -50,6 +50,24 @@ def test_entities_are_listed_by_conditions(api: httpx.Client) -> None:
     )[:2]
 
 
+@pytest.mark.parametrize("moment", [{}, {"at": at(3.5)}])
+def test_a_list_has_pages_by_key_now_and_at_a_time(
+    api: httpx.Client, moment: dict[str, str]
+) -> None:
+    whole = got(api, "/query/v1/guest", **moment)
+    assert whole["after"] is None
+    found: list[Any] = []
+    after: dict[str, str] | None = {}
+    while after is not None:
+        page = got(api, "/query/v1/guest", limit=1, **moment, **after)
+        found += page["items"]
+        after = None if page["after"] is None else {"after": page["after"]}
+    assert found == whole["items"]
+    assert len(found) == (3 if moment else 2)
+    status, said = refused(api, "/query/v1/guest", order="name", after="eva")
+    assert (status, "one of after and order" in said) == (422, True)
+
+
 def test_changes_are_listed_by_who_wrote_them_and_when(api: httpx.Client) -> None:
     whole = got(api, "/query/v1/guest/changes", service="desk")["items"]
     times = [each["recorded_at"] for each in whole]
@@ -97,6 +115,10 @@ def test_deleted_entities_are_listed_with_who_deleted_them(api: httpx.Client) ->
         ("/changes", {"since": "2026-01-01T00:00"}, 400, "no UTC offset"),
         ("/changes", {"srvice": "a"}, 400, "no parameter 'srvice'"),
         ("/deleted", {"limit": "many"}, 400, "1 to 100"),
+        ("", {"after": "a\x00b"}, 400, "NUL"),
+        ("", {"where": "name=a\x00b"}, 400, "NUL"),
+        ("/deleted", {"after": "a\x00b"}, 400, "NUL"),
+        ("/changes", {"service": "a\x00b"}, 400, "NUL"),
     ],
 )
 def test_a_list_that_cannot_be_made_says_why(

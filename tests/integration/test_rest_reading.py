@@ -76,11 +76,20 @@ def test_a_state_of_the_past_is_asked_for_by_time_or_version(api: httpx.Client) 
         ("eva", {"version": ["1", "2"]}, 400, "version is given twice"),
         ("eva", {"vresion": 1}, 400, "no parameter 'vresion'"),
         ("eva", {"version": 9}, 404, "it has 1 to 3"),
-        ("tom", {"at": at(5)}, 404, "deleted by desk at version 2"),
+        ("tom", {"at": at(5)}, 410, "deleted by desk at version 2"),
+        ("ada%2Fhistory", {}, 410, "deleted by desk at version 2"),
+        ("ada%2Fhistory", {"version": 2}, 410, "deleted by desk at version 2"),
+        ("tom", {"at": at(0.5)}, 404, f"first seen {at(1)}"),
         ("eve", {}, 404, "views have no"),
         ("e%00e", {}, 404, "there can be no"),
         ("eva/history", {"limit": 101}, 400, "1 to 100"),
+        ("eva/history", {"order": "best"}, 400, "expected oldest or newest"),
+        ("eva/history", {"diff": "text"}, 400, "expected fields or patch"),
+        ("eva/history", {"changed": "colour"}, 400, "colour"),
+        ("eva/history", {"kind": "made"}, 400, "kind is 'made'"),
+        ("eva/history", {"since": "soon"}, 400, "'soon' cannot be read"),
         ("eve/history", {"before": 2}, 404, "views have no"),
+        ("eve/history", {"service": "desk"}, 404, "views have no"),
         ("eva/diff", {}, 400, "from is missing"),
         ("eva/diff", {"from": 1, "to": "soon"}, 400, "'soon' cannot be read"),
         ("eva/explain/colour", {}, 404, "no field 'colour'"),
@@ -92,6 +101,95 @@ def test_a_question_that_cannot_be_answered_says_why(
     found = refused(api, f"/v1/guest/{path}", **parameters)
     assert found[0] == status
     assert said in found[1]
+
+
+def test_a_deleted_entity_is_gone_and_names_its_last_version(api: httpx.Client) -> None:
+    gone = api.get("/v1/guest/ada%2Fhistory")
+    assert (gone.status_code, gone.json()["version"]) == (410, 2)
+    assert gone.json()["type"].endswith(":Deleted")
+
+
+def test_a_local_time_that_comes_twice_is_refused_with_both(api: httpx.Client) -> None:
+    for path in ("eva", "eva/diff"):
+        name = "from" if path.endswith("diff") else "at"
+        answer = api.get(f"/v1/guest/{path}", params={name: "2024-11-03 01:45 America/New_York"})
+        assert answer.status_code == 400
+        advice = answer.json()["advice"]
+        assert advice == "Write 2024-11-03T01:45:00-04:00 or 2024-11-03T01:45:00-05:00."
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/guest/eva",
+        "/v1/guest/eva/history",
+        "/v1/guest/eva/history?changed=nights",
+        "/v1/guest/eva/diff?from=1",
+        "/v1/guest/eva/explain",
+        "/v1/guest/eva/explain/name",
+        "/v1/guest/eva/provenance",
+        "/query/v1/guest",
+        "/query/v1/guest/deleted",
+        "/query/v1/guest/changes?service=desk",
+    ],
+)
+def test_who_has_an_answer_already_gets_304_and_head_has_no_body(
+    api: httpx.Client, path: str
+) -> None:
+    whole = api.get(path)
+    assert whole.status_code == 200, whole.text
+    tag = whole.headers["ETag"]
+    head = api.head(path)
+    assert (head.status_code, head.content, head.headers["ETag"]) == (200, b"", tag)
+    same = api.get(path, headers={"If-None-Match": f'"other", {tag}'})
+    assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", tag)
+    assert api.get(path, headers={"If-None-Match": '"other"'}).content == whole.content
+
+
+def versions(api: httpx.Client, key: str, **parameters: Any) -> list[int]:
+    page = got(api, f"/v1/guest/{key}/history", **parameters)
+    return [each["version"] for each in page["items"]]
+
+
+def test_a_history_is_chosen_by_field_writer_kind_and_time(api: httpx.Client) -> None:
+    assert versions(api, "eva", changed="name") == [1, 3]
+    assert versions(api, "eva", changed="born") == [1, 2], (
+        "created with null, as its differences say"
+    )
+    assert versions(api, "eva", service="desk", identifier="clerk") == [1, 2, 3]
+    assert versions(api, "eva", service="web") == []
+    assert versions(api, "eva", actor="nobody") == []
+    assert versions(api, "tom", kind="created") == [1]
+    middle = got(api, "/v1/guest/eva/history")["items"][1]["recorded_at"]
+    assert versions(api, "eva", since=middle) == [2, 3]
+    assert versions(api, "eva", until=middle) == [1]
+    assert versions(api, "eva", changed="name", order="newest") == [3, 1]
+
+
+def test_pages_of_a_chosen_history_lead_to_all_of_it(
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few versions a page reads: it names where the next one begins."""
+    monkeypatch.setattr("everstate.serving.chosen._PAGE", 2)
+    path, asked = "/v1/guest/tom/history", {"service": "desk", "limit": 1}
+    for name, begin in (("after", 0), ("before", 4)):
+        found, place = list[int](), begin
+        while place is not None:
+            page = got(api, path, **asked, **{name: place})
+            found += [each["version"] for each in page["items"]]
+            place = page[name]
+        assert sorted(found) == [1, 2, 3], name
+
+
+def test_a_history_has_json_patches_if_they_are_asked_for(api: httpx.Client) -> None:
+    first, *_, last = got(api, "/v1/guest/eva/history", diff="patch")["items"]
+    assert "differences" not in last
+    assert {"op": "replace", "path": "/nights", "value": 3} in last["patch"]
+    assert first["patch"][0]["path"] == "", "it makes the whole state"
+    (alone,) = got(api, "/v1/guest/eva/history", diff="patch", limit=1)["items"]
+    assert alone["patch"] == last["patch"]
+    gone = got(api, "/v1/guest/tom/history", diff="patch", kind="deleted")["items"][0]
+    assert gone["patch"] == [{"op": "replace", "path": "", "value": None}]
 
 
 def test_a_history_is_paged_in_both_directions(api: httpx.Client) -> None:
@@ -155,7 +253,7 @@ def test_who_last_wrote_each_field_is_told(api: httpx.Client) -> None:
 
 def test_a_key_that_ends_in_the_name_of_a_route_is_a_key(api: httpx.Client) -> None:
     assert refused(api, "/v1/guest/ada%2Fhistory") == (
-        404,
+        410,
         "guest 'ada/history' was deleted by desk at version 2, 2026-01-01T05:00:00+00:00.",
     )
     assert len(got(api, "/v1/guest/ada%2Fhistory/history")["items"]) == 2

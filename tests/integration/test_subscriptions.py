@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from test_reading_changes import forget
 from test_reading_handover import load
 
 from everstate.api.server import serve
@@ -214,6 +215,36 @@ def test_a_subscriber_gets_present_rows_first_and_then_what_it_asked_for(
     assert [one["version"] for one in paid.changes] == [2]
     assert [one["version"] for one in quantity.changes] == [3]
     assert deleted.changes == []
+
+
+def test_what_the_log_has_forgotten_comes_from_the_archive_after_the_last_events_id(
+    orders: Orders, address: str
+) -> None:
+    for quantity in range(6):
+        orders.send(orders.change("a", quantity=quantity, status="open"))
+    orders.keep()
+    url = f"{address}/stream/v1/order"
+    ids: list[str] = []
+    with httpx.Client(timeout=20) as client:
+        with client.stream("GET", url, params={"since": "beginning"}) as response:
+            for name, token, _ in events(response):
+                if name == "change" and token is not None:
+                    ids.append(token)
+                if name == "live":
+                    break
+        ends = orders.kept.vector()
+        orders.archive(ends)
+        forget(orders, ends)
+        with served(orders) as other:
+            headers = {"Last-Event-ID": ids[1]}
+            again = client.stream("GET", f"{other}/stream/v1/order", headers=headers)
+            versions = []
+            with again as response:
+                for name, _, data in events(response):
+                    if name == "live":
+                        break
+                    versions.append(data["version"])
+    assert versions == [3, 4, 5, 6]
 
 
 def test_a_subscriber_that_is_too_slow_is_told_and_can_come_back(

@@ -342,3 +342,23 @@ def test_plan_changes_nothing(database: str, tmp_path: Path) -> None:
     with psycopg.connect(database) as connection:
         schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = %s"
         assert connection.execute(schemas, (config.views.schema_name,)).fetchall() == [(0,)]
+
+
+def test_plan_changes_no_tables_of_an_earlier_release(
+    control: Control, database: str, tmp_path: Path
+) -> None:
+    control.connection.execute(
+        "ALTER TABLE view ADD COLUMN reason text, DROP COLUMN error, DROP COLUMN waits_for, "
+        "DROP COLUMN status_reason; DROP TABLE misfit, view_number, reader_name CASCADE"
+    )
+    columns = (
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = 'names' ORDER BY 1, 2"
+    )
+    before = control.connection.execute(columns).fetchall()
+    settings: dict[str, Any] = {"store": {"dsn": database}, "views": {"schema_name": "names"}}
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    _, plan = planned(load(tmp_path, log={"bootstrap_servers": "localhost:1"}, **settings), app)
+    assert [step.view for step in plan.views] == ["ordr_history"]
+    assert control.connection.execute(columns).fetchall() == before

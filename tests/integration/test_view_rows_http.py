@@ -15,7 +15,9 @@ import httpx
 import pytest
 from test_subscriptions import served
 
+from everstate.archive import table_path
 from everstate.changes.tokens import parse_token
+from everstate.log.consumer import Consumer
 from everstate.serving.pool import close_pools
 from everstate.testing.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
@@ -115,6 +117,33 @@ def test_every_view_has_the_rows_of_sql_on_pages_of_any_size(
     # The planted defects: a row that is there twice, and one that is not there.
     assert differences(expected, [*expected, expected[0]])
     assert differences(expected, expected[1:])
+
+
+@pytest.mark.parametrize("order", ["", "-quantity"])
+def test_a_row_that_stays_is_on_one_page_while_others_come_and_go(
+    orders: Orders, api: httpx.Client, order: str
+) -> None:
+    some_orders(orders)
+    staying = {row["order_id"] for row in pages(api, "order")}
+    seen: list[str] = []
+    path: str | None = str(httpx.URL("/views/v1/order", params={"limit": 6, "order": order}))
+    while path is not None:
+        answer = api.get(path)
+        page = [row["order_id"] for row in answer.json()["items"]]
+        seen += page
+        path = answer.links["next"]["url"] if answer.json()["after"] else None
+        gone = f"o/{len(seen)}"
+        staying.discard(gone)
+        # One row goes, on a page before or after; one comes before all rows, one behind all.
+        orders.send(
+            *([orders.change(gone)] if orders.versions.get(gone, (0, None))[1] else []),
+            orders.change(f"a{len(seen)}", quantity=99, region="north"),
+            orders.change(f"z{len(seen)}", quantity=0, region="north"),
+        )
+        orders.keep()
+        if len(seen) > 200:
+            break
+    assert [each for each in staying if seen.count(each) != 1] == []
 
 
 def test_rows_are_filtered_and_sorted_as_sql_does(orders: Orders, api: httpx.Client) -> None:
@@ -218,6 +247,24 @@ def test_views_are_listed_with_their_columns(orders: Orders, api: httpx.Client) 
     assert (by_region["lag_changes"], by_region["next"]) == (0, None)
     assert sum(by_region["position"].values()) == sum(orders.kept.vector().values())
     assert api.get("/").json()["views"] == "/views/v1"
+
+
+def test_the_origin_of_a_version_is_its_place_in_the_log_its_file_and_its_views(
+    orders: Orders, api: httpx.Client
+) -> None:
+    some_orders(orders)
+    path = "/v1/order/o%2F7/explain/quantity"
+    before = got(api, path)
+    assert (before["topic"], before["archived"]) == (orders.topic, None)
+    place = before["version"]["place"]
+    with Consumer(orders.config) as consumer:
+        offset = place["offset"]
+        (record,) = consumer.read(orders.topic, place["partition"], offset, offset + 1)
+    assert json.loads(record.value or b"")["id"] == before["version"]["change_id"]
+    orders.archive(orders.kept.vector())
+    found = got(api, path)["archived"]
+    assert (Path(table_path(orders.config, "order")) / found["file"]).is_file()
+    assert {each["view"] for each in before["applied_by"] if each["applied"]} >= {"by_region"}
 
 
 def at_position(orders: Orders, spots: dict[int, int]) -> list[tuple[Any, ...]]:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
-from everstate.archive import ArchiveReader
+from everstate.archive import ArchiveReader, table_path
 from everstate.archive import ordered as ordered_module
 from everstate.config import Config, load
+from everstate.errors import ArchiveError
 from everstate.log.record import Record
+from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.serving.source import records_of
 from hand_archive import HandArchive
 
@@ -167,3 +170,17 @@ def test_after_clustering_a_key_is_in_one_file(config: Config) -> None:
     written(config)
     HandArchive(config, "order").mix(files=8)
     assert ArchiveReader(config, "order").changes_of("k017").files_read <= 2
+
+
+@pytest.mark.parametrize("spoilt", [b'{"commitInfo"', b"\xff\xfe\x00"])
+def test_b10_a_commit_that_is_damaged_is_an_error_of_the_archive(
+    config: Config, spoilt: bytes
+) -> None:
+    """Any other error would end the keeping of all entity types; Delta reads its checkpoint."""
+    written(config)
+    path = table_path(config, "order")
+    DeltaTable(path).create_checkpoint()
+    newest = max(Path(path, "_delta_log").glob("*.json"))
+    newest.write_bytes(spoilt)
+    with pytest.raises(ArchiveError, match="archive of order"):
+        ArchivedOffsets(config).of("order")

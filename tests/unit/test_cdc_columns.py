@@ -267,6 +267,9 @@ def test_declared_key_columns_of_mariadb_cover_a_unique_key(
     told["SHOW CREATE TABLE"] = [{"Create Table": f"`u` uuid NOT NULL DEFAULT 'a-b', {made}"}]
     named = {each.name: each.outcome for each in check_tables(rows, capture, OwnTables("shop.s"))}
     assert named["default of shop.lines.u"] == "fail"
+    told["SHOW CREATE TABLE"] = [{"Create Table": f"`b` int WITHOUT SYSTEM VERSIONING, {made}"}]
+    named = {each.name: each.outcome for each in check_tables(rows, capture, OwnTables("shop.s"))}
+    assert named["table shop.lines"] == "fail"
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,39 @@ def test_a_date_of_no_calendar_that_would_arrive_as_null_is_refused_before(
         assert "as null or as the column's default" in each.found
 
 
+@pytest.mark.parametrize(
+    ("has_zero", "checks", "types", "reason"),
+    [
+        (0, [], {}, "no CHECK of the table keeps it out"),
+        (0, ["`built` >= 1901"], {}, None),
+        (None, ["`other` >= 1901", "`built` > 0"], {}, "no CHECK of the table keeps it out"),
+        (0, [], {"built": int}, None),
+        (1, ["`built` >= 1901"], {"built": int}, "a row has the year 0000"),
+    ],
+)
+def test_a_year_0000_that_would_arrive_as_another_year_is_refused_before(
+    has_zero: int | None, checks: list[str], types: dict[str, Any], reason: str | None
+) -> None:
+    def run(query: str, *_: object) -> list[dict[str, Any]]:
+        if "check_constraints" in query:
+            return [{"text": text} for text in checks]
+        if "information_schema" in query:
+            return [{"name": "built", "type": "year", "has_other": 1}]
+        return [{"has": has_zero}] if "max(" in query else [{"mode": "STRICT_TRANS_TABLES"}]
+
+    class House(BaseModel):
+        id: int
+        built: int
+
+    table = Table(entity="house", types=types)
+    capture = Capture(name="shop", kind="mariadb", tables={"shop.houses": table})
+    inexact = inexact_in_mariadb(run, ["shop.houses"], quoted)
+    found = inexact_findings(capture, {"house": EntityType("house", House, "id")}, inexact)
+    told = " ".join(each.found for each in found)
+    assert len(found) == (reason is not None)
+    assert (reason or "") in told
+
+
 def test_a_null_of_an_outbox_that_would_be_its_default_is_refused() -> None:
     outbox = Outbox(table="shop.outbox", aggregates={"order": Aggregate(entity="order")})
     capture = Capture(name="shop", kind="mariadb", outbox=outbox)

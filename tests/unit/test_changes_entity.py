@@ -86,6 +86,17 @@ def test_each_annotation_has_one_column_type(
     assert column.nullable == nullable
 
 
+def test_a_field_with_a_default_is_nullable_at_any_depth() -> None:
+    """States from before the field, and those of older writers, do not have it."""
+    inner = create_model("Within", stars=(int, 0), kinds=(list[str], Field(default_factory=list)))
+    model = create_model("Thing", key=(str, ...), stars=(int, 0), within=(inner, ...))
+    columns = EntityType("thing", model, "key").arrow_schema
+    assert columns.field("stars").nullable
+    assert not columns.field("within").nullable
+    within = columns.field("within").type
+    assert [within.field(name).nullable for name in ("stars", "kinds")] == [True, True]
+
+
 @pytest.mark.parametrize("annotation", [bytes, Any, int | str, Decimal, dict[int, str], complex])
 def test_what_has_no_column_type_is_refused_with_the_field(annotation: Any) -> None:
     model = create_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from everstate.sources.commands import worker as module
 from everstate.sources.commands.store import open_store
 from everstate.sources.commands.wire import WireCommand, decode_answer
 from everstate.sources.commands.worker import CommandPartition, CommandWork
+from everstate.telemetry import RateLimitedLogger
 
 ROUNDS = 300
 SEEDS = [pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20)]
@@ -160,6 +162,27 @@ def test_a_command_that_is_too_large_to_be_parked_stops_no_handler(
         fuzz.work.refuse(message, "it is too large", fuzz.send)
         fuzz.work.settle()
     assert {topic.split(".")[-2] for topic, _, _ in fuzz.sent} >= {"parked", "replies"}
+
+
+def test_the_reason_of_an_unreadable_command_is_logged_in_part(
+    fuzz: Fuzz, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other tests of this process may have used up the ten lines of this minute.
+    monkeypatch.setattr(module, "_unreadable", RateLimitedLogger(module.logger, logging.ERROR))
+    fields = {
+        "id": str(uuid4()),
+        "entity": "x" * 50_000,
+        "key": "a1",
+        "command": "Deposit",
+        "data": {"amount": 1},
+        "occurredAt": "2026-01-01T00:00:00Z",
+        "provenance": {"api_version": "v1", "service_name": "s", "identifier": "i"},
+    }
+    message = fuzz.message(0, b"a1", json.dumps(fields).encode(), [])
+    fuzz.work.handle([message], fuzz.send)
+    assert [topic.split(".")[-2] for topic, _, _ in fuzz.sent] == ["parked"]
+    assert "unreadable: it is to xxx" in caplog.text
+    assert len(caplog.text) < 3_000
 
 
 def test_a_planted_decoder_without_the_bound_is_found(

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 import command_cases as bank
 from everstate.errors import Unavailable
 from everstate.sources.commands.answer import Answer
+from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.router import router
 from everstate.sources.commands.wire import Outcome
 from everstate.telemetry import RateLimitedLogger
@@ -66,6 +67,20 @@ def test_a_command_has_the_time_of_its_header(sender: Sender) -> None:
     assert sender.sent[1]["occurred_at"] is None
     said = {**JSON, "Everstate-Occurred-At": "yesterday"}
     assert post(sender, "Deposit", b'{"amount":1}', said).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("prefer", "waited_s"),
+    [
+        ("wait=0", 0.0),
+        ("respond-async, wait=5", 5.0),
+        ("wait=999999", 60.0),
+        ("wait=-1", TIMEOUT_S),
+    ],
+)
+def test_a_client_says_how_long_it_waits(sender: Sender, prefer: str, waited_s: float) -> None:
+    assert post(sender, "Deposit", b'{"amount":1}', {**JSON, "Prefer": prefer}).status_code == 200
+    assert sender.sent[0]["timeout_s"] == waited_s
 
 
 @pytest.mark.parametrize("form", ["text/plain", "application/xml", "application/json; charset=x"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -11,13 +12,16 @@ import pytest
 from pydantic import create_model
 
 from callers import caller_entry
+from everstate.api.application import create_api
 from everstate.api_config import Right
 from everstate.app import App
+from everstate.config import Config
 from everstate.console.access import path_within
 from everstate.console.dead import content_of
 from everstate.console.entities import state_fields
 from everstate.console.fresh import FreshValue
 from everstate.console.pages import Pages, entity_url, view_url
+from everstate.console.routes import described_routes, schemas_of
 from everstate.console.views import ShownView, ViewsPage, shown_to
 from everstate.http.callers import Caller
 from everstate.parts import Part, RoleState
@@ -204,3 +208,20 @@ def test_a_caller_sees_the_views_of_what_it_may_read() -> None:
 def row(name: str, entity: str) -> ViewRow:
     """A version of a view."""
     return ViewRow(name, 1, "sql", entity, None, {}, 0, 0.0, None, None, None, "live")
+
+
+def test_the_page_of_the_api_has_every_route_and_schema_and_loads_nothing_from_elsewhere() -> None:
+    app = App("hotel")
+    app.entity("guest", key="guest_id", source="capture")(create_model("Guest", guest_id=str))
+    openapi = create_api(Config(), app).openapi()
+    groups, schemas = described_routes(openapi), schemas_of(openapi)
+    shown = {(each.method.lower(), each.path) for routes in groups.values() for each in routes}
+    wanted = {(method, path) for path, said in openapi["paths"].items() for method in said}
+    assert shown == wanted
+    assert ("get", "/views/v1/{view}") in wanted
+    page = Pages("hotel", has_login=True).page("routes.html", groups=groups, schemas=schemas)
+    text = bytes(page.body).decode()
+    assert all(f"<code>{method.upper()} {path}</code>" in text for method, path in wanted)
+    assert {"Guest", "Problem"} <= set(schemas)
+    assert "Only versions that changed this field" in text
+    assert re.findall(r"""(?:src|href)=["'](?!/)""", text.replace('href="#main"', "")) == []

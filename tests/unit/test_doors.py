@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from uvicorn.server import ServerState
 from clean_cases import CONFIG
 from everstate.api.guards import FewInvalid, timed_protocol
 from everstate.changes import Provenance
+from everstate.cli import metrics as metrics_module
 from everstate.cli.metrics import serving_figures
 from everstate.config import load
 from everstate.errors import InvalidQuery, Unavailable
@@ -137,6 +140,20 @@ def test_figures_are_for_this_machine_only(tmp_path: Path) -> None:
             urllib.request.urlopen(foreign, timeout=10)
         refused.value.close()
         assert refused.value.code == 421
+
+
+def test_a_client_that_asks_for_no_figures_loses_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert metrics_module._Handler.timeout
+    monkeypatch.setattr(metrics_module._Handler, "timeout", 0.05)
+    with serving_figures(load(tmp_path), "relay"):
+        Journal("relay", states_folder(load(tmp_path).project.data_dir))
+        (state,) = read_states(load(tmp_path).project.data_dir)
+        port = urllib.parse.urlsplit(state.figures or "").port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=_WAIT_S) as silent:
+            assert silent.recv(1) == b""
 
 
 def test_events_that_wait_for_kafka_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,24 @@ def test_a_json_number_is_a_float_only_where_that_is_equal(text: str, value: Any
     assert decode(encode(found)) == value
 
 
+class Anything(BaseModel):
+    """A command: its fields need no column."""
+
+    value: Any = None
+    values: dict[str, Any] = {}
+    listed: list = []  # type: ignore[type-arg]
+    named: dict | None = None  # type: ignore[type-arg]
+
+
+@pytest.mark.parametrize("field", ["value", "values", "listed", "named"])
+def test_a_field_of_any_type_keeps_its_numbers_or_refuses_them(field: str) -> None:
+    form = '[{"a": %s}]' if field == "listed" else '{"a": [%s]}'
+    kept = accept(Anything, f'{{"{field}": {form % "2.5"}}}')
+    assert getattr(kept, field) == decode(form % "2.5")
+    with pytest.raises(NotAccepted, match="more digits than a field without a type can keep"):
+        accept(Anything, f'{{"{field}": {form % AMOUNT}}}')
+
+
 @pytest.mark.parametrize("way", WAYS_IN)
 @pytest.mark.parametrize(
     ("field", "written"),
@@ -186,6 +204,19 @@ def test_what_a_reader_would_change_is_refused(
     assert field in reason
     if way is not by_rest:  # a value of another JSON type is refused there before
         assert written.strip('"') in reason
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+@pytest.mark.parametrize("field", ["at", "seen"])
+def test_a_local_time_that_comes_twice_is_refused_with_its_field(
+    way: Any, field: str, tmp_path: Path
+) -> None:
+    """Only a question names a zone; in a field its offset says which of both times is meant."""
+    with pytest.raises(EverstateError) as refused:
+        way(SALE, f'"{field}": "2024-11-03 01:45 America/New_York"', tmp_path)
+    reason = str(getattr(refused.value, "problems", refused.value))
+    assert field in reason
+    assert "datetime" in reason
 
 
 def test_a_field_that_converts_what_is_given_is_not_checked() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from everstate.app import App
 from everstate.pipeline.keeping.kept import ForeignVersion, StalledVersions
+from everstate.pipeline.keeping.publish import composed_waiting
 from everstate.serving.answers import ViewRow
 from everstate.views.control import BUILDING, LIVE, RETIRED, ViewVersion
+from everstate.views.versions import registered
+from kind_cases import Shop
+from view_fuzz import Sale
 
 ROW = ViewVersion("totals", 2, "order", "linear", {}, (), "f")
 
@@ -55,3 +62,18 @@ def test_an_output_that_its_cast_cannot_hold_is_told_as_a_reason() -> None:
         overflows={"total": 2},
     )
     assert row.standing == "live; total is NULL in 2 groups: its CAST cannot hold the value"
+
+
+def test_a_join_that_an_operator_asked_for_is_published_when_its_inputs_are() -> None:
+    """It has no table of its own to be built; only the sums of a join have one."""
+    app = App("shops")
+    app.entity("sale", key="sale_id")(Sale)
+    app.entity("shop", key="code")(Shop)
+    joined = "FROM sale s JOIN shop h ON s.shop = h.code"
+    app.view("rows", sql=f"SELECT s.shop, h.city {joined}")
+    app.view("sums", sql=f"SELECT h.city, count(*) AS n {joined} GROUP BY h.city")
+    rows = [registered(app.views[name], 1, status=BUILDING) for name in ("rows", "sums")]
+    control: Any = SimpleNamespace(versions=lambda: rows)
+    assert [row.name for row, _ in composed_waiting(control, app.entities)] == ["rows"]
+    rows[1] = replace(rows[1], built={"tables": []})
+    assert [row.name for row, _ in composed_waiting(control, app.entities)] == ["rows", "sums"]

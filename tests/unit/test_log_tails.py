@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import confluent_kafka
@@ -12,10 +13,11 @@ import pytest
 from clean_cases import CONFIG
 from everstate.config import Config, load
 from everstate.errors import LogTruncated
+from everstate.log import publisher as publisher_module
 from everstate.log import tails
 from everstate.log.publisher import OncePublisher, PublishedProgress
 from everstate.log.record import OutRecord
-from everstate.log.tails import Tail, check_tails, decode_tails, encode_tails, tails_before
+from everstate.log.tails import Tail, check_tails, decode_tails, encode_tails, tails_with
 from everstate.log.topics import TopicNames
 
 Place = tuple[str, int]
@@ -84,10 +86,27 @@ def lost(known: dict[str, Tail]) -> str:
 def test_a_batch_has_the_ends_before_it_and_its_records_of_each_watched_topic(log: Log) -> None:
     records = [OutRecord(topic, b"k", b"v") for topic in ("a", "state", "a", "b")]
     found: Any = log
-    known = tails_before(found, records, ["a", "b", "other"])
+    known = tails_with(found, records, ["a", "b", "other"], {})
     assert known == {"a": Tail((5, 5), 2), "b": Tail((2, 0), 1)}
     assert decode_tails(encode_tails(known)) == known
-    assert tails_before(found, [OutRecord("state", b"k", b"v")], ["a"]) == {}
+    assert tails_with(found, [OutRecord("state", b"k", b"v")], ["a"], {}) == {}
+
+
+def test_a_batch_is_counted_with_the_batches_shortly_before_it(log: Log) -> None:
+    asked = list[str]()
+
+    def high_watermarks(topics: Iterable[str]) -> dict[Place, int]:
+        asked.extend(topics)
+        return log.high_watermarks(topics)
+
+    found: Any = SimpleNamespace(high_watermarks=high_watermarks)
+    records = [OutRecord(topic, b"k", b"v") for topic in ("a", "b", "a")]
+    recent = {"a": Tail((2, 1), 7), "c": Tail((1,), 1)}
+    assert tails_with(found, records, ["a", "b", "c"], recent) == {
+        "a": Tail((2, 1), 9),
+        "b": Tail((2, 0), 1),
+    }
+    assert asked == ["b"]
 
 
 def test_a_whole_log_is_taken_and_only_the_newest_batch_is_read(log: Log) -> None:
@@ -102,8 +121,8 @@ def test_a_whole_log_is_taken_and_only_the_newest_batch_is_read(log: Log) -> Non
     [
         (Tail((6, 5), 0), r"a[0] ends at 5, and ended at 6 before"),
         (Tail((5, 9), 2), r"a[1] ends at 5, and ended at 9 before"),
-        (Tail((2, 1), 4), "a has 3 of the newest batch's 4 records"),
-        (Tail((5, 5), 1), "a has 0 of the newest batch's 1 records"),
+        (Tail((2, 1), 4), "a has 3 of the newest 4 records"),
+        (Tail((5, 5), 1), "a has 0 of the newest 1 records"),
     ],
 )
 def test_what_is_lost_is_named(log: Log, tail: Tail, said: str) -> None:
@@ -134,7 +153,12 @@ def mocked(tmp_path: Path) -> Iterator[Config]:
     del brokers
 
 
-def test_a_publisher_records_the_tails_of_its_batches_and_checks_them(mocked: Config) -> None:
+@pytest.mark.parametrize(("again_s", "ended", "sent"), [(0.0, 4, 4), (1e9, 0, 7)])
+def test_a_publisher_records_the_tails_of_its_batches_and_checks_them(
+    mocked: Config, monkeypatch: pytest.MonkeyPatch, again_s: float, ended: int, sent: int
+) -> None:
+    """The ends before the last batch with records for the topic, or before both."""
+    monkeypatch.setattr(publisher_module, "_ENDS_AGAIN_S", again_s)
     names = TopicNames(mocked.log.prefix)
     changes, state = names.changes("order"), names.state("order")
 
@@ -157,8 +181,8 @@ def test_a_publisher_records_the_tails_of_its_batches_and_checks_them(mocked: Co
         assert progress == PublishedProgress(3, b"3")
         second.check_tails("relay", 0)
         ((topic, tail),) = decode_tails(progress.tails if progress else b"").items()
-        assert (topic, sum(tail.ends), tail.sent) == (changes, 4, 4)
-        for wrong in (Tail(tuple(end + 9 for end in tail.ends), 0), Tail(tail.ends, 5)):
+        assert (topic, sum(tail.ends), tail.sent) == (changes, ended, sent)
+        for wrong in (Tail(tuple(end + 9 for end in tail.ends), 0), Tail(tail.ends, sent + 1)):
             second._tails = {changes: wrong}
             with pytest.raises(LogTruncated, match="lost records that were published"):
                 second.check_tails("relay", 2)

@@ -13,11 +13,14 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, computed_field
 
+import command_cases as bank
 from clean_cases import CONFIG, ITEM, Numbered
+from everstate.app import App
 from everstate.changes import Change, ChangeCodec, DomainEvent, EntityType, Kind, Provenance
 from everstate.changes.values import model_json
 from everstate.declarations.captures import Aggregate, Capture, Outbox, Table
-from everstate.errors import InvalidChange
+from everstate.declarations.processes import Effect
+from everstate.errors import InvalidChange, ProcessFailed
 from everstate.log.dead_letters import _letter
 from everstate.log.record import Record
 from everstate.log.state_copy import open_copy
@@ -27,6 +30,7 @@ from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.restoring import Restoring
 from everstate.sources.commands.facts import fact_json
+from everstate.sources.commands.process import ProcessWork
 from everstate.sources.commands.seen import Seen, _rows_of
 from everstate.telemetry import RateLimitedLogger
 from everstate.testing.store_contract import ORDER, StoredOrder
@@ -170,7 +174,47 @@ def test_a_captured_change_that_is_too_far_ahead_is_refused(table: dict[str, Any
     assert ["24 hours ahead" in one.reason for one in batch.refused] == [True]
 
 
-def routed(event_type: str, *, is_wrapped: bool = False, **fields: Any) -> CleanRow | RefusedRow:
+KEYS = {"k" * 2_049: "2,049 bytes", "..": "cannot be part of a URL", "": "empty"}
+
+
+class Thing(BaseModel):
+    id: str
+
+
+@pytest.mark.parametrize(("key", "reason"), KEYS.items())
+def test_a_captured_row_has_a_key_that_every_reader_can_hold(key: str, reason: str) -> None:
+    thing = EntityType("thing", Thing, "id")
+    tables = {"public.thing": Table(entity="thing", key_columns=("id",))}
+    capture = Capture(name="shop", kind="postgresql", tables=tables, transactions=False)
+    rig = Numbered(RawReader(capture, {"thing": thing}), CONFIG)
+    source = {"connector": "postgresql", "schema": "public", "table": "thing", "snapshot": "false"}
+
+    def row(lsn: int, key: str) -> tuple[str, bytes, bytes]:
+        value = {"op": "c", "before": None, "after": {"id": key}, "source": {**source, "lsn": lsn}}
+        return "thing", json.dumps({"id": key}).encode(), json.dumps(value).encode()
+
+    batch = rig.run(rig.read(row(1, key), row(2, "b")), NOW.timestamp())
+    assert [one.key for one in rig.changes] == ["b"]
+    assert [reason in one.reason for one in batch.refused] == [True]
+
+
+@pytest.mark.parametrize(("key", "reason"), KEYS.items())
+def test_an_effect_of_a_process_manager_has_such_a_key(
+    tmp_path: Path, key: str, reason: str
+) -> None:
+    app = App("bank")
+    app.entity(bank.ENTITY, key="account_id", source="commands")(bank.Account)
+    app.commands(bank.ENTITY, decide=bank.decide, evolve=bank.evolve, commands=[bank.Deposit])
+    effect = Effect(entity=bank.ENTITY, key=key, command=bank.Deposit(amount=1))
+    app.process("greet", on=[bank.ENTITY], react=lambda change: [effect])
+    work = ProcessWork(CONFIG, app, app.processes["greet"], tmp_path)
+    with pytest.raises(ProcessFailed, match=reason):
+        work._followed(change(entity=bank.ENTITY, current={}))
+
+
+def routed(
+    event_type: str, *, is_wrapped: bool = False, key: str = "a", **fields: Any
+) -> CleanRow | RefusedRow:
     """What is read of one row of an outbox in MariaDB."""
     outbox = Outbox(table="shop.outbox", aggregates={"Order": Aggregate(entity=ORDER.name)})
     capture = Capture(name="shop", kind="mariadb", outbox=outbox)
@@ -178,14 +222,16 @@ def routed(event_type: str, *, is_wrapped: bool = False, **fields: Any) -> Clean
     payload = {
         "version": 1,
         "originalEntityState": None,
-        "currentEntityState": {"order_id": "a", "note": "n"},
+        "currentEntityState": {"order_id": key, "note": "n"},
         "provenance": {"apiVersion": "v1", "serviceName": "shop", "identifier": "x"},
         **fields,
     }
     text = json.dumps(payload)
     value = (json.dumps(text) if is_wrapped else text).encode()
     headers = (None, b"Order", b"1", json.dumps(event_type).encode())
-    (found,) = reader.read("", b'"a"', value, headers, int(NOW.timestamp() * 1000))
+    (found,) = reader.read(
+        "", json.dumps(key).encode(), value, headers, int(NOW.timestamp() * 1000)
+    )
     assert isinstance(found, CleanRow | RefusedRow)
     return found
 
@@ -198,6 +244,7 @@ def routed(event_type: str, *, is_wrapped: bool = False, **fields: Any) -> Clean
         ("a\0b", {}, "NUL"),
         ("t", {"event": {"data": "a\0b"}, "is_wrapped": True}, "NUL"),
         ("t" * 17_000, {}, "16,384"),
+        *(("t", {"key": key}, reason) for key, reason in KEYS.items()),
     ],
 )
 def test_an_outbox_in_mariadb_keeps_the_rules_of_every_way_in(

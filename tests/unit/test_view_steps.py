@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from everstate.app import App
-from everstate.views.control import BUILDING, KEPT, LIVE, ViewVersion
+from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
 from everstate.views.versions import (
     OnChange,
     Step,
@@ -16,6 +16,7 @@ from everstate.views.versions import (
     declared_views,
     registered,
     steps,
+    to_come,
 )
 
 
@@ -102,11 +103,60 @@ def test_an_undo_stays_until_something_else_is_declared() -> None:
     forward = replace(left, status=BUILDING)
     step = started(app, "guest", [done, forward], {"by_city": 2})["by_city"]
     assert (step.what, step.superseded) == ("same", ())
+    # So does a repair of what was gone back to, when the way forward was dropped.
+    repair = replace(older, version=3, status=BUILDING)
+    step = started(app, "guest", [done, repair], {"by_city": 3})["by_city"]
+    assert (step.what, step.version, step.superseded) == ("same", 1, ())
     other = hotel(where="WHERE city = 'Wien'")
     step = started(other, "guest", [done, left], {"by_city": 2})["by_city"]
     assert (step.what, step.version) == ("changed", 3)
     # The declaration follows the undo: there is nothing to do, either.
     assert started(hotel(), "guest", [done, left], {"by_city": 2})["by_city"].what == "same"
+
+
+def test_what_an_undo_undoes_is_what_the_app_declares_though_readers_never_saw_it() -> None:
+    """Else the next start of the same app would build it again, and give up the undo."""
+    app = hotel(where="WHERE city IS NOT NULL")
+    older = registered(hotel().views["by_city"], 1, status=KEPT)
+    repaired = replace(older, version=2, published=True, status=LIVE)
+    repair = replace(older, version=3, status=BUILDING)
+    changed = registered(app.views["by_city"], 4, status=BUILDING)
+    assert to_come([older, repaired]) is None
+    assert to_come([older, repaired, repair]) is None
+    assert to_come([older, repaired, repair, changed]) is changed
+    waits = replace(changed, version=5, status=WAITING)
+    assert to_come([older, repaired, waits]) is waits
+    goes_back = replace(older, status=BUILDING, undone=changed.fingerprint)
+    for on_change in ("rebuild", "ask"):
+        rows = [goes_back, repaired, waits]
+        step = started(app, "guest", rows, {"by_city": 5}, on_change)["by_city"]
+        assert (step.what, step.version, step.superseded) == ("same", 1, ())
+
+
+def test_a_rebuild_that_was_asked_for_or_is_half_done_stays_until_something_else_is_declared() -> (
+    None
+):
+    """A start is no reason to forget it: the published version may be damaged."""
+    app = hotel()
+    seen = registered(app.views["by_city"], 1, published=True)
+    asked = registered(app.views["by_city"], 2, status=BUILDING)
+    half = replace(asked, built={"vector": {"1/0": 7}})
+    left = replace(seen, status=RETIRED)
+    for on_change in ("rebuild", "ask"):
+        for rows, what in (
+            ([seen, asked], "same"),
+            ([seen, half], "same"),
+            ([left, asked], "returns"),
+        ):
+            step = started(app, "guest", rows, {"by_city": 2}, on_change)["by_city"]
+            assert (step.what, step.version, step.superseded) == (what, 1, ())
+    # The same meaning in another text goes on with it, another meaning does not.
+    commented = replace(seen, definition={"sql": "-- of before"})
+    step = started(app, "guest", [commented, asked], {"by_city": 2})["by_city"]
+    assert (step.what, step.superseded) == ("text", ())
+    changed = hotel(where="WHERE city IS NOT NULL")
+    step = started(changed, "guest", [seen, asked], {"by_city": 2})["by_city"]
+    assert (step.what, step.version, step.superseded) == ("changed", 3, (2,))
 
 
 def test_with_ask_a_start_does_not_go_back_by_itself() -> None:

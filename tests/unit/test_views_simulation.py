@@ -21,6 +21,7 @@ from everstate.testing.view_memory_orders import LATEST
 from everstate.testing.view_oracle import accepted
 from everstate.testing.view_orders import Log, history, logged, orders, state_of
 from everstate.testing.view_simulation import Simulation, Wrong
+from everstate.testing.view_world import PLANS
 from everstate.views.batch import Batch
 from everstate.views.control import BUILDING, ViewVersion
 from everstate.views.core import Failure
@@ -39,7 +40,10 @@ def test_no_schedule_shows_a_reader_what_is_wrong_and_all_come_to_the_same_end()
     happened: Counter[str] = Counter()
     for seed in range(SCHEDULES):
         simulation = Simulation(seed)
-        simulation.run()
+        try:
+            simulation.run()
+        except Exception as wrong:
+            pytest.fail(f"{wrong!r}: `Simulation({seed}).run()` shows it again")
         happened += simulation.happened
     seldom = ("published", "built", "killed build", "released", "behind", "restored", "undone")
     missing = [what for what in seldom if not happened[what]]
@@ -200,11 +204,30 @@ class ForgetsUndo(Simulation):
         note(self.database, row, undone=None)
 
 
+class ForgetsRebuild(Simulation):
+    """C14: any start gives up a rebuild that was asked for, or is half done."""
+
+    def take_steps(self) -> None:
+        super().take_steps()
+        seen = {row.name: row.fingerprint for row in self.versions() if row.published}
+        for row in self.versions():
+            if row.status == BUILDING and row.fingerprint == seen.get(row.name):
+                self.give_up(row)
+
+
+class NumbersLeft(Simulation):
+    """A3: the next number is that after the highest that is left."""
+
+    def numbers(self) -> dict[str, int]:
+        rows = self.versions()
+        return {row.name: max(r.version for r in rows if r.name == row.name) for row in rows}
+
+
 PLANTED: Iterable[type[Simulation]] = (
     *map(core_is, (NoSwap, FromRows, StopsAll, NoGate, NotesOutside)),
     *map(trailing_is, (AnyPlan, NotesFirst, PassesCore, AtOwnOffset)),
     *map(publisher_is, (BeforeMeeting, UnderOlderSnapshot)),
-    *(TrimmedEarly, FromNothing, DeadOfArchive, ForgetsUndo),
+    *(TrimmedEarly, FromNothing, DeadOfArchive, ForgetsUndo, ForgetsRebuild, NumbersLeft),
 )
 
 
@@ -245,12 +268,19 @@ class MetOnce(MemoryPublisher):
         pass
 
 
-@pytest.mark.parametrize("publisher", [MemoryPublisher, MetOnce])
-def test_v13_a_reader_from_before_the_way_back_is_waited_for_too(
-    publisher: type[MemoryPublisher],
-) -> None:
+class StaysMet(MemoryTrailing):
+    """A version that moves by itself is said to have caught up when it first did."""
+
+    def take(self, start: int, end: int) -> bool:
+        return self.swap(self.table.view, self.table.version, self.table.fingerprint, start, end)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_v13_a_reader_from_before_the_way_back_is_waited_for_too(planted: bool) -> None:
     simulation = Calm(0, [orders(6), Log()])
-    simulation.publisher_class = publisher  # type: ignore[misc]
+    if planted:
+        simulation.publisher_class = MetOnce  # type: ignore[misc]
+        simulation.store.trailing_class = StaysMet  # type: ignore[misc]
     simulation.until(3)
     newer = simulation.version_2()
     simulation.until(3)
@@ -264,7 +294,7 @@ def test_v13_a_reader_from_before_the_way_back_is_waited_for_too(
     simulation.readers.append(RepeatableReader(simulation.database))
     simulation.undo()
     simulation.until(6)
-    if publisher is MetOnce:
+    if planted:
         with pytest.raises(Wrong, match="older snapshot"):
             simulation.look()
         return
@@ -338,3 +368,36 @@ def test_a_build_that_was_given_up_adds_nothing_to_the_next(kind: type[Calm]) ->
             simulation.look()
         return
     simulation.look()
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_v13_a_version_that_fell_behind_between_two_tries_waits_for_readers_of_that_time(
+    planted: bool,
+) -> None:
+    """A keeper of another app goes on without it, and it catches up before the next try."""
+    simulation = Calm(0, [orders(6), Log()])
+    if planted:
+        simulation.store.trailing_class = StaysMet  # type: ignore[misc]
+    simulation.until(3)
+    newer = simulation.version_2()
+    simulation.put(replace(newer, fingerprint=f"{newer.fingerprint}/other"))
+    simulation.readers.append(RepeatableReader(simulation.database))
+    simulation.until(4)
+    simulation.ends = [5, 0]
+    simulation.plan_keeping(frozenset(PLANS))
+    simulation.pending.pop()()
+    simulation.readers.append(RepeatableReader(simulation.database))
+    simulation.readers.pop(0)
+    simulation.until(5)
+    if planted:
+        with pytest.raises(Wrong, match="an older snapshot reads totals"):
+            simulation.look()
+        return
+    simulation.look()
+    seen = [row for row in simulation.versions() if row.published and row.name == "totals"]
+    assert [row.version for row in seen] == [1], "it waits for the reader"
+    simulation.readers.clear()
+    simulation.go_on()
+    simulation.look()
+    seen = [row for row in simulation.versions() if row.published and row.name == "totals"]
+    assert [row.version for row in seen] == [2]

@@ -77,6 +77,7 @@ def create_api(config: Config, app: App) -> FastAPI:
         ),
         redirect_slashes=False,
         openapi_url=None,
+        docs_url=None,
     )
     _guard(api, config.api, is_local=desk.callers.local)
     api.include_router(health_router(health, desk))
@@ -92,8 +93,9 @@ def create_api(config: Config, app: App) -> FastAPI:
         for router in each.routers():
             api.include_router(router)
     api.state.end_streams = _both(subscriptions.close, views.end_streams)
-    _add_console(api, WebConsole(config, app, reading.readers, desk))
-    _describe(api, schemas, desk)
+    console = WebConsole(config, app, reading.readers, desk)
+    _add_console(api, console)
+    _describe(api, schemas, console)
     return api
 
 
@@ -148,6 +150,7 @@ def _add_console(api: FastAPI, console: WebConsole) -> None:
             "entities": places(api.openapi()),
             "views": PLACE,
             "openapi": _OPENAPI,
+            "docs": _DOCS,
             "health": "/health",
             "ready": "/ready",
         }
@@ -157,8 +160,9 @@ def _add_console(api: FastAPI, console: WebConsole) -> None:
     api.add_api_route("/", root, methods=["GET"], include_in_schema=False)
 
 
-def _describe(api: FastAPI, schemas: Schemas, desk: Desk) -> None:
-    """Make and serve `/openapi.json` from the routes and everstate's schemas."""
+def _describe(api: FastAPI, schemas: Schemas, console: WebConsole) -> None:
+    """Make and serve `/openapi.json` from the routes and everstate's schemas; `/docs` shows it."""
+    desk = console.desk
     described: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -183,7 +187,12 @@ def _describe(api: FastAPI, schemas: Schemas, desk: Desk) -> None:
         desk.admit_everyone(request)
         return respond(HttpAnswer(200, {}, msgspec.json.encode(api.openapi()).decode()))
 
+    async def shown_to_everyone(request: Request) -> Response:
+        desk.admit_everyone(request)
+        return console.routes_page(api.openapi())
+
     api.openapi = openapi  # type: ignore[method-assign]
+    api.add_api_route(_DOCS, shown_to_everyone, include_in_schema=False)
     api.add_api_route(_OPENAPI, described_to_everyone, include_in_schema=False)
 
 
@@ -195,6 +204,7 @@ def _secure(paths: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
 
 
 _OPENAPI = "/openapi.json"
+_DOCS: Final = "/docs"
 _WHAT = "Every write becomes one change in the log, with its writer and both states of the entity."
 _UNUSED: Final = ("HTTPValidationError", "ValidationError")
 """Schemas of the web framework's own errors, which no route answers."""

@@ -8,18 +8,16 @@ from typing import Any, Final
 
 import msgspec
 
-from everstate.api.reading import Parameters, Reading, known, moment_of
+from everstate.api.reading import WRITTEN_BY, Parameters, Reading, known, moment_of, written_by
 from everstate.app import App
-from everstate.changes import Kind
 from everstate.config import Config
-from everstate.errors import InvalidBody, InvalidQuery
-from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.errors import ContradictoryQuery, InvalidBody, InvalidQuery
+from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.serving import Entity, parse_moment
-from everstate.serving.listing import KEYS_MAX, ChangesCursor, WrittenBy, deleted, many, written
+from everstate.serving.listing import KEYS_MAX, ChangesCursor, deleted, many, written
 from everstate.serving.row_json import row_json
 from everstate.serving.words import version_record
 
-_PROVENANCE: Final = ("service", "identifier", "actor", "correlation")
 _LIMIT: Final = 50
 CHANGES_CURSOR: Final = r"^([0-9]{1,16}) ([1-9][0-9]{0,17}) ([^\u0000]+)$"
 """Where a page of changes ended: microseconds since 1970, version, key."""
@@ -38,7 +36,7 @@ class Listing:
 
     def __init__(self, config: Config, app: App, reading: Reading) -> None:
         self._app, self._reading = app, reading
-        self._page_max = config.api.page_max
+        self.page_max: Final = config.api.page_max
 
     def keys(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """Many entities by key, all at one moment; a key without an entity has null."""
@@ -55,20 +53,28 @@ class Listing:
         with self._reading.reader(incoming, entity) as reader:
             found = many(reader, entity, sound, at=at)
         items = {key: _entity(found[key]) if key in found else None for key in asked.keys}
-        return _answer({"items": items})
+        return HttpAnswer(200, {}, row_json({"items": items}).decode())
 
     def entities(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
-        """Entities that meet conditions on their fields, now or at a world time."""
-        known(given, ("where", "order", "at", "limit"))
+        """Entities that meet conditions on their fields, now or at a world time, by pages."""
+        known(given, ("where", "order", "at", "limit", "after"))
+        order, limit = _listed(given, "order"), self._limit(given)
+        if order and "after" in given:
+            raise ContradictoryQuery(
+                "give one of after and order.", advice="/views/v1 has pages in any order."
+            )
         with self._reading.reader(incoming, entity) as reader:
             found = reader.list(
                 entity,
                 at=moment_of(given, "at"),
                 where=_listed(given, "where"),
-                order=_listed(given, "order"),
-                limit=self._limit(given),
+                order=order,
+                after=given.get("after"),
+                limit=limit,
             )
-        return _answer({"items": [{"key": each.key} | _entity(each) for each in found]})
+        items = [{"key": each.key} | _entity(each) for each in found]
+        more = found[-1].key if len(found) == limit and not order else None
+        return _answer(incoming, {"items": items, "after": more})
 
     def deleted(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """A page of the entities that are deleted now, in the order of their keys."""
@@ -77,20 +83,12 @@ class Listing:
         with self._reading.reader(incoming, entity) as reader:
             found = deleted(reader, entity, after=given.get("after"), limit=limit)
         more = found[-1].key if len(found) == limit else None
-        return _answer({"items": [version_record(each) for each in found], "after": more})
+        return _answer(incoming, {"items": [version_record(each) for each in found], "after": more})
 
     def written(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """A page of changes by who wrote them and when, in the order of their recording."""
-        known(given, (*_PROVENANCE, "kind", "since", "until", "limit", "after"))
-        kind = given.get("kind")
-        if kind not in (None, *Kind):
-            raise InvalidQuery(f"kind is {kind!r}; expected one of {', '.join(Kind)}.")
-        wanted = WrittenBy(
-            provenance={name: given[name] for name in _PROVENANCE if name in given},
-            kind=kind,
-            since=moment_of(given, "since"),
-            until=moment_of(given, "until"),
-        )
+        known(given, (*WRITTEN_BY, "limit", "after"))
+        wanted = written_by(given)
         limit, after = self._limit(given), _cursor(given.get("after"))
         with self._reading.reader(incoming, entity) as reader:
             found = written(reader, entity, wanted, after=after, limit=limit)
@@ -98,12 +96,12 @@ class Listing:
         if len(found) == limit:
             last = found[-1]
             more = f"{(last.recorded_at - _EPOCH) // _MICROSECOND} {last.version} {last.key}"
-        return _answer({"items": [version_record(each) for each in found], "after": more})
+        return _answer(incoming, {"items": [version_record(each) for each in found], "after": more})
 
     def _limit(self, given: Parameters) -> int:
-        text = given.get("limit", str(min(_LIMIT, self._page_max)))
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= self._page_max):
-            raise InvalidQuery(f"limit is {text!r}; expected 1 to {self._page_max}.")
+        text = given.get("limit", str(min(_LIMIT, self.page_max)))
+        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= self.page_max):
+            raise InvalidQuery(f"limit is {text!r}; expected 1 to {self.page_max}.")
         return int(text)
 
 
@@ -125,5 +123,5 @@ def _entity(found: Entity) -> dict[str, Any]:
     return {"version": found.version, "as_of": found.as_of, "state": found.state}
 
 
-def _answer(value: Any) -> HttpAnswer:
-    return HttpAnswer(200, {}, row_json(value).decode())
+def _answer(incoming: HttpRequest, value: Any) -> HttpAnswer:
+    return tagged(incoming, {}, row_json(value).decode())

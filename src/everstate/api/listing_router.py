@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from everstate.api.listing import CHANGES_CURSOR, Listing
 from everstate.api.reading import Parameters
 from everstate.api.reading_router import parameters_of
-from everstate.changes import EntityType, Kind
+from everstate.changes import EntityType
 from everstate.http import openapi as says
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest
 from everstate.http.asgi import Desk, respond
@@ -20,7 +20,6 @@ from everstate.serving.listing import KEYS_MAX
 
 _TEXT: Final[JsonSchema] = {"type": "string"}
 _TIME: Final[JsonSchema] = {"type": "string", "format": "date-time"}
-_LIMIT: Final = says.query("limit", {"type": "integer", "minimum": 1}, "Most items of the page.")
 _AFTER: Final = says.query(
     "after",
     {"type": "string", "pattern": CHANGES_CURSOR},
@@ -47,6 +46,7 @@ class _Question(NamedTuple):
 
 
 def _questions(listing: Listing) -> Sequence[_Question]:
+    limit = says.limit(listing.page_max)
     return (
         _Question(
             "",
@@ -61,7 +61,7 @@ def _questions(listing: Listing) -> Sequence[_Question]:
                     "Fields to sort by: `-nights` for the largest first; several with `;`.",
                 ),
                 says.query("at", _TIME, "Entities as they were at this time in the world."),
-                _LIMIT,
+                *(limit, says.query("after", _TEXT, "Only keys after this one; without `order`.")),
             ],
         ),
         _Question(
@@ -76,7 +76,7 @@ def _questions(listing: Listing) -> Sequence[_Question]:
             "deleted",
             "{} entities that are deleted now, and who deleted them",
             listing.deleted,
-            [_LIMIT, says.query("after", _TEXT, "Only keys after this one.")],
+            [limit, says.query("after", _TEXT, "Only keys after this one.")],
         ),
         _Question(
             "/changes",
@@ -84,14 +84,8 @@ def _questions(listing: Listing) -> Sequence[_Question]:
             "Changes of {} entities by who wrote them and when",
             listing.written,
             [
-                says.query("service", _TEXT, "By this service."),
-                says.query("identifier", _TEXT, "With this identifier."),
-                says.query("actor", _TEXT, "By this actor."),
-                says.query("correlation", _TEXT, "With this correlation id."),
-                says.query("kind", {"enum": [*Kind]}, "Only changes of this kind."),
-                says.query("since", _TIME, "Recorded at this time or later."),
-                says.query("until", _TIME, "Recorded before this time."),
-                *(_LIMIT, _AFTER),
+                *says.written_by(),
+                *(limit, _AFTER),
             ],
         ),
     )
@@ -114,8 +108,12 @@ def _add(router: APIRouter, place: str, question: _Question, entity: str, desk: 
         return respond(await desk.work(call))
 
     extra: JsonSchema = {"parameters": [*question.parameters, says.wait_for()]}
+    statuses: tuple[int, ...] = (200, 400, 404, 413, 422, 504)
     if question.body is not None:
         extra["requestBody"] = question.body
+    else:
+        extra["parameters"] += says.conditions()[1:]
+        statuses = (*statuses, 304)
     router.add_api_route(
         f"{place}{question.path}",
         answer,
@@ -123,7 +121,7 @@ def _add(router: APIRouter, place: str, question: _Question, entity: str, desk: 
         operation_id=f"query_{entity}_{question.name}",
         summary=question.summary.format(entity),
         responses=says.answers(
-            *(200, 400, 404, 413, 422, 504),
+            *statuses,
             schema={"type": "object"},
             secured=not desk.callers.local,
         ),

@@ -17,9 +17,11 @@ from starlette.routing import Match
 from everstate.api.headers import secure_headers
 from everstate.errors import (
     AlreadyExists,
+    Deleted,
     EverstateError,
     InvalidBody,
     InvalidChange,
+    NotCaughtUp,
     NotPermitted,
     PreconditionFailed,
     TooManyRequests,
@@ -82,7 +84,7 @@ def answer_of(error: EverstateError, connection: HTTPConnection, method: str) ->
     if isinstance(error, NotPermitted):
         _refused.log("not permitted: %s %s: %s", method, connection.url.path, error.message)
     headers = {}
-    if status == 503:
+    if status == 503 or isinstance(error, NotCaughtUp):
         headers["Retry-After"] = _RETRY_AFTER_S
     if isinstance(error, TooManyRequests):
         headers["Retry-After"] = str(math.ceil(error.wait_s))
@@ -106,7 +108,7 @@ def _members(error: EverstateError) -> dict[str, Any]:
     """Extension members of an error's problem, for programs."""
     if isinstance(error, VersionConflict):
         return {"version": error.actual}
-    if isinstance(error, PreconditionFailed | AlreadyExists):
+    if isinstance(error, PreconditionFailed | AlreadyExists | Deleted):
         return {"version": error.version}
     if isinstance(error, InvalidBody):
         listed = [{"field": field, "reason": reason} for field, reason in error.problems]

@@ -5,8 +5,8 @@ No web framework here. Records have the names of the command line's `--json`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
@@ -14,13 +14,17 @@ from typing import Any, Final
 import orjson
 
 from everstate.app import App
+from everstate.changes import EntityType, Kind
 from everstate.changes.json_patch import json_patch
+from everstate.changes.triggers import when
 from everstate.config import Config
-from everstate.errors import InvalidQuery, NotFound
-from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.errors import InvalidQuery, InvalidTrigger, NotFound
+from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.http.callers import WAIT_FOR, text
 from everstate.http.conditions import etag
 from everstate.serving import Entity, Reader, Version, differences, parse_moment
+from everstate.serving.chosen import chosen_versions
+from everstate.serving.listing import WrittenBy
 from everstate.serving.masking import Masks, no_masks
 from everstate.serving.reader import WAIT_S
 from everstate.serving.reader_pool import ReaderPool
@@ -34,6 +38,9 @@ AS_OF: Final = "Everstate-As-Of"
 RECORDED_AT: Final = "Everstate-Recorded-At"
 PAST: Final = ("at", "recorded_at", "version")
 """Parameters of `GET /v1/{entity}/{key}` by which a state of the past is asked for."""
+_PROVENANCE: Final = ("service", "identifier", "actor", "correlation")
+WRITTEN_BY: Final = (*_PROVENANCE, "kind", "since", "until")
+"""Parameters by which changes are chosen: who wrote them, and when."""
 _VERSION_MAX: Final = 2**63 - 1
 _TOKEN_MAX: Final = 4096
 _LIMIT: Final = 50
@@ -51,7 +58,7 @@ class Reading:
 
     def __init__(self, config: Config, app: App) -> None:
         self._config, self._app = config, app
-        self._page_max = config.api.page_max
+        self.page_max: Final = config.api.page_max
         self.readers = ReaderPool(config, app)
 
     def close(self) -> None:
@@ -88,25 +95,44 @@ class Reading:
     def history(
         self, incoming: HttpRequest, given: Parameters, entity: str, key: str
     ) -> HttpAnswer:
-        """A page of versions, oldest first: the newest, or those `before` or `after` a version."""
-        known(given, ("limit", "before", "after"))
+        """A page of versions: the newest, or those `before` or `after` a version.
+
+        Of all, or of those by a writer, of a time, or that changed a field; oldest first unless the
+        newest are asked for first.
+        """
+        choice = (*WRITTEN_BY, "changed")
+        known(given, ("limit", "before", "after", "order", "diff", *choice))
         limit, before = (_version(given, each) for each in ("limit", "before"))
         after = _version(given, "after", least=0)
-        if limit is not None and limit > self._page_max:
-            raise InvalidQuery(f"limit is {limit}; expected 1 to {self._page_max}.")
-        size = limit or min(_LIMIT, self._page_max)
+        if limit is not None and limit > self.page_max:
+            raise InvalidQuery(f"limit is {limit}; expected 1 to {self.page_max}.")
+        size = limit or min(_LIMIT, self.page_max)
+        order = _one_of(given, "order", ("oldest", "newest"))
+        diff = _one_of(given, "diff", ("fields", "patch"))
+        wanted = written_by(given, self._app.entity_type(entity))
+        self._wait(incoming, entity)
         with self._reader(incoming.caller.mask, entity, key) as reader:
-            found = reader.history(
-                entity, key, limit=size, before=before, after=after, **_waiting(incoming)
-            )
+            if any(name in given for name in choice):
+                scan = self._config.api.scan_rows_max
+                chosen = chosen_versions(
+                    reader, entity, key, wanted, limit=size, scan=scan, before=before, after=after
+                )
+                found, first, last = chosen.versions, chosen.first, chosen.last
+            else:
+                found = reader.history(entity, key, limit=size, before=before, after=after)
+                first, last = (found[0].version, found[-1].version) if found else (0, 0)
             newest = reader.newest_version(entity, key)
-        first, last = (found[0].version, found[-1].version) if found else (0, 0)
+            items = list(map(version_record, found))
+            if diff == "patch":
+                for item, patch in zip(items, _patches(reader, found), strict=True):
+                    del item["differences"]
+                    item["patch"] = orjson.Fragment(patch)
         page = {
-            "items": [version_record(each) for each in found],
+            "items": items[::-1] if order == "newest" else items,
             "before": first if first > 1 else None,
-            "after": last if found and newest is not None and last < newest else None,
+            "after": last if last and newest is not None and last < newest else None,
         }
-        return HttpAnswer(200, {}, _json(page))
+        return tagged(incoming, {}, _json(page))
 
     def diff(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
         """What changed from one version or time to another one: fields, and a JSON Patch."""
@@ -123,7 +149,7 @@ class Reading:
             "differences": [difference_record(each) for each in differences(before, after)],
             "patch": orjson.Fragment(json_patch(row_json(before), row_json(after))),
         }
-        return HttpAnswer(200, {}, _json(found))
+        return tagged(incoming, {}, _json(found))
 
     def explain(
         self,
@@ -147,7 +173,7 @@ class Reading:
             "archived": found.archived,
             "applied_by": found.applied_by,
         }
-        return HttpAnswer(200, {}, _json(record))
+        return tagged(incoming, {}, _json(record))
 
     def provenance(
         self, incoming: HttpRequest, given: Parameters, entity: str, key: str
@@ -158,9 +184,7 @@ class Reading:
             found = who_wrote(reader.newest_first(entity, key, **_waiting(incoming)))
         fields = {path: _written(each) for path, each in found.fields.items()}
         answer = {"version": found.newest.version, "fields": fields, "sources": found.sources}
-        return HttpAnswer(
-            200, {"ETag": etag(found.newest.version, incoming.mask.tag)}, _json(answer)
-        )
+        return tagged(incoming, {}, _json(answer))
 
     @contextmanager
     def reader(self, incoming: HttpRequest, entity: str) -> Iterator[Reader]:
@@ -204,6 +228,37 @@ def _version(given: Parameters, name: str, *, least: int = 1) -> int | None:
     return int(value)
 
 
+def _one_of(given: Parameters, name: str, values: tuple[str, ...]) -> str:
+    """A parameter that has one of some values, the first by default; raises InvalidQuery."""
+    value = given.get(name, values[0])
+    if value not in values:
+        raise InvalidQuery(f"{name} is {value!r}; expected {' or '.join(values)}.")
+    return value
+
+
+def written_by(given: Parameters, entity_type: EntityType | None = None) -> WrittenBy:
+    """Which changes are wanted; ``entity_type``: its fields may be named by `changed`.
+
+    Raises InvalidQuery.
+    """
+    kind, changed = given.get("kind"), None
+    if kind not in (None, *Kind):
+        raise InvalidQuery(f"kind is {kind!r}; expected one of {', '.join(Kind)}.")
+    if entity_type is not None and "changed" in given:
+        changed = given["changed"]
+        try:
+            when(changed).changes().check(entity_type)
+        except InvalidTrigger as error:
+            raise InvalidQuery(f"changed: {error.message}") from error
+    return WrittenBy(
+        provenance={name: given[name] for name in _PROVENANCE if name in given},
+        kind=kind,
+        since=moment_of(given, "since"),
+        until=moment_of(given, "until"),
+        changed=changed,
+    )
+
+
 def moment_of(given: Parameters, name: str) -> datetime | None:
     """A parameter that is a time; raises InvalidQuery for another one."""
     return parse_moment(given[name]) if name in given else None
@@ -219,6 +274,17 @@ def _state_at(reader: Reader, entity: str, key: str, at: str | None) -> Version 
     if at is None or (at.isascii() and at.isdigit()):
         return reader.version(entity, key, None if at is None else _version({"at": at}, "at"))
     return reader.get(entity, key, at=parse_moment(at))
+
+
+def _patches(reader: Reader, found: Sequence[Version]) -> Iterator[bytes]:
+    """A JSON Patch for each version, from the state before it."""
+    states = {0: None, **{each.version: each.state for each in found}}
+    for each in found:
+        earlier = each.version - 1
+        if earlier not in states:
+            with suppress(NotFound):  # it is kept nowhere: the patch makes the whole state
+                states[earlier] = reader.version(each.entity, each.key, earlier).state
+        yield json_patch(row_json(states.get(earlier)), row_json(each.state))
 
 
 def _named(found: Version | Entity) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from everstate.http import openapi as says
 from everstate.http.asgi import KEY, AnswerPast, Desk, respond
 from everstate.http.openapi import JsonSchema, Schemas
 
-_STATUSES: Final = (200, 400, 404, 422, 504)
+_STATUSES: Final = (200, 304, 400, 404, 410, 422, 504)
 _OBJECT: Final[JsonSchema] = {"type": "object"}
 _FIELD: Final = "{field}"
 
@@ -71,7 +71,7 @@ _NOW: Final = _Question(
     "",
     "",
     "Read a {} from the views: now, at a time, or at a version",
-    [*says.conditions()[1:], *says.past()],
+    says.past(),
 )
 _END: Final[JsonSchema] = {"anyOf": [says.VERSION, {"type": "string", "format": "date-time"}]}
 _QUESTIONS: Final = (
@@ -80,17 +80,19 @@ _QUESTIONS: Final = (
         "history",
         "Versions of a {}, a page at a time, each with its writer and changed fields",
         [
-            says.query(
-                "limit",
-                {"type": "integer", "minimum": 1},
-                "Largest number of versions on the page.",
-            ),
             says.query("before", says.VERSION, "Only versions before this one."),
             says.query(
                 "after",
                 {**says.VERSION, "minimum": 0},
                 "Only the oldest versions after this one; 0: from the first version on.",
             ),
+            says.query("order", {"enum": ["oldest", "newest"]}, "Which comes first on the page."),
+            says.query(
+                "diff",
+                {"enum": ["fields", "patch"]},
+                "Changes as fields with both values, or as a JSON Patch (RFC 6902).",
+            ),
+            *says.written_by(),
         ],
     ),
     _Question(
@@ -150,12 +152,27 @@ def reading_router(
         "provenance": reading.provenance,
     }
     for question in _QUESTIONS:
+        if question.name == "history":
+            question = question._replace(
+                parameters=[
+                    says.limit(reading.page_max),
+                    *question.parameters,
+                    _changed(entity_type),
+                ]
+            )
         method = methods[question.name]
         _add(router, place, question, entity_type.name, method, desk, _OBJECT)
     if is_read_only:
         state = schemas.read(entity_type)
         _add(router, place, _NOW, entity_type.name, reading.entity, desk, state)
     return router
+
+
+def _changed(entity_type: EntityType) -> JsonSchema:
+    # Nested fields are taken too, but no schema tells which of them a model has.
+    names = {"type": "string", "enum": [*entity_type.field_names]}
+    what = "Only versions that changed this field; dots lead to nested fields."
+    return says.query("changed", names, what)
 
 
 def _add(
@@ -173,15 +190,17 @@ def _add(
         call = partial(method, incoming, parameters_of(request), entity, key, **more)
         return respond(await desk.work(call))
 
-    statuses = _STATUSES if question.name else (*_STATUSES, 304)
+    found = says.answers(*_STATUSES, schema=schema, secured=not desk.callers.local)
     router.add_api_route(
         f"{place}{question.path}",
         answer,
         methods=["GET"],
         operation_id="_".join(filter(None, ("read", entity, question.name))),
         summary=question.summary.format(entity),
-        responses=says.answers(*statuses, schema=schema, secured=not desk.callers.local),
-        openapi_extra={"parameters": [*question.parameters, says.wait_for()]},
+        responses=says.with_headers(found, "ETag", statuses=(200, 304)),
+        openapi_extra={
+            "parameters": [*question.parameters, *says.conditions()[1:], says.wait_for()]
+        },
     )
 
 

@@ -6,19 +6,16 @@ its position as a token, and how far that is behind the log.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from werkzeug.http import parse_etags
-
 from everstate.api.reading import Parameters, known, moment_of
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidQuery
-from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.http.callers import TOKEN, WAIT_FOR, text
 from everstate.serving.freshness import Freshness
 from everstate.serving.masking import no_masks
@@ -112,10 +109,5 @@ def _split(given: Parameters, name: str) -> list[str]:
 
 def _answer(incoming: HttpRequest, headers: Mapping[str, str], content: Any) -> HttpAnswer:
     """An answer whose ETag is a hash of its body: a position does not show deferred changes."""
-    body = row_json(content)
-    tag = hashlib.blake2b(body, digest_size=16).hexdigest()
-    incoming.conditions  # noqa: B018 - it refuses a header that is no list of tags
-    told = {**headers, "ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
-    if parse_etags(incoming.headers.get("if-none-match")).contains_weak(tag):
-        return HttpAnswer(304, told)
-    return HttpAnswer(200, told, body.decode())
+    told = {**headers, "Cache-Control": "private, no-cache"}
+    return tagged(incoming, told, row_json(content).decode())

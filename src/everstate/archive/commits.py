@@ -217,7 +217,7 @@ class ArchiveLog:
                 text = files.open_input_file(f"_delta_log/{version:020d}.json").read()
             except FileNotFoundError:
                 return None
-        return _parse(version, bytes(text))
+            return _parse(version, bytes(text))
 
 
 def _parse(version: int, text: bytes) -> Commit:

@@ -48,7 +48,7 @@ def archive_errors(doing: str) -> Iterator[None]:
         raise ArchiveError(
             f"{doing}: there is no archive yet.", advice="Start one with `everstate run`."
         ) from cause
-    except (DeltaError, OSError) as cause:
+    except (DeltaError, OSError, ValueError) as cause:  # ValueError: what is no JSON, or Parquet
         reason = _one_line(str(cause))
         if "No space left on device" in reason:
             raise ArchiveFull(f"{doing}: the disk is full ({reason}).") from cause

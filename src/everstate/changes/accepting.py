@@ -27,14 +27,21 @@ _FINER: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
 _DIGITS_MAX: Final = 1_000
 """A float has at most 767 digits."""
 _ERRORS_MAX: Final = 100_000
+_ERRORS_KEPT: Final = 1_000
+_PLACE_MAX: Final = 200
+_REASON_MAX: Final = 1_000
+"""Most characters of what an error says; a name or a value may be as long as the input."""
 _EXAMPLES: Final = {"date": "2026-01-02", "time": "2026-01-02T03:04:05Z"}
 
 
 class NotAccepted(ValueError):
-    """What was given is no valid entity; ``errors`` name each field, as pydantic's do."""
+    """What was given is no valid entity; ``errors`` name each field, as pydantic's do.
+
+    At most the first 1,000 are kept. Their texts are cut, so that they can be shown and logged.
+    """
 
     def __init__(self, errors: Sequence[ErrorDetails]) -> None:
-        self.errors = tuple(errors)
+        self.errors = tuple(_cut(error) for error in errors[:_ERRORS_KEPT])
         super().__init__(self.errors[0]["msg"])
 
 
@@ -129,6 +136,16 @@ def _made(model: type[BaseModel], given: Any, strict: bool | None, extra: Any) -
 def _kept_exactly(place: ValuePlace, value: Any, _: ValuePath) -> Any:
     """A number of a decimal field as text, in which pydantic keeps every digit."""
     return str(value) if place.kind == "decimal" and isinstance(value, JsonNumber) else value
+
+
+def _cut(error: ErrorDetails) -> ErrorDetails:
+    """The error with short texts."""
+    place, message = ".".join(str(part) for part in error["loc"]), error["msg"]
+    if len(place) > _PLACE_MAX:
+        error = {**error, "loc": (f"{place[:_PLACE_MAX]}…",)}
+    if len(message) > _REASON_MAX:
+        error = {**error, "msg": f"{message[:_REASON_MAX]}… ({len(message):,} characters)"}
+    return error
 
 
 class _Checking:

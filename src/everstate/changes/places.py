@@ -57,6 +57,9 @@ class ValuePlace:
         self.plain = next((plain for plain, kind in _KINDS if kind == self.kind), None)
 
 
+_ANYTHING: Final = ValuePlace(keeps_unknown=True)
+"""Any JSON, as commands may have it; the rule is asked for the whole value."""
+
 Rule: TypeAlias = Callable[[ValuePlace, Any, ValuePath], Any]
 """Returns what a value of a place is replaced by."""
 
@@ -80,6 +83,8 @@ def apply(place: ValuePlace, value: Any, rule: Rule, at: ValuePath = ()) -> Any:
 
     The rule is not asked for values of the very type that the place has.
     """
+    if place is _ANYTHING:
+        return rule(place, value, at)
     if isinstance(value, Mapping):
         changed = {}
         inside = place.members
@@ -174,6 +179,8 @@ def _place(annotation: Any, known: dict[type, ValuePlace]) -> ValuePlace | None:
         return found
     if origin in (Union, types.UnionType):
         return _union([part for part in parts if part is not types.NoneType], known)
+    if annotation in (Any, object, dict, list):
+        return _ANYTHING
     if annotation in (AwareDatetime, NaiveDatetime):
         return ValuePlace("time")
     if isinstance(annotation, type) and origin is None:

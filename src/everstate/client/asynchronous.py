@@ -24,6 +24,9 @@ from everstate.client.requests import (
     Saved,
     failure,
     found,
+    listed,
+    many,
+    page_after,
     place,
     reading,
     saved,
@@ -82,18 +85,107 @@ class AsyncClient:
         answer = await self._send(reading(place(entity, key), wait_for, times, version=version))
         return found(key, decode(answer.content), answer.headers)
 
-    async def history(
-        self, entity: str, key: str, *, after: int = 0, wait_for: str | None = None
+    async def get_many(
+        self,
+        entity: str,
+        keys: Sequence[str],
+        *,
+        at: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> dict[str, Found | None]:
+        """At most 1,000 entities by key, all at one moment; ``None``: there is none."""
+        items = (await self._object(many(entity, keys, at, wait_for)))["items"]
+        return {key: listed(key, item) for key, item in items.items()}
+
+    async def list(
+        self,
+        entity: str,
+        *,
+        where: Sequence[str] = (),
+        at: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> AsyncIterator[Found]:
+        """Entities that meet conditions (`nights>3`), now or ``at`` a world time, by their keys.
+
+        A page at a time: later pages are of later moments. :meth:`view_rows` has other orders.
+        """
+        path, conditions = f"/query{place(entity)}", ";".join(where) or None
+        request = reading(path, wait_for, {"at": at}, where=conditions, limit=PAGE)
+        async for item in self._items(request):
+            yield Found(item["key"], item["state"], item["version"], item["as_of"])
+
+    async def deleted(
+        self, entity: str, *, wait_for: str | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Versions of an entity after a version, oldest first, a page at a time."""
-        following: int | None = after
-        while following is not None:
-            path = place(entity, key, "history")
-            request = reading(path, wait_for, {}, after=following, limit=PAGE)
-            page = decode((await self._send(request)).content)
-            for each in page["items"]:
-                yield each
-            following = page["after"]
+        """The deleting versions of entities that are deleted now, by their keys."""
+        path = f"/query{place(entity, None, 'deleted')}"
+        async for each in self._items(reading(path, wait_for, {}, limit=PAGE)):
+            yield each
+
+    async def written(
+        self,
+        entity: str,
+        *,
+        service: str | None = None,
+        identifier: str | None = None,
+        actor: str | None = None,
+        correlation: str | None = None,
+        kind: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Changes by who wrote them and when they were recorded, in the order of recording."""
+        request = reading(
+            f"/query{place(entity, None, 'changes')}",
+            wait_for,
+            {"since": since, "until": until},
+            service=service,
+            identifier=identifier,
+            actor=actor,
+            correlation=correlation,
+            kind=kind,
+            limit=PAGE,
+        )
+        async for each in self._items(request):
+            yield each
+
+    async def history(
+        self,
+        entity: str,
+        key: str,
+        *,
+        after: int = 0,
+        changed: str | None = None,
+        service: str | None = None,
+        identifier: str | None = None,
+        actor: str | None = None,
+        correlation: str | None = None,
+        kind: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Versions of an entity after a version, oldest first, a page at a time.
+
+        ``changed``: only those that changed this field. The other filters are those of
+        :meth:`written`.
+        """
+        request = reading(
+            place(entity, key, "history"),
+            wait_for,
+            {"since": since, "until": until},
+            after=after,
+            changed=changed,
+            service=service,
+            identifier=identifier,
+            actor=actor,
+            correlation=correlation,
+            kind=kind,
+            limit=PAGE,
+        )
+        async for each in self._items(request):
+            yield each
 
     async def diff(
         self, entity: str, key: str, since: int | datetime, until: int | datetime | None = None
@@ -310,6 +402,16 @@ class AsyncClient:
         if answer.is_error:
             raise _failed(answer)
         return answer
+
+    async def _items(self, request: ClientRequest) -> AsyncIterator[dict[str, Any]]:
+        """The items of all pages."""
+        while True:
+            page = await self._object(request)
+            for each in page["items"]:
+                yield each
+            if page["after"] is None:
+                return
+            request = page_after(request, page["after"])
 
     async def _object(self, request: ClientRequest) -> dict[str, Any]:
         body: dict[str, Any] = decode((await self._send(request)).content)

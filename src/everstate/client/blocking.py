@@ -24,6 +24,9 @@ from everstate.client.requests import (
     Saved,
     failure,
     found,
+    listed,
+    many,
+    page_after,
     place,
     reading,
     saved,
@@ -82,17 +85,102 @@ class Client:
         answer = self._send(reading(place(entity, key), wait_for, times, version=version))
         return found(key, decode(answer.content), answer.headers)
 
-    def history(
-        self, entity: str, key: str, *, after: int = 0, wait_for: str | None = None
+    def get_many(
+        self,
+        entity: str,
+        keys: Sequence[str],
+        *,
+        at: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> dict[str, Found | None]:
+        """At most 1,000 entities by key, all at one moment; ``None``: there is none."""
+        items = (self._object(many(entity, keys, at, wait_for)))["items"]
+        return {key: listed(key, item) for key, item in items.items()}
+
+    def list(
+        self,
+        entity: str,
+        *,
+        where: Sequence[str] = (),
+        at: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> Iterator[Found]:
+        """Entities that meet conditions (`nights>3`), now or ``at`` a world time, by their keys.
+
+        A page at a time: later pages are of later moments. :meth:`view_rows` has other orders.
+        """
+        path, conditions = f"/query{place(entity)}", ";".join(where) or None
+        request = reading(path, wait_for, {"at": at}, where=conditions, limit=PAGE)
+        for item in self._items(request):
+            yield Found(item["key"], item["state"], item["version"], item["as_of"])
+
+    def deleted(self, entity: str, *, wait_for: str | None = None) -> Iterator[dict[str, Any]]:
+        """The deleting versions of entities that are deleted now, by their keys."""
+        path = f"/query{place(entity, None, 'deleted')}"
+        yield from self._items(reading(path, wait_for, {}, limit=PAGE))
+
+    def written(
+        self,
+        entity: str,
+        *,
+        service: str | None = None,
+        identifier: str | None = None,
+        actor: str | None = None,
+        correlation: str | None = None,
+        kind: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        wait_for: str | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Versions of an entity after a version, oldest first, a page at a time."""
-        following: int | None = after
-        while following is not None:
-            path = place(entity, key, "history")
-            request = reading(path, wait_for, {}, after=following, limit=PAGE)
-            page = decode(self._send(request).content)
-            yield from page["items"]
-            following = page["after"]
+        """Changes by who wrote them and when they were recorded, in the order of recording."""
+        request = reading(
+            f"/query{place(entity, None, 'changes')}",
+            wait_for,
+            {"since": since, "until": until},
+            service=service,
+            identifier=identifier,
+            actor=actor,
+            correlation=correlation,
+            kind=kind,
+            limit=PAGE,
+        )
+        yield from self._items(request)
+
+    def history(
+        self,
+        entity: str,
+        key: str,
+        *,
+        after: int = 0,
+        changed: str | None = None,
+        service: str | None = None,
+        identifier: str | None = None,
+        actor: str | None = None,
+        correlation: str | None = None,
+        kind: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        wait_for: str | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Versions of an entity after a version, oldest first, a page at a time.
+
+        ``changed``: only those that changed this field. The other filters are those of
+        :meth:`written`.
+        """
+        request = reading(
+            place(entity, key, "history"),
+            wait_for,
+            {"since": since, "until": until},
+            after=after,
+            changed=changed,
+            service=service,
+            identifier=identifier,
+            actor=actor,
+            correlation=correlation,
+            kind=kind,
+            limit=PAGE,
+        )
+        yield from self._items(request)
 
     def diff(
         self, entity: str, key: str, since: int | datetime, until: int | datetime | None = None
@@ -304,6 +392,15 @@ class Client:
         if answer.is_error:
             raise _failed(answer)
         return answer
+
+    def _items(self, request: ClientRequest) -> Iterator[dict[str, Any]]:
+        """The items of all pages."""
+        while True:
+            page = self._object(request)
+            yield from page["items"]
+            if page["after"] is None:
+                return
+            request = page_after(request, page["after"])
 
     def _object(self, request: ClientRequest) -> dict[str, Any]:
         body: dict[str, Any] = decode(self._send(request).content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -78,6 +78,22 @@ def reading(
     )
 
 
+def page_after(request: ClientRequest, after: Any) -> ClientRequest:
+    """The question for the page after another one, which named this."""
+    return request._replace(query={**request.query, "after": after})
+
+
+def many(
+    entity: str, keys: Sequence[str], at: datetime | None, wait_for: str | None
+) -> ClientRequest:
+    """A question for many entities by key."""
+    asked = {"keys": list(keys), "at": None if at is None else at.isoformat()}
+    headers = {"Content-Type": "application/json"}
+    headers |= {} if wait_for is None else {"Everstate-Wait-For": wait_for}
+    content = json.dumps(asked, ensure_ascii=False).encode()
+    return ClientRequest("POST", f"/query{place(entity, None, 'keys')}", {}, headers, content)
+
+
 def writing(
     method: str,
     path: str,
@@ -117,6 +133,11 @@ def _decimal_text(value: Any) -> str:
     if isinstance(value, Decimal):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def listed(key: str, item: Mapping[str, Any] | None) -> Found | None:
+    """One of many entities; ``None``: there is none with this key."""
+    return None if item is None else Found(key, item["state"], item["version"], item["as_of"])
 
 
 def found(key: str, body: dict[str, Any], headers: Mapping[str, str]) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from everstate.app import App
 from everstate.attention.looking import Looking
 from everstate.config import Config
-from everstate.console import access, dead, entities, log, sources, views
+from everstate.console import access, dead, entities, log, routes, sources, views
 from everstate.console.fresh import FreshValue
 from everstate.console.overview import looking
 from everstate.console.pages import PLACE, ROOT, Pages, entity_url
@@ -102,6 +102,11 @@ class WebConsole:
                 return self._pages.error(error, part=part)
 
         return guarded
+
+    def routes_page(self, openapi: Mapping[str, Any]) -> Response:
+        """The page of the API's routes and schemas."""
+        groups, schemas = routes.described_routes(openapi), routes.schemas_of(openapi)
+        return self._pages.page("routes.html", groups=groups, schemas=schemas)
 
     async def overview(self, request: Request) -> Response:
         """The first page; a part of it when the script asks for that; or its conditions as JSON.

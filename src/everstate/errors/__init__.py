@@ -37,6 +37,7 @@ from everstate.errors.declarations import (
 from everstate.errors.entities import (
     ChangeTooLarge,
     ContradictoryQuery,
+    Deleted,
     ImportFailed,
     InvalidChange,
     InvalidQuery,
@@ -119,6 +120,7 @@ __all__ = [
     "ContradictoryQuery",
     "CorruptRecord",
     "DataLoss",
+    "Deleted",
     "DeliveryFailed",
     "EventConflict",
     "EverstateError",

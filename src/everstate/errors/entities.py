@@ -12,6 +12,16 @@ class NotFound(EverstateError):
     http_status = 404
 
 
+class Deleted(NotFound):
+    """The entity is deleted, or was at that time; ``version`` is the one that deleted it."""
+
+    http_status = 410
+
+    def __init__(self, message: str, version: int, *, advice: str | None = None) -> None:
+        self.version = version
+        super().__init__(message, advice=advice)
+
+
 class NoViews(NotFound):
     """The views that are asked for were never made."""
 
@@ -153,5 +163,6 @@ class NotCaughtUp(EverstateError):
             f"{view} did not reach the token within {waited_s:g} s: {missing}.",
             advice="`everstate views list` shows its position, and `everstate run` advances it; or "
             "wait longer.",
-            public=f"{view} did not apply the write within {waited_s:g} s; send the request again.",
+            public=f"{view} did not apply the write within {waited_s:g} s: {missing}. Send the "
+            "request again.",
         )

@@ -20,6 +20,7 @@ from everstate.http.callers import Caller, Callers, provenance_of
 from everstate.http.limits import Limits
 
 T = TypeVar("T")
+_SMALL_BYTES: Final = 16_384
 AnswerPast = Callable[[Request, str, str], Awaitable[Response | None]]
 """Answers a request for a past state of an entity type's key; ``None``: it asks for the present."""
 
@@ -147,6 +148,15 @@ class Desk:
         if self._limiter is None:
             self._limiter = CapacityLimiter(self._threads)
         return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+
+
+async def beside_loop(size: int, call: Callable[[], T]) -> T:
+    """Run what reads a body of ``size`` bytes: in a thread, unless the body is small.
+
+    While a large body is validated, the event loop answers nobody else; for a small one a thread
+    would cost more than the validation.
+    """
+    return call() if size <= _SMALL_BYTES else await anyio.to_thread.run_sync(call)
 
 
 def headers_of(request: HTTPConnection) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
-from everstate.changes import EntityType
+from everstate.changes import EntityType, Kind
 from everstate.changes.unknown import takes_unknown
 from everstate.http import callers as names
 from everstate.http.answers import JSON
@@ -24,13 +24,13 @@ _WHAT: Final = {
     200: "The requested entity or data.",
     201: "The entity was created.",
     204: "The entity was deleted.",
-    304: "The reader has this version.",
+    304: "The reader has this version, or the same answer.",
     400: "The request is invalid.",
     401: "The request has no valid token.",
     403: "The caller lacks a permission; `detail` names it.",
     404: "The entity does not exist.",
     409: "The entity exists already.",
-    410: "The changes of the page are not stored any more.",
+    410: "The entity is deleted, at `version`; or the changes of the page are not stored any more.",
     412: "If-Match or If-None-Match does not hold; `version` is the current version.",
     413: "The change is too large for the log.",
     415: "The Content-Type of the body is not accepted.",
@@ -163,6 +163,25 @@ def past() -> list[JsonSchema]:
         query("at", moment, "The state that was valid at this time in the world."),
         query("recorded_at", moment, "The newest state that was recorded by this time."),
         query("version", VERSION, "The state of this version."),
+    ]
+
+
+def limit(most: int) -> JsonSchema:
+    """The size of a page."""
+    return query("limit", {"type": "integer", "minimum": 1, "maximum": most}, "Most items.")
+
+
+def written_by() -> list[JsonSchema]:
+    """The parameters by which changes are chosen: who wrote them, and when."""
+    text, moment = {"type": "string"}, {"type": "string", "format": "date-time"}
+    return [
+        query("service", text, "By this service."),
+        query("identifier", text, "With this identifier."),
+        query("actor", text, "By this actor."),
+        query("correlation", text, "With this correlation id."),
+        query("kind", {"enum": [*Kind]}, "Only changes of this kind."),
+        query("since", moment, "Recorded at this time or later."),
+        query("until", moment, "Recorded before this time."),
     ]
 
 

@@ -22,12 +22,14 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
-from everstate.log.tails import Tail, check_tails, decode_tails, encode_tails, tails_before
+from everstate.log.tails import Tail, check_tails, decode_tails, encode_tails, tails_with
 from everstate.log.topics import TopicNames
 
 _BATCH_HEADER: Final = "batch"
 _TAILS_HEADER: Final = "tails"
 _WINDOW_RECORDS: Final = 2_000
+_ENDS_AGAIN_S: Final = 1.0
+"""How long batches are counted from the same ends of their topics, which cost a round trip."""
 _PAUSE_S: Final = 0.1
 _ABORT_S: Final = 10.0
 
@@ -83,6 +85,9 @@ class OncePublisher:
         self._watched = frozenset(watched)
         self._offsets: Offsets | None = None
         self._tails: dict[str, Tail] = {}
+        self._recent: dict[str, Tail] = {}
+        """Those with ends that are not older than :data:`_ENDS_AGAIN_S`."""
+        self._recent_until = 0.0
         self._begun = 0
         self._id = f"{config.log.prefix}.{name}"
         self._topic = TopicNames(config.log.prefix).progress
@@ -125,7 +130,7 @@ class OncePublisher:
             raise
         self._producer = producer
         if self._watched:
-            self._offsets = Offsets(self._config)
+            self._offsets, self._recent = Offsets(self._config), {}
             known = self._progress
             is_known = known is not None and known.batch > self._begun
             self._tails = decode_tails(known.tails or b"{}") if known and is_known else {}
@@ -199,7 +204,9 @@ class OncePublisher:
         tails: dict[str, Tail] = {}
         try:
             if self._offsets is not None:
-                tails = tails_before(self._offsets, records, self._watched)
+                if time.monotonic() >= self._recent_until:
+                    self._recent, self._recent_until = {}, time.monotonic() + _ENDS_AGAIN_S
+                tails = tails_with(self._offsets, records, self._watched, self._recent)
                 header.append((_TAILS_HEADER, encode_tails({**self._tails, **tails})))
             producer.begin()
             producer.send_many(records)
@@ -226,6 +233,7 @@ class OncePublisher:
             self.close()
             raise
         self._tails |= tails
+        self._recent |= tails
         return True
 
     def _withdraw(self, producer: Producer) -> bool:

@@ -47,6 +47,7 @@ class DebeziumForm:
         self._publisher = OncePublisher(config, f"debezium-{entity_type.name}")
         self._follower: Follower | None = None
         self._note: _Note | None = None
+        self._offsets = Offsets(config)
         self._batch = 0
         with Topics(config) as topics:
             self._source = topics.names.changes(entity_type.name)
@@ -56,6 +57,7 @@ class DebeziumForm:
         """Close the connections."""
         self._publisher.close()
         self._drop()
+        self._offsets.close()
 
     def run(self, stop: threading.Event) -> None:
         """Publish until ``stop`` is set; retryable errors are retried."""
@@ -82,6 +84,7 @@ class DebeziumForm:
         the log has lost, LogIdentityChanged, TopicResized, DataLoss (C8).
         """
         follower, note = self._opened()
+        self._offsets.check_partitions([self._source])
         records, positions = [], dict(note.positions)
         key = self._entity_type.key
         changes = follower.poll(_RECORDS_MAX, _WAIT_S)
@@ -122,7 +125,8 @@ class DebeziumForm:
 
     def _open(self) -> tuple[Follower, _Note]:
         retention = int(self._config.log.changes_retention_hours * _HOUR_MS)
-        with Topics(self._config) as topics, Offsets(self._config) as offsets:
+        offsets = self._offsets
+        with Topics(self._config) as topics:
             topics.ensure([self._entity_type.name])
             topics.ensure_raw(
                 [self._target],
@@ -140,8 +144,8 @@ class DebeziumForm:
             self._batch, read = progress.batch, _read(progress.note, identity)
             check_same_topic(self._source, read.source, identity)
             note = _Note(identity, {**starts, **read.positions})
-        with Offsets(self._config) as offsets:  # later than the positions: they may not be beyond
-            ends = {part: at for (_, part), at in offsets.stable_ends([self._source]).items()}
+        # Asked later than the positions, which may not be beyond the ends.
+        ends = {part: at for (_, part), at in offsets.stable_ends([self._source]).items()}
         who = f"{self._entity_type.name} in Debezium's form"
         check_ends(who, self._source, note.positions, ends)
         places = {(self._source, part): at for part, at in note.positions.items()}

@@ -13,6 +13,7 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidQuery
 from everstate.serving import statements
 from everstate.serving.answers import Entity, Version
+from everstate.serving.differences import Difference
 from everstate.serving.masking import masked_entity, masked_version
 from everstate.serving.reader import Reader, entity_of, version_of
 from everstate.views.tables import Row
@@ -41,6 +42,25 @@ class WrittenBy:
     """Recorded at this time or later."""
     until: datetime | None = None
     """Recorded before this time."""
+    changed: str | None = None
+    """Of one entity: a field that they change, or one within it; dots separate nested fields."""
+
+    def has(self, version: Version) -> bool:
+        """Whether a version is wanted."""
+        return (
+            all(
+                version.provenance.get(_PROVENANCE[name]) == value
+                for name, value in self.provenance.items()
+            )
+            and self.kind in (None, version.kind)
+            and (self.since is None or version.recorded_at >= self.since)
+            and (self.until is None or version.recorded_at < self.until)
+            and (self.changed is None or any(map(self._concerns, version.differences)))
+        )
+
+    def _concerns(self, difference: Difference) -> bool:
+        one, other = f"{self.changed}.", f"{difference.path}."
+        return one.startswith(other) or other.startswith(one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound, UnknownEntity, UnknownView
+from everstate.errors import (
+    ContradictoryQuery,
+    Deleted,
+    InvalidQuery,
+    NotFound,
+    UnknownEntity,
+    UnknownView,
+)
 from everstate.serving import statements
 from everstate.serving.answers import (
     ColdRead,
@@ -120,6 +127,7 @@ class Reader:
         at: datetime | None = None,
         where: Sequence[str | Predicate] = (),
         order: Sequence[str | Order] = (),
+        after: str | None = None,
         limit: int | None = 100,
         wait_for: str | None = None,
         wait_s: float = WAIT_S,
@@ -127,8 +135,9 @@ class Reader:
         """Entities that exist now, or existed ``at`` a world time, and meet all conditions.
 
         Conditions and orders as in :mod:`everstate.serving.predicates`; ordered by key when no
-        order is given. Raises InvalidQuery for a field that the model does not have, or a value not
-        of its type. Cost: one pass over the entities; with ``at``, one over their versions.
+        order is given. ``after``: only keys after this one. Raises InvalidQuery for a field that
+        the model does not have, or a value not of its type. Cost: one pass over the entities; with
+        ``at``, one over their versions.
         """
         # Imported here: Arrow's types take a fifth of a second, which `get` does not need.
         from everstate.serving.predicates import parse_order, parse_predicate
@@ -141,7 +150,7 @@ class Reader:
         for path in (*(each.path for each in predicates), *(each.path for each in orders)):
             self.masks(entity).refuse(path, "a condition on")
         self._wait(f"{entity}_{'latest' if at is None else 'history'}", wait_for, wait_s)
-        query, parameters = statements.listing(self.schema, entity, at, predicates, orders)
+        query, parameters = statements.listing(self.schema, entity, at, predicates, orders, after)
         rows = self.connection.rows(query, [*parameters, limit])
         mask = self.masks(entity)
         return [masked_entity(entity_of(kind, row), mask) for row in rows]
@@ -438,8 +447,9 @@ class Reader:
         name = f"{entity} {key!r}"
         if row is not None:
             by = row[8].get("serviceName")
-            return NotFound(
+            return Deleted(
                 f"{name} was deleted by {by} at version {row[1]}, {row[5].isoformat()}.",
+                row[1],
                 advice=f"Read it before that: --version {row[1] - 1}." if row[1] > 1 else None,
             )
         if ends is None and self.project.keeps_history(entity):

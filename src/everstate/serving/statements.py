@@ -43,6 +43,7 @@ def listing(
     at: datetime | None,
     predicates: Sequence[Predicate],
     orders: Sequence[Order],
+    after: str | None = None,
 ) -> tuple[sql.Composed, list[Any]]:
     """The statement of a list and its parameters, without the last one, the limit."""
     conditions: list[sql.Composable] = [sql.SQL("state IS NOT NULL")]
@@ -58,6 +59,9 @@ def listing(
         )
         conditions.append(held.format(table))
         parameters += [aware(at), at]
+    if after is not None:
+        conditions.append(sql.SQL("key > %s"))
+        parameters.append(after)
     for predicate in predicates:
         text, values = predicate.compose()
         conditions.append(text)

@@ -106,6 +106,7 @@ class StoreContract:
         deleted = store.delete("o-1", provenance=CLERK)
         assert (deleted.version, deleted.kind) == (2, Kind.DELETED)
         assert store.get("o-1") is None
+        assert (store.last_version("o-1"), store.last_version("o-2")) == (2, None)
         created = store.put(StoredOrder(order_id="o-1"), provenance=CLERK, expected_version=0)
         assert (created.version, created.kind) == (3, Kind.CREATED)
         check_chain(changes())

@@ -359,9 +359,10 @@ class MemoryTrailing(Opened):
         return found[0]
 
     def take(self, start: int, end: int) -> bool:
-        """Compare and swap the view's position (V10)."""
+        """Compare and swap the view's position (V10); it has not caught up before this."""
         self.store.between("take")
         table = self.table
+        self.transaction.delete("met", (table.view, table.version))
         return self.swap(table.view, table.version, table.fingerprint, start, end)
 
     def exceptions(self, start: int, end: int) -> Exceptions:

@@ -36,10 +36,10 @@ from everstate.testing.view_memory_orders import (
 from everstate.testing.view_oracle import OracleTables, accepted, expected
 from everstate.testing.view_orders import Log, Logged
 from everstate.testing.view_world import OLDER, PARTITIONS, PLANS, World
-from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, ViewVersion
+from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
 from everstate.views.publishing import publish
 from everstate.views.tables import Vector, covers, physical
-from everstate.views.versions import passed_by_all
+from everstate.views.versions import passed_by_all, to_come
 
 _NEST: Final = 0.12
 _KILL: Final = 0.01
@@ -193,7 +193,7 @@ class Simulation(World):
             row = self.random.choice(published)
             number = self.numbers()[row.name] + 1
             fresh: dict[str, Any] = {"published": False, "built": None, "published_at": None}
-            self.put(
+            self.add(
                 replace(row, version=number, status=BUILDING, error=None, waits_for=None, **fresh)
             )
 
@@ -207,10 +207,15 @@ class Simulation(World):
         ]
         if kept:
             row = self.random.choice(kept)
-            for other in self.versions():
-                if other.name == row.name and other.status == BUILDING:
+            rows = [other for other in self.versions() if other.name == row.name]
+            coming = to_come(rows)
+            for other in rows:
+                if other.status in (BUILDING, WAITING):
                     self.give_up(other)
-            self.go_back(row, seen[row.name])
+            if coming is not None:
+                number = self.numbers()[row.name] + 1
+                self.add(replace(coming, version=number, status=WAITING, built=None))
+            self.go_back(row, coming or seen[row.name])
             self.happened["undone"] += 1
 
     def go_back(self, row: ViewVersion, seen: ViewVersion) -> None:
@@ -235,7 +240,10 @@ class Simulation(World):
 
     def forget_old(self) -> None:
         """Drop versions replaced long ago, and the positions of those retired long ago (V3)."""
+        waits = {key[1:3] for key in self.database.locks if key[0] == "position"}
         for row in self.versions():
+            if (row.name, row.version) in waits:
+                continue  # a transaction moves it
             if row.status == KEPT and self.random.random() < 0.3:
                 self.forget(row)
             elif row.status == RETIRED and self.random.random() < 0.3:

@@ -5,14 +5,25 @@ A call only changes the registry (dropping also drops tables); the running pipel
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
+
+from psycopg import Rollback
+from psycopg.errors import DependentObjectsStillExist, LockNotAvailable
 
 from everstate.errors import InvalidQuery, NotFound
-from everstate.views.control import BUILDING, KEPT, LIVE, WAITING, Control, ViewVersion
+from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control, ViewVersion
 from everstate.views.stores import view_tables
 from everstate.views.tables import latest_of
+from everstate.views.versions import to_come
+
+logger = logging.getLogger(__name__)
+
+_UNDONE: Final = "an undo was asked for; `everstate views rebuild {}` builds it"
+_SHORT_WAIT: Final = "SET LOCAL lock_timeout = 200"
+"""For a statement that a reader may hold up: milliseconds until LockNotAvailable."""
 
 
 def ask_rebuild(
@@ -33,6 +44,9 @@ def ask_rebuild(
         options = {"force": force, "require_equal": require_equal}
         for row in reversed(rows):
             if row.status in (BUILDING, WAITING):
+                for other in rows:
+                    if other.status == BUILDING and other.version < row.version:
+                        give_up(control, name, other.version)
                 control.set_status(name, row.version, BUILDING)
                 control.set_options(name, row.version, options)
                 return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
@@ -64,8 +78,9 @@ def ask_undo(
     """Request the version before the published one; it catches up, then readers see it.
 
     A second call goes further back. The app's later starts keep to it, as long as they declare
-    what was undone; `ask_rebuild` goes forward again. ``check`` raises when this app's model cannot
-    keep the version. Raises NotFound when no older version is kept any more.
+    what was undone; `ask_rebuild` goes forward again. A version of another meaning that is being
+    built is undone, too: it waits. ``check`` raises when this app's model cannot keep the version.
+    Raises NotFound when no older version is kept any more.
     """
     with control.connection.transaction():
         control.lock_installing()
@@ -86,9 +101,16 @@ def ask_undo(
             )
         older = max(kept, key=lambda row: row.version)
         check(older)
+        coming = to_come(rows)
         cancel(control, name)
-        if seen is not None:
-            control.set_undone(name, older.version, seen.undone or seen.fingerprint)
+        if coming is not None:
+            # Its meaning is what the app declares: it waits, so that no start builds it again.
+            later = replace(coming, version=control.numbers()[name] + 1, status=WAITING, built=None)
+            reason = coming.status_reason or _UNDONE.format(name)
+            control.add_version(replace(later, status_reason=reason))
+        undone = coming or seen
+        if undone is not None:
+            control.set_undone(name, older.version, undone.undone or undone.fingerprint)
         return _catch_up(control, older, {"force": force})
 
 
@@ -128,10 +150,46 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
                 advice="Take its declaration out of the app, start `everstate run` again, then "
                 "drop the view.",
             )
-        view_tables(control).drop_reader(name)
-        for row in rows:
-            forget_version(control, name, row.version)
+        forget_view(control, name)
     return rows
+
+
+def drop_unused(control: Control, hours: float) -> list[ViewVersion]:
+    """Drop the versions that were replaced more than so many hours ago; returns them.
+
+    A view that no app has declared for as long loses its positions, so that it no longer holds back
+    trimming (V3). A version stays until a later call while a transaction has read it, or something
+    depends on its table.
+    """
+    dropped = []
+    for status in (KEPT, RETIRED):
+        for row in control.unchanged_for(status, hours):
+            try:
+                with control.connection.transaction():
+                    # An operator may go back to a version, and a start may declare a view again.
+                    control.lock_installing()
+                    unused = control.unchanged_for(status, hours)
+                    if (row.name, row.version) not in {(r.name, r.version) for r in unused}:
+                        continue
+                    if status == RETIRED:
+                        control.close_positions(row.name, row.version)
+                        continue
+                    control.connection.execute(_SHORT_WAIT)
+                    forget_version(control, row.name, row.version)
+                dropped.append(row)
+            except (LockNotAvailable, DependentObjectsStillExist) as cause:
+                logger.info(
+                    "view %s: version %d is dropped later: %s", row.name, row.version, cause
+                )
+    return dropped
+
+
+def forget_view(control: Control, name: str) -> None:
+    """Drop the name that readers use and all versions; raises PublishRefused."""
+    view_tables(control).drop_reader(name)
+    control.withdraw(name)
+    for row in control.versions(name):
+        forget_version(control, name, row.version)
 
 
 def give_up(control: Control, name: str, version: int) -> None:
@@ -144,10 +202,13 @@ def give_up(control: Control, name: str, version: int) -> None:
 
 
 def forget_version(control: Control, name: str, version: int) -> None:
-    """Drop a version that no reader sees: its table, its positions, its row in the registry."""
-    view_tables(control).drop(name, version)
-    control.close_positions(name, version)
-    control.remove_version(name, version)
+    """Drop a version: positions, row in the registry, table; nothing while readers see it."""
+    with control.connection.transaction() as tried:
+        # In the order in which a step of the version locks them.
+        control.close_positions(name, version)
+        if not control.remove_version(name, version):
+            raise Rollback(tried)
+        view_tables(control).drop(name, version)
 
 
 def _rows(control: Control, name: str) -> list[ViewVersion]:

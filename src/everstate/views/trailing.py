@@ -49,7 +49,8 @@ class TrailingTransaction(Protocol):
     def take(self, start: int, end: int) -> bool:
         """Move the view's position from start to end; returns whether it was at start.
 
-        False, too, when the position is of another plan.
+        False, too, when the position is of another plan. The record that the version has caught up
+        with its core is cleared: it was behind.
         """
 
     def exceptions(self, start: int, end: int) -> Exceptions:

@@ -128,12 +128,13 @@ def _step(
 
     def step(what: ViewChange, version: int) -> Step:
         # A requested version with the same meaning stays: it repairs the published version.
+        wanted = {view.fingerprint, *(row.fingerprint for row in rows if row.version == version)}
         unseen = tuple(
             row.version
             for row in rows
             if row.status in (BUILDING, WAITING)
             and row.version != version
-            and (row.fingerprint != view.fingerprint or what not in ("same", "text", "returns"))
+            and (row.fingerprint not in wanted or what not in ("same", "text", "returns"))
         )
         return Step(what, view.name, view.entity, version, seen, unseen, view)
 
@@ -162,6 +163,19 @@ def _step(
         return step("new", fresh)
     asks = on_change == "ask" and published.status == LIVE
     return step("asked" if asks else "changed", fresh)
+
+
+def to_come(rows: Iterable[ViewVersion]) -> ViewVersion | None:
+    """The version of another meaning by which the app replaces the published one, if it does.
+
+    ``rows``: the versions of one view, by number. Readers have never seen that version.
+    """
+    stored = list(rows)
+    published = _published(stored)
+    seen = None if published is None else published.fingerprint
+    unseen = [row for row in stored if row.status in (BUILDING, WAITING)]
+    found = [row for row in unseen if row.published_at is None and row.fingerprint != seen]
+    return found[-1] if found else None
 
 
 def _published(rows: Sequence[ViewVersion]) -> ViewVersion | None:

@@ -31,8 +31,8 @@ from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import Progress, watched
 from everstate.pipeline.spark.session import spark_errors
-from everstate.views.changing import forget_version
-from everstate.views.control import BUILDING, KEPT, RETIRED, Control, ViewVersion
+from everstate.views.changing import drop_unused, forget_view
+from everstate.views.control import BUILDING, Control, ViewVersion
 from everstate.views.database import ViewsDatabase
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
@@ -237,21 +237,12 @@ class Builder:
                 _run(rows, task)
 
     def _drop_old(self, control: Control) -> None:
-        """Drop versions that were replaced longer ago than ``views.keep_old_hours``.
-
-        A view that no app has declared for as long loses its positions, so that it no longer holds
-        back trimming (V3).
-        """
+        """Drop what ``views.keep_old_hours`` keeps no longer, and parts that nothing reads."""
         if time.monotonic() - self._cleaned_at < _CLEAN_S:
             return
         self._cleaned_at = time.monotonic()
-        hours = self._config.views.keep_old_hours
-        for row in control.unchanged_for(KEPT, hours):
-            with control.connection.transaction():
-                forget_version(control, row.name, row.version)
+        for row in drop_unused(control, self._config.views.keep_old_hours):
             logger.info("view %s: version %d was dropped", row.name, row.version)
-        for row in control.unchanged_for(RETIRED, hours):
-            control.close_positions(row.name, row.version)
         self._drop_parts(control)
 
     def _drop_parts(self, control: Control) -> None:
@@ -261,9 +252,7 @@ class Builder:
         wanted |= {part.name for plan in self._project.views.values() for part in plan.parts}
         for name in {row.name for row in stored if row.is_part} - wanted:
             with control.connection.transaction():
-                view_tables(control).drop_reader(name)
-                for row in control.versions(name):
-                    forget_version(control, name, row.version)
+                forget_view(control, name)
             logger.info("%s was dropped, because no view is read from it any more", name)
 
 

@@ -18,7 +18,6 @@ from everstate.pipeline.keeping.plan import column_types
 from everstate.views.changing import give_up
 from everstate.views.control import BUILDING, LIVE, RETIRED, WAITING, Control
 from everstate.views.kinds import LatestPlan
-from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.project import Project
 from everstate.views.stores import (
     install_core,
@@ -217,8 +216,6 @@ def _take(
         control.set_status(step.name, step.version, BUILDING)
         if plan.inputs:
             # It is published when its inputs are, and when its own table is filled from them.
-            if not isinstance(plan, JoinSumsPlan):
-                control.set_built(step.name, step.version, {})
             return
         tables.install(plan, step.version, types)
         if beginning is not None and step.published is None:

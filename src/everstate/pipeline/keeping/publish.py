@@ -11,6 +11,7 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidView
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
+from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.publishing import InTheWay, stands_with_core
 from everstate.views.stores import view_tables
@@ -102,9 +103,13 @@ def composed_waiting(
 ) -> Iterator[tuple[ViewVersion, ViewPlan]]:
     """Versions of views over other views that are published when all of these are."""
     for row in control.versions():
-        is_made = row.inputs and row.status == BUILDING and row.built is not None
-        if is_made and row.entity in entity_types:
-            try:
-                yield row, plan_of(row, entity_types)
-            except InvalidView as refused:
-                control.set_waits_for(row.name, row.version, refused.message)
+        if not row.inputs or row.status != BUILDING or row.entity not in entity_types:
+            continue
+        try:
+            plan = plan_of(row, entity_types)
+        except InvalidView as refused:
+            control.set_waits_for(row.name, row.version, refused.message)
+            continue
+        # Only the sums of a join have a table of their own, which is filled first.
+        if row.built is not None or not isinstance(plan, JoinSumsPlan):
+            yield row, plan

@@ -11,6 +11,7 @@ from everstate.config import Config
 from everstate.declarations.captures import Capture, Outbox
 from everstate.log.client import raw_bytes_max
 from everstate.sources.cdc import placeholders
+from everstate.sources.cdc.mariadb_statements import FILTER, unread_statements
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.rows import AGGREGATE, HEARTBEAT, KIND, MESSAGE, SCHEMA, TRANSACTION
 
@@ -151,7 +152,7 @@ def connector_settings(
     if capture.kind == "postgresql":
         settings |= _postgres(capture, names, address)
     else:
-        settings |= _mariadb(config, capture, names, address, brokers)
+        settings |= _mariadb(config, capture, names, address, brokers, own)
     peculiar = peculiar or Peculiarities()
     return {**settings, **_keys(peculiar), **capture.settings, **_left_out(peculiar, capture, own)}
 
@@ -347,7 +348,12 @@ def _postgres(capture: Capture, names: CaptureNames, address: Address) -> dict[s
 
 
 def _mariadb(
-    config: Config, capture: Capture, names: CaptureNames, address: Address, brokers: str
+    config: Config,
+    capture: Capture,
+    names: CaptureNames,
+    address: Address,
+    brokers: str,
+    own: OwnTables,
 ) -> dict[str, str]:
     history = "schema.history.internal"
     databases = {table.partition(".")[0] for table in capture.captured_tables}
@@ -369,10 +375,13 @@ def _mariadb(
         "time.precision.mode": "microseconds",
         # Numbers above 2^63 would be negative otherwise.
         "bigint.unsigned.handling.mode": "precise",
+        # A snapshot would fail at the year 0000, also in a column that no field has.
+        "driver.yearIsDateType": "false",
         # It would move the years 1 to 99 to 1970 to 2069.
         "enable.time.adjuster": "false",
         f"{history}.kafka.bootstrap.servers": brokers,
         f"{history}.kafka.topic": names.schema_history,
         f"{history}.store.only.captured.tables.ddl": "true",
+        FILTER: unread_statements([*capture.captured_tables, *own.tables]),
         **clients,
     }

@@ -50,11 +50,15 @@ _MARIA_TYPES: Final = """\
 SELECT column_name AS name, data_type AS type, is_nullable = 'YES'
   OR column_default IS NOT NULL AND column_default NOT LIKE 'current_timestamp%%' AS has_other
 FROM information_schema.columns WHERE table_schema = %s AND table_name = %s
-  AND data_type IN ('date', 'datetime', 'timestamp', 'float')"""
+  AND data_type IN ('date', 'datetime', 'timestamp', 'float', 'year')"""
+_MARIA_CHECKS: Final = """\
+SELECT check_clause AS text FROM information_schema.check_constraints
+WHERE constraint_schema = %s AND table_name = %s"""
 _NO_CALENDAR: Final = (
     "a row has a date with month 0 or day 0, which Debezium writes as null or as 1970-01-01, or a"
     " time of the year 0, which it writes as one of the year 1"
 )
+_NO_YEAR: Final = "Debezium writes the year 0000 as 2000 in snapshots and as 1900 in changes"
 _MAY_COME: Final = (
     "the server's sql_mode takes dates with month 0 or day 0, which Debezium would write as null or"
     " as the column's default"
@@ -136,7 +140,7 @@ def inexact_in_mariadb(
 ) -> list[InexactColumn]:
     """Columns with dates that no calendar has (`0000-00-00`, `2026-00-15`), or that may get them.
 
-    Also columns of floats. Cost: one pass over each table that has columns of these types.
+    Also columns of floats and of years. Cost: at most two passes over each table with such columns.
     """
     found: list[InexactColumn] = []
     (server,) = run("SELECT @@GLOBAL.sql_mode AS mode")
@@ -144,7 +148,9 @@ def inexact_in_mariadb(
     for table in tables:
         listed = run(_MARIA_TYPES, *table.split(".", 1))
         found += [_rounded(table, str(each["name"])) for each in listed if each["type"] == "float"]
-        columns = [column for column in listed if column["type"] != "float"]
+        years = [str(each["name"]) for each in listed if each["type"] == "year"]
+        found += _years(run, table, years, quoted) if years else []
+        columns = [column for column in listed if column["type"] not in ("float", "year")]
         if not columns:
             continue
         named = ["`" + str(column["name"]).replace("`", "``") + "`" for column in columns]
@@ -156,6 +162,32 @@ def inexact_in_mariadb(
             elif takes_them and column["has_other"]:
                 found.append(_may_come(table, str(column["name"])))
     return found
+
+
+def _years(
+    run: Callable[..., list[dict[str, Any]]],
+    table: str,
+    columns: list[str],
+    quoted: Callable[[str], str],
+) -> Iterable[InexactColumn]:
+    """The columns of years that have, or may get, the year 0000."""
+    named = {column: "`" + column.replace("`", "``") + "`" for column in columns}
+    has = ", ".join(f"max({name} < 1901)" for name in named.values())
+    (row,) = run(f"SELECT {has} FROM {quoted(table)}")
+    checks = {each["text"] for each in run(_MARIA_CHECKS, *table.split(".", 1))}
+    for (column, name), has_it in zip(named.items(), row.values(), strict=True):
+        check = f"{name} >= 1901"
+        if has_it:
+            yield _left_out(table, column, f"a row has the year 0000, and {_NO_YEAR}")
+        elif check not in checks:
+            yield InexactColumn(
+                table,
+                column,
+                f"{_NO_YEAR}, and no CHECK of the table keeps it out",
+                f"Or declare that there is no such year: types={{{column!r}: int}} of its Table.",
+                sql=(f"ALTER TABLE {quoted(table)} ADD CHECK ({check});",),
+                settled_by_type=True,
+            )
 
 
 def _rounded(table: str, column: str) -> InexactColumn:

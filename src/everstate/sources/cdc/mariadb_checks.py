@@ -9,6 +9,7 @@ from typing import Any, Final
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import OwnTables
 from everstate.sources.cdc.database import Finding, FindingOutcome
+from everstate.sources.cdc.mariadb_statements import unreadable_clauses
 
 RunQuery = Callable[..., list[dict[str, Any]]]
 """Runs one query with its arguments."""
@@ -192,15 +193,15 @@ class _Checks:
             else:
                 made = str(self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0].get("Create Table"))
                 findings += [rights, self._key(table, bool(found[0]["keyed"]), made)]
-                findings += [*self._cascades(table, made), *self._defaults(table, made)]
+                findings += [*self._cascades(table, made), *self._unreadable(table, made)]
         return findings
 
-    def _defaults(self, table: str, made: str) -> list[Finding]:
-        """Columns whose default stops a connector, whether a field has them or not."""
+    def _unreadable(self, table: str, made: str) -> list[Finding]:
+        """Defaults and clauses that stop a connector, whether a field has the column or not."""
         why = "its default is a uuid, which Debezium cannot read: the connector fails at the table"
         advice = "Then the application gives the value, or CREATE TRIGGER … BEFORE INSERT does."
         alter = f"ALTER TABLE {quoted(table)} ALTER COLUMN"
-        return [
+        found = [
             Finding(
                 f"default of {table}.{name}",
                 "fail",
@@ -210,6 +211,12 @@ class _Checks:
             )
             for name in _UUID_DEFAULT.findall(made)
         ]
+        clauses = ", ".join(unreadable_clauses(made))
+        if clauses:
+            why = f"it has {clauses}, which Debezium cannot read: the connector fails at the table"
+            advice = "Make the table without it, or capture a table without it that is copied to."
+            found.append(Finding(f"table {table}", "fail", why, advice=advice))
+        return found
 
     def _cascades(self, table: str, made: str) -> list[Finding]:
         """Foreign keys whose actions change rows without a record in the binlog."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.halted import source_time_s
+
+_UNREAD: Final = re.compile(
+    r"DDL statement couldn't be parsed\..*? with the statement '(.*?)'$", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +92,17 @@ def trace_of(status: Mapping[str, Any]) -> str | None:
 
 
 def _cause(trace: str) -> str:
-    """The innermost reason of a Java trace, in one line."""
+    """The innermost reason of a Java trace that says anything, in one line."""
+    unread = _UNREAD.search(trace)
+    if unread is not None:
+        return (
+            f"Debezium cannot read the statement {' '.join(unread[1].split())}; `everstate cdc "
+            "snapshot --new-epoch` reads all rows as they are now, and goes on after it"
+        )
     lines = [line.strip() for line in trace.splitlines()]
     causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]
-    return causes[-1].removeprefix("Caused by: ")
+    found = [each.removeprefix("Caused by: ") for each in causes]
+    return ([each for each in found if ": " in each] or found)[-1]
 
 
 def age_s(offset: Mapping[str, Any], now_s: float) -> float | None:

@@ -31,7 +31,7 @@ from everstate.sources.commands.wire import (
     provenance_of,
 )
 
-_REASON_MAX: Final = 2_000
+REASON_MAX: Final = 2_000
 _ANSWER_ROOM: Final = 4_096
 
 EncodedRecord = tuple[bytes, bytes, Any]
@@ -114,7 +114,7 @@ class Decider:
 
     def park(self, held: RememberedEntity, command: WireCommand, reason: str) -> Decided:
         """The answer to a command that cannot be decided."""
-        reason = reason[:_REASON_MAX]
+        reason = reason[:REASON_MAX]
         parked = self._answer(held, command, Outcome.PARKED, reason=reason)
         return parked._replace(parked=reason)
 
@@ -185,7 +185,7 @@ class Decider:
             held,
             command,
             Outcome.REJECTED,
-            reason=refusal.reason[:_REASON_MAX],
+            reason=refusal.reason[:REASON_MAX],
             code=refusal.code,
             data=refusal.data or None,
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Protocol
 from uuid import UUID, uuid5
@@ -25,7 +25,7 @@ from everstate.errors import (
     Unauthenticated,
 )
 from everstate.http.answers import check_length, content_type_of
-from everstate.http.asgi import KEY, headers_of
+from everstate.http.asgi import KEY, beside_loop, headers_of
 from everstate.http.callers import idempotency_key_of, occurred_at_of
 from everstate.http.conditions import parse_condition
 from everstate.http.masks import NO_MASK, Mask
@@ -38,9 +38,6 @@ logger = logging.getLogger("everstate.api")
 
 _KEYS: Final = UUID("6f0a3d3e-8f0c-5b0e-9d5a-0a1b6a0b7c11")
 _WAIT_S_MAX: Final = 60.0
-_SMALL_BYTES: Final = 16_384
-"""A body of this size is validated at once; larger ones in a thread."""
-_ERRORS_MAX: Final = 1_000
 _failed: Final = RateLimitedLogger(logger, logging.WARNING)
 _STATUS: Final = {
     Outcome.ACCEPTED: 200,
@@ -149,10 +146,11 @@ def _add(
             command_id = _command_id(provenance, group.name, key, idempotency_key)
             condition = None if if_match is None else ", ".join(if_match)
             match = parse_condition("If-Match", condition)
+            body = await _body(request, body_bytes_max)
             answer = await client.send_async(
                 group.name,
                 key,
-                await _command(group, name, await _body(request, body_bytes_max)),
+                await beside_loop(len(body), partial(group.read, name, body)),
                 provenance=provenance,
                 command_id=command_id,
                 occurred_at=occurred_at_of(headers),
@@ -190,13 +188,6 @@ def _add(
         },
         description=(model.__doc__ or f"Command {name}.").strip(),
     )
-
-
-async def _command(group: CommandGroup, name: str, body: bytes) -> BaseModel:
-    """The command in a body; a large one is read beside the event loop."""
-    if len(body) <= _SMALL_BYTES:
-        return group.read(name, body)
-    return await asyncio.to_thread(group.read, name, body)
 
 
 async def _body(request: Request, limit: int) -> bytes:

@@ -22,7 +22,13 @@ from everstate.log.loop import Incoming, LogPartition, Send
 from everstate.log.positions import Ends
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.bound import check_log
-from everstate.sources.commands.deciding import NOTHING, Decided, Decider, RememberedEntity
+from everstate.sources.commands.deciding import (
+    NOTHING,
+    REASON_MAX,
+    Decided,
+    Decider,
+    RememberedEntity,
+)
 from everstate.sources.commands.restoring import Restorer
 from everstate.sources.commands.store import (
     PartitionStore,
@@ -314,7 +320,7 @@ class CommandWork:
                     f"it is to {command.entity} {command.key!r}, its record to {key!r}"
                 )
         except (msgspec.DecodeError, ValueError, InvalidChange) as cause:
-            self._park_unreadable(partition, message, offset, str(cause), send)
+            self._park_unreadable(partition, message, offset, str(cause)[:REASON_MAX], send)
             return
         name = answer_key(key, command.id.bytes)
         again = REPLAY in headers or DISCARD in headers
@@ -438,7 +444,7 @@ def _parked_headers(
 ) -> list[tuple[str, bytes]]:
     key = message.key() or b""
     return [
-        (REASON, reason[:2_000].encode()),
+        (REASON, reason[:REASON_MAX].encode()),
         (PLACE, b"%d@%d" % (partition, offset)),
         ("key", key[:KEY_BYTES_MAX]),
     ]

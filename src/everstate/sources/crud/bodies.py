@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.json_numbers import decode
+from everstate.changes.keys import KEY_BYTES_MAX
 from everstate.changes.unknown import reason_of
 from everstate.errors import InvalidBody, InvalidRequest
 
@@ -45,7 +46,8 @@ def check_key(entity_type: EntityType, key: str, model: BaseModel) -> None:
     """Raise InvalidBody when the body's key is not the one in the path."""
     found = entity_type.key_of(model)
     if found != key:
-        reason = f"is {found!r}, and the path says {key!r}"
+        shown = found if len(found) <= KEY_BYTES_MAX else f"{found[:40]}…"
+        reason = f"is {shown!r}, and the path says {key!r}"
         raise InvalidBody(entity_type.name, ((entity_type.key, reason),))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -16,7 +17,7 @@ from everstate.changes.tokens import written_token
 from everstate.errors import InvalidBody
 from everstate.http import openapi as says
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest, content_type_of, masked
-from everstate.http.asgi import KEY, AnswerPast, Desk, respond
+from everstate.http.asgi import KEY, AnswerPast, Desk, beside_loop, respond
 from everstate.http.callers import TOKEN, WAIT_FOR, occurred_at_of, provenance_of, text
 from everstate.http.conditions import etag
 from everstate.http.openapi import Schemas
@@ -47,16 +48,10 @@ def event_router(
 
     async def append(request: Request) -> Response:
         incoming = await desk.read(request, name, "write")
-        event, key = _event_of(entity_type, incoming)
-        given = incoming.headers, incoming.caller
-        writer = provenance_of(*given, api_version=api_version, entity=name, key=key)
-        at = _occurred_at(incoming, event)
-        await asyncio.wrap_future(log.append(name, event, provenance=writer, occurred_at=at))
-        token = str(written_token(project, name, key, _VERSION))
-        location = f"{path}/{quote(key, safe='')}"
-        headers = {"ETag": etag(_VERSION), "Location": location, TOKEN: token}
-        answer = HttpAnswer(201, headers, entity_type.encode(event).decode())
-        return respond(masked(answer, incoming.mask))
+        call = partial(_append, incoming, entity_type, log, project, api_version)
+        acknowledged, answer = await beside_loop(len(incoming.body), call)
+        await asyncio.wrap_future(acknowledged)
+        return respond(answer)
 
     async def read(request: Request, key: str) -> Response:
         answered = await past(request, name, key)
@@ -96,6 +91,22 @@ def event_router(
         openapi_extra={"parameters": [*says.conditions()[1:], says.wait_for(), *says.past()]},
     )
     return router
+
+
+def _append(
+    incoming: HttpRequest, entity_type: EntityType, log: EventLog, project: str, api_version: str
+) -> tuple[Future[None], HttpAnswer]:
+    """Send the event in a body; the answer is for when the future is done."""
+    name, (event, key) = entity_type.name, _event_of(entity_type, incoming)
+    given = incoming.headers, incoming.caller
+    writer = provenance_of(*given, api_version=api_version, entity=name, key=key)
+    at = _occurred_at(incoming, event)
+    acknowledged = log.append(name, event, provenance=writer, occurred_at=at)
+    token = str(written_token(project, name, key, _VERSION))
+    location = f"/{api_version}/{name}/{quote(key, safe='')}"
+    headers = {"ETag": etag(_VERSION), "Location": location, TOKEN: token}
+    answer = HttpAnswer(201, headers, entity_type.encode(event).decode())
+    return acknowledged, masked(answer, incoming.mask)
 
 
 def _event_of(entity_type: EntityType, incoming: HttpRequest) -> tuple[BaseModel, str]:

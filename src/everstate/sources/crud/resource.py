@@ -22,6 +22,7 @@ from everstate.changes.json_numbers import encode
 from everstate.changes.tokens import written_token
 from everstate.errors import (
     AlreadyExists,
+    Deleted,
     EverstateError,
     IdempotencyKeyReused,
     InvalidBody,
@@ -116,7 +117,7 @@ class Resource:
         """`GET`: the entity with its ETag, or 304 when the reader has that version."""
         found, conditions = self.store.get(key), incoming.conditions
         if found is None:
-            raise self._missing(key)
+            raise self._missing(key, self.store.last_version(key))
         # In a read If-None-Match means "I have this version": 304, not 412.
         Conditions(match=conditions.match).check(self.name, key, found.version)
         headers = {"ETag": etag(found.version)}
@@ -318,8 +319,11 @@ class Resource:
         )
         return Write(key=key, provenance=provenance, occurred_at=occurred_at_of(incoming.headers))
 
-    def _missing(self, key: str) -> NotFound:
-        return NotFound(f"{self.name} {key!r} does not exist.")
+    def _missing(self, key: str, version: int | None = None) -> NotFound:
+        """The error for no entity; ``version``: the one that deleted it."""
+        if version is None:
+            return NotFound(f"{self.name} {key!r} does not exist.")
+        return Deleted(f"{self.name} {key!r} was deleted at version {version}.", version)
 
     def _text(self, entity: BaseModel) -> str:
         return self.entity_type.encode(entity).decode()

@@ -14,7 +14,7 @@ from everstate.http.openapi import Schemas
 from everstate.sources.crud.openapi import list_parameters, patch_body
 from everstate.sources.crud.resource import Resource
 
-_READ = (200, 304, 400, 404, 412, 422, 504)
+_READ = (200, 304, 400, 404, 410, 412, 422, 504)
 _WRITTEN = (400, 412, 413, 415, 422)
 
 

@@ -128,14 +128,22 @@ class Positions(Schema):
     def take_view(
         self, table: KeptTable, generation: int, partition: int, start: int, end: int
     ) -> bool:
-        """Compare and swap the position of one view (V10); returns whether it was at ``start``."""
+        """Compare and swap the position of one view (V10); returns whether it was at ``start``.
+
+        A version that moves by itself was behind its core, so the record that it has caught up is
+        cleared: readers whose snapshots began meanwhile would see older rows under it (V13).
+        """
         query = sql.SQL(
-            "UPDATE {} SET next_offset = %s, updated_at = now() WHERE " + _PLACE + " "
-            "AND next_offset = %s AND fingerprint = %s"
-        ).format(self.table("position"))
+            "WITH moved AS (UPDATE {} SET next_offset = %s, updated_at = now() "
+            "WHERE "
+            + _PLACE
+            + " AND next_offset = %s AND fingerprint = %s RETURNING view, version), "
+            "lagged AS (UPDATE {} AS row SET met_at = NULL FROM moved WHERE row.name = moved.view "
+            "AND row.version = moved.version AND row.met_at IS NOT NULL) SELECT FROM moved"
+        ).format(self.table("position"), self.table("view"))
         place = (table.view, table.version, generation, partition)
         values = (end, *place, start, table.fingerprint)
-        return self.connection.execute(query, values).rowcount == 1
+        return self.connection.execute(query, values).fetchone() is not None
 
     def take_riders(
         self, riders: Sequence[KeptTable], generation: int, partition: int, start: int, end: int

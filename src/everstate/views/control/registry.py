@@ -289,10 +289,20 @@ class Registry(Schema):
         ).format(self.table("view"))
         return self.connection.execute(query, (LIVE, name, new)).rowcount == 1
 
-    def remove_version(self, name: str, version: int) -> None:
-        """Delete a version's row; the caller removes its table and positions."""
-        query = sql.SQL("DELETE FROM {} WHERE name = %s AND version = %s")
-        self.connection.execute(query.format(self.table("view")), (name, version))
+    def remove_version(self, name: str, version: int) -> bool:
+        """Delete a version's row; the caller removes its table and positions.
+
+        False, and nothing is deleted, while readers see the version.
+        """
+        query = sql.SQL("DELETE FROM {} WHERE name = %s AND version = %s AND NOT published")
+        return (
+            self.connection.execute(query.format(self.table("view")), (name, version)).rowcount == 1
+        )
+
+    def withdraw(self, name: str) -> None:
+        """Record that readers see no version of a view: its name was dropped."""
+        query = sql.SQL("UPDATE {} SET published = false WHERE name = %s AND published")
+        self.connection.execute(query.format(self.table("view")), (name,))
 
     def set_verified(self, name: str, version: int, report: Mapping[str, Any]) -> None:
         """Store the outcome of a proof, with the database's time."""

@@ -135,11 +135,20 @@ class EntityStore(Store):
 
     def get(self, key: str, *, connection: OutboxConnection | None = None) -> Versioned | None:
         """The committed entity; ``None`` when it never existed or was deleted."""
+        version, state = self._present(key, connection) or (0, None)
+        return None if state is None else Versioned(self.entity_type.validate_json(state), version)
+
+    def last_version(self, key: str) -> int | None:
+        """Version of the entity, also of a deleted one; ``None``: it never existed."""
+        found = self._present(key)
+        return None if found is None else found[0]
+
+    def _present(
+        self, key: str, connection: OutboxConnection | None = None
+    ) -> tuple[int, str | None] | None:
+        """Version and state of a key; the state of a deleted entity is ``None``."""
         with self._using(connection, "reading") as used:
-            found = used.execute(self._sql.get, [check_key(self.entity_type.name, key)]).fetchone()
-        if found is None or found[1] is None:
-            return None
-        return Versioned(self.entity_type.validate_json(found[1]), found[0])
+            return used.execute(self._sql.get, [check_key(self.entity_type.name, key)]).fetchone()
 
     def page(
         self, *, limit: int, cursor: str | None = None, equal: Mapping[str, Scalar] | None = None

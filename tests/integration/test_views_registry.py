@@ -1,0 +1,172 @@
+"""What the registry of views refuses by itself: whoever asks late, or twice, changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from everstate.errors import NotFound
+from everstate.testing.view_contract import TOTALS
+from everstate.testing.view_orders import TYPES, VIEWS, orders
+from everstate.testing.view_postgres import PostgresKeptOrders
+from everstate.views.changing import (
+    ask_rebuild,
+    ask_undo,
+    cancel,
+    drop,
+    drop_unused,
+    forget_version,
+)
+from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control
+from everstate.views.stores import view_tables
+from everstate.views.versions import Step, registered, steps
+
+(PLAN,) = (plan for plan in VIEWS if plan.name == TOTALS.view)
+
+
+def next_version(kept: PostgresKeptOrders) -> int:
+    """A second version of `totals`, built and published in place of the first."""
+    control = kept.control
+    made = ask_rebuild(control, PLAN.name)
+    view_tables(control).install(PLAN, made.version, TYPES[PLAN.name])
+    control.open_positions(PLAN.name, made.version, "order", PLAN.fingerprint, {0: 0})
+    with control.connection.transaction():
+        view_tables(control).point(PLAN, made.version)
+        assert control.swap_published(PLAN.name, made.version - 1, made.version)
+    return made.version
+
+
+def numbers(control: Control) -> list[tuple[int, str]]:
+    return [(row.version, row.status) for row in control.versions(PLAN.name)]
+
+
+def test_a4_a_version_that_readers_see_is_neither_built_nor_dropped(
+    kept: PostgresKeptOrders,
+) -> None:
+    """Whatever its status is said to be, as by a stale look."""
+    control, log = kept.control, orders(3)
+    kept.apply(0, 0, 3, log.between(0, 3))
+    control.set_status(PLAN.name, 1, BUILDING)
+    assert control.begin_build(PLAN.name, 1) is None
+    forget_version(control, PLAN.name, 1)
+    assert numbers(control) == [(1, BUILDING)]
+    assert kept.vector(TOTALS) == {0: 3}
+    assert kept.query("SELECT orders FROM totals") == [(3,)]
+
+
+def test_a3_a_build_that_was_cancelled_ends_nothing_and_its_number_is_not_used_again(
+    kept: PostgresKeptOrders,
+) -> None:
+    control = kept.control
+    first = ask_rebuild(control, PLAN.name)
+    attempt = control.begin_build(PLAN.name, first.version)
+    assert attempt is not None
+    cancel(control, PLAN.name)
+    second = ask_rebuild(control, PLAN.name)
+    later = control.begin_build(PLAN.name, second.version)
+    assert later is not None
+    for version in (first.version, second.version):
+        assert not control.end_build(PLAN.name, version, attempt, {"vector": {}})
+        assert not control.is_attempt(PLAN.name, version, attempt)
+    assert [row.built for row in control.versions(PLAN.name) if row.version > 1] == [None]
+    # Nor does an attempt that another one took over, as after a kill.
+    last = control.begin_build(PLAN.name, second.version)
+    assert last is not None
+    assert not control.end_build(PLAN.name, second.version, later, {"vector": {}})
+    assert control.end_build(PLAN.name, second.version, last, {"vector": {}})
+    assert (first.version, second.version) == (2, 3)
+    # Also after the view itself was dropped.
+    control.set_status(PLAN.name, 1, RETIRED)
+    cancel(control, PLAN.name)
+    drop(control, PLAN.name)
+    assert control.numbers()[PLAN.name] == 3
+
+
+def test_a7_a_version_that_moves_by_itself_has_not_caught_up_before(
+    kept: PostgresKeptOrders,
+) -> None:
+    """Readers whose snapshots are of the time between would see its older rows."""
+    control, log = kept.control, orders(4)
+    kept.apply(0, 0, 2, log.between(0, 2))
+    met = control.set_caught_up(PLAN.name, 1)
+    kept.apply(0, 2, 3, log.between(2, 3))
+    assert control.set_caught_up(PLAN.name, 1) == met, "it rode"
+    kept.apply(0, 3, 4, log.between(3, 4), core=kept.without(PLAN.name))
+    kept.trail(TOTALS, 0, 3, 4, log.between(3, 4))
+    assert int(control.set_caught_up(PLAN.name, 1)) > int(met)
+
+
+def test_c14_a_replaced_version_is_dropped_only_while_nobody_goes_back_to_it(
+    kept: PostgresKeptOrders,
+) -> None:
+    control = kept.control
+    next_version(kept)
+    assert drop_unused(control, hours=1.0) == []
+    # What was listed a moment ago is an undo in progress by now.
+    stale = control.unchanged_for(KEPT, 0.0)
+    assert [row.version for row in stale] == [1]
+    ask_undo(control, PLAN.name)
+    listed = [stale]
+
+    class Late(Control):
+        def unchanged_for(self, status: str, hours: float) -> list[object]:  # type: ignore[override]
+            return listed.pop() if listed else super().unchanged_for(status, hours)  # type: ignore[return-value]
+
+    assert drop_unused(Late(kept.connection, kept.schema_name), hours=0.0) == []
+    assert numbers(control) == [(1, BUILDING), (2, LIVE)]
+    assert kept.vector(TOTALS) == {0: 0}
+
+
+def test_b9_who_has_a_replaced_version_open_holds_nobody_up(kept: PostgresKeptOrders) -> None:
+    """As pg_dump has every table for hours; and as a view of somebody's own does."""
+    control = kept.control
+    next_version(kept)
+    with psycopg.connect(kept.dsn) as reader:
+        reader.execute("LOCK TABLE kept.totals__v1 IN ACCESS SHARE MODE")
+        assert drop_unused(control, hours=0.0) == []
+        assert numbers(control) == [(1, KEPT), (2, LIVE)]
+        assert kept.vector(TOTALS) == {0: 0}
+    kept.connection.execute("CREATE VIEW of_mine AS SELECT * FROM kept.totals__v1")
+    assert drop_unused(control, hours=0.0) == []
+    kept.connection.execute("DROP VIEW of_mine")
+    assert [row.version for row in drop_unused(control, hours=0.0)] == [1]
+    assert kept.query("SELECT to_regclass('kept.totals__v1') IS NULL") == [(True,)]
+    with pytest.raises(NotFound, match="no older version"):
+        ask_undo(control, PLAN.name)
+
+
+@pytest.mark.parametrize("status", [BUILDING, WAITING])
+def test_c14_an_undo_stays_though_the_app_declares_what_was_being_built_or_waited(
+    kept: PostgresKeptOrders, status: str
+) -> None:
+    """A start of the same app goes on with the undo; `views rebuild` builds what it declares."""
+    control = kept.control
+    next_version(kept)
+    changed = replace(registered(PLAN, 3, status=status), fingerprint="declared")
+    control.add_version(changed)
+    assert ask_undo(control, PLAN.name).version == 1
+
+    def step() -> Step:
+        declared = replace(PLAN, fingerprint="declared")
+        standing, numbers = [(PLAN.name, 1), (PLAN.name, 2)], control.numbers()
+        found: list[Step] = steps(
+            "order",
+            [declared],
+            control.versions(PLAN.name),
+            standing=standing,
+            numbers=numbers,
+            on_change="ask" if status == WAITING else "rebuild",
+        )
+        return found[0]
+
+    assert numbers(control) == [(1, BUILDING), (2, LIVE), (4, WAITING)]
+    assert (step().what, step().version, step().superseded) == ("same", 1, ())
+    with control.connection.transaction():
+        view_tables(control).point(PLAN, 1)
+        assert control.swap_published(PLAN.name, 2, 1)
+    assert (step().what, step().version, step().superseded) == ("same", 1, ())
+    assert ask_rebuild(control, PLAN.name).version == 4
+    assert (step().what, step().version, step().superseded) == ("same", 1, ())
+    assert numbers(control) == [(1, LIVE), (2, KEPT), (4, BUILDING)]

@@ -1,0 +1,91 @@
+"""What operators ask of views: what the command refuses, and what it does again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from everstate.app import App
+from everstate.cli import cli
+from everstate.errors import InvalidQuery, InvalidView
+from everstate.pipeline.reports import ViewReport
+from everstate.views.control import KEPT, ViewVersion
+from everstate.views.plan import plan_of
+from everstate.views.versions import registered
+
+
+class Guest(BaseModel):
+    guest_id: str
+    nights: int = 0
+
+
+class Later(BaseModel):
+    guest_id: str
+    nights: str = ""
+
+
+def hotel(model: type[BaseModel], sql: str) -> App:
+    app = App("hotel")
+    app.entity("guest", key="guest_id")(model)
+    app.view("by_nights", sql=sql)
+    return app
+
+
+BY_NIGHTS = "SELECT nights, count(*) AS n FROM guest GROUP BY nights"
+OLDER = registered(hotel(Guest, BY_NIGHTS).views["by_nights"], 1, status=KEPT)
+
+
+def test_b13_a_version_of_a_field_that_has_another_type_now_cannot_be_gone_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be asked for, and built, and never be kept."""
+    app = hotel(Later, "SELECT count(*) AS n FROM guest")
+    with pytest.raises(InvalidView, match="something else with this app's model"):
+        plan_of(OLDER, app.entities, app.views)
+
+    @contextmanager
+    def control(_: object) -> Any:
+        yield None
+
+    def ask_undo(
+        _: object, name: str, *, check: Callable[[ViewVersion], object], force: bool
+    ) -> ViewVersion:
+        check(OLDER)
+        raise AssertionError(f"an undo of {name} was registered")
+
+    monkeypatch.setattr("everstate.cli.rebuild._control", control)
+    monkeypatch.setattr("everstate.views.changing.ask_undo", ask_undo)
+    monkeypatch.setattr("everstate.cli.rebuild.project_of", lambda *_, **__: (None, app))
+    done = CliRunner().invoke(cli, ["-C", str(tmp_path), "views", "rebuild", "by_nights", "--undo"])
+    assert (done.exit_code, done.exception.__class__) == (2, SystemExit), done.output
+    assert "something else with this app's model" in " ".join(done.output.split())
+
+
+def test_c17_a_recomputation_on_a_schedule_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved: list[bool] = []
+    pauses: list[float] = []
+
+    def prove(*_: object, promote: bool) -> tuple[list[ViewReport], list[str]]:
+        if len(proved) == 3:
+            raise InvalidQuery("enough")
+        proved.append(promote)
+        return [], []
+
+    views = "everstate.cli.views"
+    monkeypatch.setattr(f"{views}.prove", prove)
+    monkeypatch.setattr(f"{views}.project_of", lambda *_, **__: (None, None))
+    monkeypatch.setattr(f"{views}.time.sleep", pauses.append)
+    verb = ["-C", str(tmp_path), "views", "recompute", "--promote", "--schedule", "6h"]
+    done = CliRunner().invoke(cli, verb)
+    assert "enough" in done.output
+    assert proved == [True] * 3
+    assert all(6 * 3600 - 60 < pause <= 6 * 3600 for pause in pauses)
+    assert len(pauses) == 3
