@@ -50,12 +50,17 @@ class CleanRole:
         finally:
             self._cleaner.close()
 
+    @property
+    def runs(self) -> bool:
+        """Whether cleaning goes on; false once it has failed."""
+        return self._threads[0].is_alive()
+
     def end(self) -> None:
         self._stop.set()
         for each in self._threads:
             each.join()
         if self._failed:
-            raise self._failed[0]
+            raise self._failed.pop(0)
 
 
 def changelog(config: Config, entity: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pydantic import BaseModel
+from pyspark.sql import SparkSession
 from test_cdc_doctor import ENTITIES, as_role, failed
 
 from capture_cases import (
@@ -19,11 +20,17 @@ from capture_cases import (
     maria_source,
     raw_records,
 )
+from clean_role import CleanRole, changelog
+from everstate.app import App
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
+from everstate.errors import TableReplaced
 from everstate.log.consumer import Consumer
+from everstate.log.topics import Topics
+from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.snapshots import snapshot
@@ -210,6 +217,53 @@ def test_a_table_that_is_made_anew_with_the_same_columns_is_noticed(
             f"the table was {how}" for how in ("dropped", *["made anew"] * 2, "renamed")
         ]
         assert {each.table for each in found} == {table}
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+class Pair(BaseModel):
+    id: int
+    a: int | None = None
+    b: int | None = None
+
+
+@pytest.mark.full
+def test_rows_of_an_earlier_table_under_a_captured_name_are_not_read_by_the_columns_of_the_former(
+    connect: RunningStack, topic_prefix: str, maria: MariaSource, spark: SparkSession
+) -> None:
+    config = capture_config(connect.config, topic_prefix)
+    maria.run(
+        "CREATE TABLE items (id int PRIMARY KEY, a int, b int)",
+        "CREATE TABLE fresh (id int PRIMARY KEY, b int, a int)",
+        *("INSERT INTO items VALUES (1, 1, 2)", "INSERT INTO fresh (id, a, b) VALUES (1, 3, 4)"),
+    )
+    app = App("shop")
+    app.entity("item", key="id", source="capture")(Pair)
+    table = f"{maria.schema}.items"
+    app.capture("shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")})
+    capturing = Capturing(config, app.capture_of("shop"), local=True, entities=app.entities)
+    with Topics(config) as topics:
+        topics.ensure(app.entities)
+
+    def states() -> list[Any]:
+        return [each["currentEntityState"] for each in changelog(config, "item")]
+
+    try:
+        capturing.add()
+        role = CleanRole(lambda: Cleaner(config, cleaning_of(config, app, "shop")))
+        assert eventually(lambda: len(states()) == 1, 60)
+        maria.run("RENAME TABLE items TO old, fresh TO items")
+        maria.run("INSERT INTO items (id, a, b) VALUES (2, 10, 20)")
+        assert eventually(lambda: not role.runs, 60)
+        with pytest.raises(TableReplaced, match=f"gave the name {table}"):
+            role.end()
+        assert states() == [{"id": 1, "a": 1, "b": 2}]
+        capturing.begin_epoch()
+        role.begin()
+        assert eventually(lambda: len(states()) == 3, 60)
+        role.end()
+        newest = {each["id"]: (each["a"], each["b"]) for each in states()}
+        assert newest == {1: (3, 4), 2: (10, 20)}
     finally:
         capturing.remove(drop=True, topics=True)
 

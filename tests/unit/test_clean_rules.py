@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from base64 import b64encode
+from collections.abc import Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any
@@ -25,7 +26,12 @@ from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.numbering import NumberedBatch
-from everstate.sources.cdc.reading import RawReader, RefusedRow, TransactionProvenance
+from everstate.sources.cdc.reading import (
+    RawReader,
+    RefusedRow,
+    TransactionProvenance,
+    UnknownTable,
+)
 from everstate.sources.cdc.rows import SCHEMA
 from everstate.sources.cdc.states import States
 
@@ -517,3 +523,26 @@ def test_a_table_that_is_another_one_now_is_told(
         assert isinstance(each, RefusedRow)
         assert (each.table, said in each.reason) == ("s.customers", True)
         assert "`everstate cdc snapshot shop --new-epoch`" in each.reason
+
+
+@pytest.mark.parametrize(
+    ("ddl", "known", "said"),
+    [
+        ("RENAME TABLE fresh TO customers", (), ["s.customers"]),
+        ("rename table `s`.`a b` to `s` . `customers`", (), ["s.customers"]),
+        ("RENAME TABLE customers TO older, fresh TO customers", ("older",), ["s.customers"]),
+        ("RENAME TABLE fresh TO customers", ("customers",), []),
+        ("RENAME TABLE fresh TO other", (), []),
+        ("RENAME TABLE s.fresh TO t.customers", (), []),
+        ("ALTER TABLE customers ADD COLUMN rename_to int", ("customers",), []),
+    ],
+)
+def test_rows_of_a_table_that_the_connector_does_not_know_are_not_read(
+    ddl: str, known: Sequence[str], said: list[str]
+) -> None:
+    rig = Rig(dsn="mariadb://u@h/s")
+    changes = [{"type": "ALTER", "id": f'"s"."{name}"', "table": None} for name in known]
+    source = {"connector": "mariadb", "db": "s", "snapshot": "false", "file": "b.1"}
+    value = {"source": source, "ddl": ddl, "tableChanges": changes}
+    found = rig.reader.read("", None, json.dumps(value).encode(), (SCHEMA, None))
+    assert [each.table for each in found if isinstance(each, UnknownTable)] == said

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clean_cases import ITEM, capture_of
-from everstate.errors import RowsUnplaced, SourceReplaced
+from everstate.errors import RowsUnplaced, SourceReplaced, TableReplaced
 from everstate.sources.cdc import stream
 from everstate.sources.cdc.columns import (
     ENDED,
     NOTE,
     REFUSED,
     SOURCE,
+    UNKNOWN,
     WHOLE,
     Rows,
     Slices,
@@ -77,6 +78,8 @@ class Source:
                 rows.append((0, at, WHOLE, 0, "c", key, *whole))
             elif what == ENDED:
                 rows.append((0, at, ENDED, -1, None, None, None, None, None, tx, *NOTHING[6:]))
+            elif what == UNKNOWN:
+                rows.append((0, at, UNKNOWN, -1, None, key, *NOTHING[2:]))
             elif what == SOURCE:
                 rows.append((0, at, SOURCE, -1, None, None, None, None, key, *NOTHING[5:]))
             elif what == NOTE:
@@ -514,6 +517,19 @@ def test_another_database_without_a_new_epoch_is_refused() -> None:
     now.raise_replaced()
     assert now.standing().identity == "two"
     assert stream.SEEN.count is None
+
+
+def test_rows_behind_an_unknown_table_wait_for_a_new_epoch() -> None:
+    source = Source([[1], [1]])
+    source.raw = [*source.log[:2], (UNKNOWN, None, "s.items", None, None), *source.log[2:]]
+    now = Stream("shop")
+    now.scan(source.read(0, len(source.raw)))
+    with pytest.raises(TableReplaced, match=r"the name s\.items to a table that was there before"):
+        now.raise_replaced()
+    assert now.first_offset == 2
+    source.raw.append((SOURCE, None, encode(SourceIdentity(identity="one", epoch=2)), None, None))
+    now.scan(source.read(5, 6))
+    assert now.passed == {0: 1}
 
 
 def test_the_newest_mark_of_the_database_is_part_of_the_standing() -> None:

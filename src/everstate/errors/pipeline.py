@@ -73,6 +73,21 @@ class RowsUnplaced(SourceReplaced):
         )
 
 
+class TableReplaced(SourceReplaced):
+    """A captured table was replaced by one of which the connector does not know the columns."""
+
+    def __init__(self, capture: str, table: str) -> None:
+        super().__init__(capture, table)
+        EverstateError.__init__(
+            self,
+            f"capture {capture}: RENAME TABLE gave the name {table} to a table that was there "
+            "before the capture, so that its connector reads the rows by the columns of the former "
+            "table. Cleaning stopped before them: no such row is in the log.",
+            advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
+            "now and continues from there.",
+        )
+
+
 class VerificationFailed(EverstateError):
     """A proof failed; the report has the rows that differ."""
 

@@ -27,6 +27,7 @@ from everstate.sources.cdc.reading import (
     SourceIdentity,
     TransactionProvenance,
     UndeclaredRow,
+    UnknownTable,
 )
 
 WHOLE: Final = 0
@@ -49,6 +50,8 @@ EMPTY: Final = 7
 """A first snapshot that found no row in any table ended before this offset."""
 UNDECLARED: Final = 8
 """A row of a table that the capture does not declare: ``key`` has the table's name."""
+UNKNOWN: Final = 9
+"""From here on rows of a table may be of another one that the connector does not know: ``key``."""
 
 SCHEMA: Final = pa.schema(
     {
@@ -284,9 +287,13 @@ _NOTHING: Final = (None,) * (len(_NAMES) - 4)
 
 
 def _fact(
-    part: int, offset: int, one: EndedTransaction | TransactionProvenance | SourceIdentity
+    part: int,
+    offset: int,
+    one: EndedTransaction | TransactionProvenance | SourceIdentity | UnknownTable,
 ) -> tuple[Any, ...]:
     """The columns of a record that is about rows and is not a row."""
+    if isinstance(one, UnknownTable):
+        return (part, offset, UNKNOWN, -1, None, one.table, *_NOTHING[2:])
     if isinstance(one, EndedTransaction):
         return (part, offset, ENDED, -1, None, None, None, None, None, one.id, *_NOTHING[6:])
     rest = _encode_row(one)

@@ -90,6 +90,12 @@ class SourceIdentity(msgspec.Struct, kw_only=True, gc=False):
     """The newest mark in that database (``replaced``); ``None``: the one before stays."""
 
 
+class UnknownTable(msgspec.Struct, kw_only=True, gc=False):
+    """From here on rows of a table may be of another one, of which the connector has no columns."""
+
+    table: str
+
+
 Parsed = (
     CleanRow
     | RefusedRow
@@ -97,6 +103,7 @@ Parsed = (
     | EndedTransaction
     | TransactionProvenance
     | SourceIdentity
+    | UnknownTable
 )
 _MISSHAPEN: Final = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError),
@@ -272,8 +279,13 @@ class RawReader:
         ]
 
     def _replaced(self, value: bytes | None) -> list[Parsed]:
-        """A refusal for each declared table that is another one now, or none at all."""
-        return [
+        """What a schema change says of declared tables that are another one now, or gone."""
+        unknown: list[Parsed] = [
+            UnknownTable(table=table)
+            for place in debezium.unknown_tables(value)
+            if (table := self.declared(*place))
+        ]
+        return unknown or [
             RefusedRow(table=table, reason=_REPLACED.format(how=how, capture=self.capture.name))
             for database, name, how in debezium.replaced_tables(value)
             if (table := self.declared(database, name))

@@ -16,12 +16,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from everstate.errors import RowsUnplaced, SourceReplaced
+from everstate.errors import RowsUnplaced, SourceReplaced, TableReplaced
 from everstate.sources.cdc.columns import (
     ENDED,
     NOTE,
     NOWHERE,
     SOURCE,
+    UNKNOWN,
     Block,
     Rows,
     decode_note,
@@ -198,7 +199,7 @@ class Stream:
         self._is_known, self._kept = True, None
 
     def raise_replaced(self) -> None:
-        """Raise SourceReplaced when rows of another database wait for a new epoch."""
+        """Raise SourceReplaced when rows of another database or table wait for a new epoch."""
         if self._replaced is not None:
             raise self._replaced
 
@@ -255,6 +256,9 @@ class Stream:
                 if op == "r" and (position := rows.position[at]):
                     self._read_by_snapshot(position, rows.offset[at])
                 place, group = self._place, self._group
+                if what == UNKNOWN:
+                    self._break(begin + at, rows.offset[at], key or "", TableReplaced)
+                    break
                 reason = None if what != SOURCE else self._other_source(rows.rest[at])
                 if reason is not None:
                     self._break(begin + at, rows.offset[at], reason)

@@ -91,6 +91,9 @@ _decode_change = msgspec.json.Decoder(_SchemaChange).decode
 _HOW: Final = {"DROP": "dropped", "CREATE": "made anew"}
 _RENAMED: Final = re.compile(r"\brename\b(?!\s+(?:column|index|key)\b)", re.IGNORECASE)
 _NAMES: Final = re.compile(r'"((?:[^"]|"")*)"')
+_NAME: Final = r"(`(?:[^`]|``)+`|[^\s.,`]+)"
+_TO: Final = re.compile(rf"\bTO\s+(?:{_NAME}\s*\.\s*)?{_NAME}", re.IGNORECASE)
+"""The new name of a table in RENAME TABLE: its database, if it is there, and the table."""
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=exact_number).decode
 _decode_end = msgspec.json.Decoder(_EndEnvelope).decode
 
@@ -196,6 +199,29 @@ def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
             database, table = (name.replace('""', '"') for name in _NAMES.findall(each.id)[-2:])
             found.append((database, table, how))
     return found
+
+
+def unknown_tables(value: bytes | None) -> list[tuple[str, str]]:
+    """Database and table of each new name of a table that the connector does not know.
+
+    It keeps the columns of tables that are captured, and of all that were made since it was added.
+    Of another table that takes a captured name it has no columns, and reads its rows by those of
+    the former table. Its record of RENAME TABLE has no definition then.
+    """
+    change = None if value is None else _decode_change(value)
+    if change is None or not (change.ddl or "").lstrip().lower().startswith("rename"):
+        return []
+    known = {tuple(_NAMES.findall(each.id)[-2:]) for each in change.table_changes or ()}
+    here = str(change.source.get("db"))
+    found = [
+        (_unquoted(database or here), _unquoted(table))
+        for database, table in _TO.findall(change.ddl or "")
+    ]
+    return [(database, table) for database, table in found if (database, table) not in known]
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
 def read_message(message: RawMessage) -> TransactionMessage | None:
