@@ -25,7 +25,7 @@ WAYS_IN: Final = ("put", "REST", "JSON lines", "CSV", "command", "SQL emit", "fl
 """`put` and the other calls in Python; a flat form is a row of Maxwell, Canal, GoldenGate or DMS.
 """
 WAYS_OUT: Final = (
-    "log", "lake", "get", "history", "REST", "typed view", "proof",
+    "log", "lake", "get", "history", "REST", "typed view", "SQL view", "proof",
 )  # fmt: skip
 
 BEYOND = "NaN, infinity and integers beyond 64 bits are refused"

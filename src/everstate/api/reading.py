@@ -24,7 +24,7 @@ from everstate.http.callers import WAIT_FOR, text
 from everstate.http.conditions import etag
 from everstate.serving import Entity, Reader, Version, differences, parse_moment
 from everstate.serving.chosen import chosen_versions
-from everstate.serving.listing import WrittenBy
+from everstate.serving.listing import WRITERS, WrittenBy
 from everstate.serving.masking import Masks, no_masks
 from everstate.serving.reader import WAIT_S
 from everstate.serving.reader_pool import ReaderPool
@@ -38,8 +38,7 @@ AS_OF: Final = "Everstate-As-Of"
 RECORDED_AT: Final = "Everstate-Recorded-At"
 PAST: Final = ("at", "recorded_at", "version")
 """Parameters of `GET /v1/{entity}/{key}` by which a state of the past is asked for."""
-_PROVENANCE: Final = ("service", "identifier", "actor", "correlation")
-WRITTEN_BY: Final = (*_PROVENANCE, "kind", "since", "until")
+WRITTEN_BY: Final = (*WRITERS, "kind", "since", "until")
 """Parameters by which changes are chosen: who wrote them, and when."""
 _VERSION_MAX: Final = 2**63 - 1
 _TOKEN_MAX: Final = 4096
@@ -251,7 +250,7 @@ def written_by(given: Parameters, entity_type: EntityType | None = None) -> Writ
         except InvalidTrigger as error:
             raise InvalidQuery(f"changed: {error.message}") from error
     return WrittenBy(
-        provenance={name: given[name] for name in _PROVENANCE if name in given},
+        provenance={name: given[name] for name in WRITERS if name in given},
         kind=kind,
         since=moment_of(given, "since"),
         until=moment_of(given, "until"),

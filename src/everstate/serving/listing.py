@@ -22,7 +22,7 @@ KEYS_MAX: Final = 1_000
 ChangesCursor = tuple[datetime, str, int]
 """Where a page of changes ends: recorded at, key and version of its last change."""
 
-_PROVENANCE: Final = {
+WRITERS: Final = {
     "service": "serviceName",
     "identifier": "identifier",
     "actor": "actor",
@@ -49,7 +49,7 @@ class WrittenBy:
         """Whether a version is wanted."""
         return (
             all(
-                version.provenance.get(_PROVENANCE[name]) == value
+                version.provenance.get(WRITERS[name]) == value
                 for name, value in self.provenance.items()
             )
             and self.kind in (None, version.kind)
@@ -140,7 +140,7 @@ def written(
     conditions: list[sql.Composable] = []
     parameters: list[Any] = []
     for name, value in wanted.provenance.items():
-        conditions.append(sql.SQL("provenance ->> {} = %s").format(sql.Literal(_PROVENANCE[name])))
+        conditions.append(sql.SQL("provenance ->> {} = %s").format(sql.Literal(WRITERS[name])))
         parameters.append(value)
     for text, given in (
         ("kind = %s", wanted.kind),

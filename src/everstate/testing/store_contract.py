@@ -106,9 +106,10 @@ class StoreContract:
         deleted = store.delete("o-1", provenance=CLERK)
         assert (deleted.version, deleted.kind) == (2, Kind.DELETED)
         assert store.get("o-1") is None
-        assert (store.last_version("o-1"), store.last_version("o-2")) == (2, None)
+        assert (store.deleted_version("o-1"), store.deleted_version("o-2")) == (2, None)
         created = store.put(StoredOrder(order_id="o-1"), provenance=CLERK, expected_version=0)
         assert (created.version, created.kind) == (3, Kind.CREATED)
+        assert store.deleted_version("o-1") is None
         check_chain(changes())
 
     def test_deleting_what_is_not_there_is_refused(

@@ -51,7 +51,8 @@ EMPTY: Final = 7
 UNDECLARED: Final = 8
 """A row of a table that the capture does not declare: ``key`` has the table's name."""
 UNKNOWN: Final = 9
-"""From here on rows of a table may be of another one that the connector does not know: ``key``."""
+"""The connector does not know the columns of the table that took the name ``key``: its rows are not
+to be read."""
 
 SCHEMA: Final = pa.schema(
     {

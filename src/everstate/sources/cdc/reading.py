@@ -91,9 +91,13 @@ class SourceIdentity(msgspec.Struct, kw_only=True, gc=False):
 
 
 class UnknownTable(msgspec.Struct, kw_only=True, gc=False):
-    """From here on rows of a table may be of another one, of which the connector has no columns."""
+    """Another table took the name of a captured one, and the connector does not know its columns.
+
+    Rows that follow under that name are read by the columns of the former table.
+    """
 
     table: str
+    """The declared name of the captured table."""
 
 
 Parsed = (

@@ -117,7 +117,7 @@ class Resource:
         """`GET`: the entity with its ETag, or 304 when the reader has that version."""
         found, conditions = self.store.get(key), incoming.conditions
         if found is None:
-            raise self._missing(key, self.store.last_version(key))
+            raise self._missing(key, self.store.deleted_version(key))
         # In a read If-None-Match means "I have this version": 304, not 412.
         Conditions(match=conditions.match).check(self.name, key, found.version)
         headers = {"ETag": etag(found.version)}

@@ -146,8 +146,8 @@ class Store(Protocol):
     def get(self, key: str) -> Versioned | None:
         """The committed entity; ``None``: it never existed, or was deleted."""
 
-    def last_version(self, key: str) -> int | None:
-        """Version of the entity, also of a deleted one; ``None``: it never existed."""
+    def deleted_version(self, key: str) -> int | None:
+        """The version that deleted the entity; ``None``: it exists, or never did."""
 
     def page(
         self, *, limit: int, cursor: str | None = None, equal: Mapping[str, Scalar] | None = None

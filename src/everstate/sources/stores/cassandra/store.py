@@ -116,9 +116,10 @@ class CassandraStore(Store):
             return None
         return Versioned(self.entity_type.validate_json(head.state), head.version)
 
-    def last_version(self, key: str) -> int | None:
-        """Version of the entity, also of a deleted one; ``None``: it never existed."""
-        return self._partitions.head(self._key(key)).version or None
+    def deleted_version(self, key: str) -> int | None:
+        """The version that deleted the entity; ``None``: it exists, or never did."""
+        head = self._partitions.head(self._key(key))
+        return head.version if head.state is None and head.version else None
 
     def page(
         self, *, limit: int, cursor: str | None = None, equal: Mapping[str, Scalar] | None = None

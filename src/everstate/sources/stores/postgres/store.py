@@ -138,10 +138,10 @@ class EntityStore(Store):
         version, state = self._present(key, connection) or (0, None)
         return None if state is None else Versioned(self.entity_type.validate_json(state), version)
 
-    def last_version(self, key: str) -> int | None:
-        """Version of the entity, also of a deleted one; ``None``: it never existed."""
-        found = self._present(key)
-        return None if found is None else found[0]
+    def deleted_version(self, key: str) -> int | None:
+        """The version that deleted the entity; ``None``: it exists, or never did."""
+        version, state = self._present(key) or (None, None)
+        return version if state is None else None
 
     def _present(
         self, key: str, connection: OutboxConnection | None = None
