@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ def served(argv: list[str], config: Config, path: Path) -> Iterator[tuple[int, i
         "EVERSTATE_VIEWS_DSN": config.views_dsn,
         "EVERSTATE_LOG_PREFIX": config.log.prefix,
         "EVERSTATE_ARCHIVE_PATH": str(config.archive_path),
+        "EVERSTATE_API_CONNECTIONS_MAX": "2000",
         "PYTHONPATH": str(path),
     }
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, env=env, text=True)
@@ -83,6 +85,8 @@ def served(argv: list[str], config: Config, path: Path) -> Iterator[tuple[int, i
         if not found:
             raise RuntimeError(f"{argv[-1]} did not start")
         port = int(found[1])
+        # A pipe that nobody reads would stop the server when it is full.
+        threading.Thread(target=sys.stderr.writelines, args=(process.stderr,), daemon=True).start()
         while True:
             try:
                 asyncio.run(seconds_of(port, [get("/health")]))

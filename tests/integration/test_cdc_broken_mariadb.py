@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,14 +27,17 @@ from everstate.app import App
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
-from everstate.errors import TableReplaced
+from everstate.errors import TableMisread, TableReplaced
 from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.mariadb import MariaDatabase
+from everstate.sources.cdc.misread import difference, known_columns
 from everstate.sources.cdc.reading import RawReader, RefusedRow
+from everstate.sources.cdc.restarting import restarters_of
 from everstate.sources.cdc.snapshots import snapshot
 from running_stack import RunningStack
 
@@ -264,6 +269,118 @@ def test_rows_of_an_earlier_table_under_a_captured_name_are_not_read_by_the_colu
         role.end()
         newest = {each["id"]: (each["a"], each["b"]) for each in states()}
         assert newest == {1: (3, 4), 2: (10, 20)}
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("ALTER TABLE fresh RENAME TO items", "column 2 is a, and b in the table"),
+        ("ALTER TABLE other RENAME TO items", "column a is unsigned, and another type"),
+    ],
+)
+def test_a_table_that_alter_table_gave_a_captured_name_is_noticed_and_put_right(
+    connect: RunningStack,
+    topic_prefix: str,
+    maria: MariaSource,
+    spark: SparkSession,
+    statement: str,
+    said: str,
+) -> None:
+    config = capture_config(connect.config, topic_prefix)
+    maria.run(
+        "CREATE TABLE items (id int PRIMARY KEY, a int unsigned, b int)",
+        "CREATE TABLE fresh (id int PRIMARY KEY, b int, a int unsigned)",
+        "CREATE TABLE other (id int PRIMARY KEY, a int, b int)",
+        "INSERT INTO items VALUES (1, 1, 2)",
+    )
+    app = App("shop")
+    app.entity("item", key="id", source="capture")(Pair)
+    table = f"{maria.schema}.items"
+    app.capture("shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")})
+    capturing = Capturing(config, app.capture_of("shop"), local=True, entities=app.entities)
+    (restarter,) = restarters_of({"shop": app.capture_of("shop")}, lambda: config)
+    with Topics(config) as topics:
+        topics.ensure(app.entities)
+
+    def newest() -> dict[int, tuple[int, int]]:
+        states = [each["currentEntityState"] for each in changelog(config, "item")]
+        return {each["id"]: (each["a"], each["b"]) for each in states}
+
+    def is_noticed() -> bool:
+        restarter.step()
+        return capturing.status().state == "PAUSED"
+
+    try:
+        capturing.add()
+        role = CleanRole(lambda: Cleaner(config, cleaning_of(config, app, "shop")))
+        # A statement that the connector sees is none of these.
+        maria.run("ALTER TABLE items ADD COLUMN c text, ADD COLUMN d enum('x','y')")
+        maria.run("INSERT INTO items (id, a, b) VALUES (2, 3, 4)")
+        assert eventually(lambda: newest() == {1: (1, 2), 2: (3, 4)}, 60)
+        assert not eventually(is_noticed, 20)
+        maria.run("ALTER TABLE items DROP COLUMN c, DROP COLUMN d")
+        maria.run("ALTER TABLE items RENAME TO old", statement)
+        assert eventually(is_noticed, 60)
+        (problem,) = capturing.status().problems
+        assert said in problem
+        maria.run("INSERT INTO items (id, a, b) VALUES (3, 10, 20)")
+        with pytest.raises(TableMisread, match="RENAME TO of another table"):
+            capturing.resume()
+        capturing.begin_epoch()
+        assert eventually(lambda: newest().get(3) == (10, 20), 60)
+        assert not eventually(is_noticed, 20)
+        role.end()
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+TYPES = """bool; boolean; tinyint unsigned; int1; int2 unsigned; middleint; int4; int8; dec unsigned
+integer zerofill; dec(9,2); fixed; real; double precision unsigned; float(7,4)
+bit(7); mediumtext; date; time(3); datetime(6); year; timestamp NULL; datetime DEFAULT now()
+char; character varying(9); national char(3); nchar(3); nvarchar(5); national varchar(5); long
+varchar(9) CHARACTER SET latin1; long varchar; varchar(9) binary; text CHARACTER SET utf8; json
+varchar(3) COLLATE latin1_bin; binary(3); varbinary(9); blob; enum('a,b', 'it''s', 'unsigned')
+set('year','date'); datetime ON UPDATE now()
+bigint signed; int AS (id + 1) STORED; int AS (id + 1) VIRTUAL; int INVISIBLE"""
+
+
+@pytest.mark.full
+def test_columns_of_every_type_are_known_as_they_are_however_they_came(
+    connect: RunningStack, topic_prefix: str, maria: MariaSource
+) -> None:
+    config = capture_config(connect.config, topic_prefix)
+    made = ", ".join(f"`c{at}` {kind}" for at, kind in enumerate(re.split("[;\n] ?", TYPES)))
+    maria.run(f"CREATE TABLE items (id int PRIMARY KEY, {made})")
+    maria.run("CREATE TABLE later (id int PRIMARY KEY)")
+    tables = {f"{maria.schema}.{name}": Table(entity="item") for name in ("items", "later")}
+    capture = Capture(name="shop", kind="mariadb", dsn=maria.dsn, tables=tables)
+    capturing = Capturing(config, capture, local=True)
+    with Topics(config) as topics:
+        topics.ensure(capture.entities)
+
+    def differences() -> dict[str, str | None]:
+        with Consumer(config) as consumer:
+            history = [each.value for each in consumer.read_topic(capturing.names.schema_history)]
+        known = known_columns(value for value in history if value is not None)
+        with closing(MariaDatabase(capture, capturing.names, maria.dsn)) as database:
+            columns = {table: database.columns(table) for table in tables}
+        return {table: difference(known.get(table, []), columns[table]) for table in tables}
+
+    try:
+        capturing.add()
+        assert eventually(lambda: differences() == dict.fromkeys(tables), 30), (
+            differences(),
+            capturing.failure(),
+        )
+        for at, kind in enumerate(re.split("[;\n] ?", TYPES)):
+            maria.run(f"ALTER TABLE later ADD COLUMN `c{at}` {kind}")
+        assert eventually(lambda: differences() == dict.fromkeys(tables), 30), (
+            differences(),
+            capturing.failure(),
+        )
     finally:
         capturing.remove(drop=True, topics=True)
 

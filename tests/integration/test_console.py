@@ -57,7 +57,11 @@ def console(config: Config) -> Iterator[httpx.Client]:
 
 
 def page(console: httpx.Client, path: str, status: int = 200, **given: Any) -> str:
-    answer = console.get(path, params=given or None)
+    """A page, asked for again while its servers have not answered yet, as its script does."""
+    deadline = time.monotonic() + 60.0
+    while "data-loading" in (answer := console.get(path, params=given or None)).text:
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(1.0)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"].startswith("text/html")
     assert len(answer.content) < 300_000

@@ -16,7 +16,9 @@ import pytest
 from test_reading_changes import forget
 from test_reading_handover import load
 
+from everstate.api import subscribing
 from everstate.api.server import serve
+from everstate.changes.tokens import LogPosition, Spot, Token, parse_token
 from everstate.serving import hub as hub_module
 from everstate.serving.pool import close_pools
 from everstate.testing.view_postgres import PostgresKeptOrders
@@ -270,6 +272,58 @@ def test_a_subscriber_that_is_too_slow_is_told_and_can_come_back(
     assert len({one["key"] for one in leave.changes}) == count
 
 
+def test_more_changes_than_may_wait_while_a_subscriber_catches_up_end_it_not(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.api.subscribing._WAITING_MAX", 2)
+    read, offer = subscribing._chunk, hub_module.Subscription.offer
+    offered: list[str] = []
+
+    def more(count: int) -> None:
+        changes = [orders.change("a", quantity=n, status="open") for n in range(count)]
+        orders.send(*changes)
+        orders.keep()
+
+    def chunk(*given: Any) -> Any:
+        if not offered:
+            more(5)
+            until(lambda: len(offered) >= 5)
+        return read(*given)
+
+    def counted(self: Any, delivery: Any) -> None:
+        offer(self, delivery)
+        offered.append(delivery.change.key)
+
+    monkeypatch.setattr(subscribing, "_chunk", chunk)
+    monkeypatch.setattr(hub_module.Subscription, "offer", counted)
+    more(5)
+    subscriber = Subscriber(f"{address}/stream/v1/order", since="beginning")
+    assert subscriber.is_live.wait(20)
+    more(1)
+    until(lambda: len(subscriber.changes) >= 11)
+    subscriber.stop()
+    assert [change["version"] for change in subscriber.changes] == list(range(1, 12))
+    assert subscriber.notices == ["live"]
+
+
+def test_a_position_in_another_log_is_refused_also_while_the_hub_remembers_its_offsets(
+    orders: Orders, address: str
+) -> None:
+    url = f"{address}/stream/v1/order"
+    orders.send(orders.change("a", status="open"))
+    orders.keep()
+    subscriber = Subscriber(url)
+    assert subscriber.is_live.wait(20)
+    subscriber.stop()
+    assert subscriber.last_id is not None
+    (position,) = parse_token(subscriber.last_id).positions.values()
+    ahead = {at: Spot(spot.next_offset + 1_000) for at, spot in position.spots.items()}
+    other = str(Token({"order": LogPosition(b"elsewhere", ahead)}))
+    with httpx.stream("GET", url, headers={"Last-Event-ID": other}, timeout=20) as answer:
+        assert answer.status_code == 422, "it would have waited for changes that never come"
+        assert b"begun anew" in answer.read()
+
+
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
@@ -309,8 +363,7 @@ def test_the_checker_catches_a_hub_that_forgets_where_it_stands(
     orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: a subscription that was away gets only what comes after it is back."""
-    monkeypatch.setattr("everstate.api.subscribing._remembered", lambda wish, _: (wish.since,))
-    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: None)
+    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: [])
     url = f"{address}/stream/v1/order"
     ended = threading.Event()
     writer = threading.Thread(target=load, args=(orders, ended, Random(3)))

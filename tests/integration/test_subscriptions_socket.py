@@ -151,8 +151,7 @@ def test_the_checker_catches_a_hub_that_forgets_where_it_stands(
     orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: a subscription that was away gets only what comes after it is back."""
-    monkeypatch.setattr("everstate.api.subscribing._remembered", lambda wish, _: (wish.since,))
-    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: None)
+    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: [])
     with orders.keeping():
         found = [Follower(address, Random(seed)) for seed in range(4)]
         follow_under_load(orders, found, 3.0)

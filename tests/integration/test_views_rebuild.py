@@ -127,6 +127,30 @@ def test_undo_goes_back_to_the_version_before_which_catches_up_first(
     assert holding(world) == []
 
 
+def test_a_second_undo_goes_back_one_version_more_and_the_third_says_that_there_is_none(
+    world: World, control: Control
+) -> None:
+    begun(world)
+    for sql in (CHANGED, CHANGED.replace("AS parts", "AS pieces")):
+        world.app = changed_app(sql)
+        with closing(world.keeper()) as keeper:
+            drain(keeper)
+    assert world.rows(HOW) == [(1, "kept", False), (2, "kept", False), (3, "live", True)]
+    with closing(world.keeper()) as keeper:
+        for back in (2, 1):
+            assert ask_undo(control, "by_country").version == back
+            drain(keeper)
+            assert world.rows(f"{HOW.partition(' ORDER')[0]} AND published") == [
+                (back, "live", True)
+            ]
+        with pytest.raises(NotFound, match="no older version"):
+            ask_undo(control, "by_country")
+        world.send(world.put("o-99", "NL", "7.00"))
+        drain(keeper)
+    assert world.rows("SELECT sum(orders), sum(amount) FROM by_country") == [(21, Decimal(117))]
+    assert holding(world) == []
+
+
 def test_an_undo_that_the_model_cannot_keep_is_refused_when_it_is_asked_for(
     world: World, control: Control
 ) -> None:

@@ -295,6 +295,7 @@ def test_a_database_that_the_binlog_leaves_out_is_a_failure() -> None:
         "SHOW GRANTS": [{"g": "GRANT ALL PRIVILEGES ON *.* TO `u`@`h`"}],
         "SELECT version": [{"v": "11-MariaDB"}],
         "SHOW MASTER STATUS": [{"Binlog_Do_DB": "", "Binlog_Ignore_DB": "other,shop"}],
+        "SET character_set_results": [],
         "SHOW CREATE TABLE": [{"Create Table": ""}],
         "SELECT sum(column_key": [{"keyed": 1}],
         "SELECT column_name": [{"name": "id"}],

@@ -32,7 +32,7 @@ from everstate.views.tables import KeptTable, Vector
 from everstate.views.trailing import Exceptions
 from tiers import counted
 
-SCHEDULES = counted(200, full=5_000)
+SCHEDULES = counted(1_000, full=5_000)
 TRIES_MAX = 400
 
 

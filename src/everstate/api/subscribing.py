@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 
 import orjson
 
@@ -30,7 +30,7 @@ from everstate.app import App
 from everstate.changes import EntityType, Kind
 from everstate.changes.json_numbers import decode
 from everstate.changes.quoting import unquoted
-from everstate.changes.tokens import Partition, Spot, parse_token
+from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
 from everstate.changes.triggers import Trigger, when
 from everstate.config import Config
 from everstate.errors import (
@@ -65,7 +65,10 @@ _BEAT_S: Final = 15.0
 """A subscription without changes for so long gets its position, and proxies see that it lives."""
 _CHUNK: Final = 200
 _BATCH_BYTES: Final = 65_536
-_WAITING_MAX: Final = 1_000
+_GATHER_S: Final = 0.02
+"""What comes within this time is sent in one piece: to send costs more than what is sent."""
+_WAITING_MAX: Final = 10_000
+"""Changes that wait to be taken; they are the hub's, and no copies."""
 _CATCHING_UP_MAX: Final = 8
 """Subscribers that read the past at once; each has a consumer of its own meanwhile."""
 
@@ -171,6 +174,19 @@ class _Present:
     """Of one key: they contain its changes up to this version."""
 
 
+class _Begun(NamedTuple):
+    """A subscription, and the changes before it that its subscriber has not had."""
+
+    subscription: Subscription
+    past: Changes | None
+
+    def leave(self, hub: ChangeHub) -> None:
+        """End both."""
+        hub.leave(self.subscription)
+        if self.past is not None:
+            self.past.close()
+
+
 class Subscriptions:
     """The hubs of all entity types. Used by one event loop."""
 
@@ -202,37 +218,41 @@ class Subscriptions:
         def wake() -> None:
             loop.call_soon_threadsafe(awake.set)
 
-        subscription = await work(
-            partial(
-                hub.subscribe,
-                wake,
-                key=wish.key,
-                wants=wish.wants,
-                limit=_WAITING_MAX,
-                since=_spots(wish),
-            )
-        )
-        past: Changes | None = None
+        begin = partial(self._begin, wish, hub, wake, work)
+        return self._events(wish, hub, await begin(_position(wish)), begin, awake, work)
+
+    async def _begin(
+        self,
+        wish: Wish,
+        hub: ChangeHub,
+        wake: Callable[[], None],
+        work: InThread[Any],
+        since: LogPosition | None,
+    ) -> _Begun:
+        """A subscription behind a position, or one from now on and the changes before it."""
+        subscribe = partial(hub.subscribe, wake, key=wish.key, wants=wish.wants, since=since)
+        subscription = await work(partial(subscribe, limit=_WAITING_MAX))
         try:
-            if wish.since not in (NOW, *_remembered(wish, subscription)):
-                until = hub.token_of(subscription.spots)
-                make = partial(Changes, self._config, self._app, entity)
-                past = await work(partial(make, since=wish.since, until=until))
+            if wish.since == NOW or subscription.goes_on:
+                return _Begun(subscription, None)
+            begin = wish.since if since is None else str(Token({wish.entity_type.name: since}))
+            until = hub.token_of(subscription.spots)
+            make = partial(Changes, self._config, self._app, wish.entity_type.name)
+            return _Begun(subscription, await work(partial(make, since=begin, until=until)))
         except BaseException:
             hub.leave(subscription)
             raise
-        return self._events(wish, hub, subscription, past, awake, work)
 
     async def _events(
         self,
         wish: Wish,
         hub: ChangeHub,
-        subscription: Subscription,
-        past: Changes | None,
+        begun: _Begun,
+        begin: Callable[[LogPosition], Awaitable[_Begun]],
         awake: asyncio.Event,
         work: InThread[Any],
     ) -> EventBatches:
-        spots: Mapping[Partition, Spot] = subscription.spots
+        spots: Mapping[Partition, Spot] = begun.subscription.spots
         version = 0
         try:
             if wish.is_current_wanted:
@@ -242,18 +262,22 @@ class Subscriptions:
                 for batch in _batches(rows):
                     yield batch
                 del present, rows
-            if past is not None:
-                async for batch in self._past(wish, past, work):
+            while begun.past is not None:
+                async for batch in self._past(wish, begun.past, work):
                     yield batch
+                if not begun.subscription.is_overrun:
+                    break
+                # More changes came meanwhile than may wait. It begins again where the past ended.
+                over, begun = begun, await begin(hub.position_of(spots))
+                over.leave(hub)
+                spots = begun.subscription.spots
             yield [StreamEvent("live", "{}", hub.token_of(spots))]
-            async for batch in _live(wish, hub, subscription, spots, version, awake):
+            async for batch in _live(wish, hub, begun.subscription, spots, version, awake):
                 yield batch
         except EverstateError as error:
             yield [failed(error)]
         finally:
-            hub.leave(subscription)
-            if past is not None:
-                past.close()
+            begun.leave(hub)
 
     async def _past(self, wish: Wish, past: Changes, work: InThread[Any]) -> EventBatches:
         """The changes before the subscription began."""
@@ -325,6 +349,7 @@ async def _live(
         try:
             async with asyncio.timeout(_BEAT_S):
                 await awake.wait()
+            await asyncio.sleep(_GATHER_S)
         except TimeoutError:
             yield [StreamEvent("", token=hub.token_of(spots))]
 
@@ -384,16 +409,11 @@ def failed(error: EverstateError) -> StreamEvent:
     return StreamEvent("error", orjson.dumps(said).decode(), failure=error)
 
 
-def _spots(wish: Wish) -> Mapping[Partition, Spot] | None:
+def _position(wish: Wish) -> LogPosition | None:
+    """The position after which a subscription goes on; ``None``: it begins now or at the start."""
     if wish.since in (NOW, BEGINNING):
         return None
-    position = parse_token(wish.since).positions.get(wish.entity_type.name)
-    return None if position is None else position.spots
-
-
-def _remembered(wish: Wish, subscription: Subscription) -> tuple[str, ...]:
-    """The token from which the subscription itself begins, if it does."""
-    return (wish.since,) if _spots(wish) == subscription.spots else ()
+    return parse_token(wish.since).positions.get(wish.entity_type.name)
 
 
 def _trigger(entity_type: EntityType, given: Mapping[str, str], mask: Mask) -> Trigger | None:

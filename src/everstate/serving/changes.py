@@ -143,6 +143,11 @@ class Changes:
         return self._stream.token(self._spots)
 
     @property
+    def mark(self) -> bytes:
+        """Which log it reads, see :func:`~everstate.changes.tokens.log_mark`."""
+        return self._stream.mark
+
+    @property
     def spots(self) -> dict[Partition, Spot]:
         """How far the stream has read each partition."""
         return dict(self._spots)

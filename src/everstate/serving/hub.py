@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from everstate.changes.tokens import Partition, Spot
+from everstate.changes.tokens import LogPosition, Partition, Spot
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
 from everstate.serving.changes import NOW, Changes, Delivery
@@ -26,7 +26,7 @@ logger = logging.getLogger("everstate.serving")
 _RETRY_S: Final = 1.0
 _LINGER_S: Final = 30.0
 """The hub keeps reading so long after its last subscription, for those that come back."""
-_MEMORY_CHANGES: Final = 5_000
+_MEMORY_CHANGES: Final = 20_000
 _MEMORY_BYTES: Final = 32 * 1_048_576
 
 
@@ -42,6 +42,8 @@ class Subscription:
     ) -> None:
         self.spots = dict(spots)
         """Where it begins: everything behind it is handed over."""
+        self.goes_on = False
+        """Whether it begins where it was asked to, and not from now on."""
         self._wants, self._wake, self._limit = wants, wake, limit
         self._waiting: deque[Delivery] = deque()
         self._lock = threading.Lock()
@@ -56,6 +58,12 @@ class Subscription:
             self._waiting.clear()
             self._dropped = 0
         return taken, dropped
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether changes were dropped since the last :meth:`take`."""
+        with self._lock:
+            return self._dropped > 0
 
     def offer(self, delivery: Delivery) -> None:
         """Hand over a change if it is wanted; if too many wait, the oldest one is dropped."""
@@ -102,12 +110,12 @@ class ChangeHub:
         key: str | None = None,
         wants: Callable[[Delivery], bool] = lambda _: True,
         limit: int = 1_000,
-        since: Mapping[Partition, Spot] | None = None,
+        since: LogPosition | None = None,
     ) -> Subscription:
         """Begin to hand over changes of one key or of all, those from now on.
 
-        ``since``: those behind these spots, if the hub remembers them and not more than ``limit``
-        were missed; :attr:`Subscription.spots` says where it begins.
+        ``since``: those behind this position, if the hub remembers them and not more than ``limit``
+        were missed; :attr:`Subscription.goes_on` says so.
         ``wake`` is called from another thread when there is something to take; it must not block.
         Raises as :class:`~everstate.serving.changes.Changes` does. Cost: the first subscription
         opens a consumer, about 50 ms.
@@ -127,11 +135,12 @@ class ChangeHub:
                 self._timer.cancel()
                 self._timer = None
             made = Subscription(self._spots, wants, wake, limit)
-            missed = None if since is None else self._missed(since, key, wants)
-            if since is not None and missed is not None and len(missed) <= limit:
-                made.spots = dict(since)
-                for each in missed:
-                    made.offer(each)
+            if since is not None and since.log == self._stream.mark:
+                missed = self._missed(since.spots, key, wants)
+                if missed is not None and len(missed) <= limit:
+                    made.spots, made.goes_on = dict(since.spots), True
+                    for each in missed:
+                        made.offer(each)
             self._by_key.setdefault(key, []).append(made)
         return made
 
@@ -171,6 +180,11 @@ class ChangeHub:
         # A subscription may just have begun when the hub is closed, and its stream with it.
         assert self._newest is not None, "there was a subscription"
         return self._newest.token_of(spots)
+
+    def position_of(self, spots: Mapping[Partition, Spot]) -> LogPosition:
+        """The position of these spots in this log, once there was a subscription."""
+        assert self._newest is not None, "there was a subscription"
+        return LogPosition(self._newest.mark, spots)
 
     def close(self) -> None:
         """End all subscriptions."""

@@ -10,15 +10,20 @@ from typing import Any, Final
 
 from uuid_utils.compat import uuid7
 
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.errors import (
     CaptureFailed,
     EverstateError,
     InvalidCapture,
     InvalidConfig,
     SourceReplaced,
+    TableMisread,
     Unavailable,
 )
 from everstate.log.client import raw_bytes_max
+from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.connector import POLL_S, CaptureConnector, epoch_of
 from everstate.sources.cdc.connectors import (
@@ -36,6 +41,7 @@ from everstate.sources.cdc.database import (
 from everstate.sources.cdc.halted import has_failed_reading, tables_to_read, without_first_table
 from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
+from everstate.sources.cdc.misread import ColumnCheck
 from everstate.sources.cdc.names import former_topics
 from everstate.sources.cdc.notifications import (
     first_of,
@@ -100,6 +106,19 @@ class Capturing(CaptureConnector):
     ``config`` has the addresses of the running servers. A capture without ``dsn`` is run by
     somebody else: every method that needs the database raises InvalidCapture.
     """
+
+    def __init__(
+        self,
+        config: Config,
+        capture: Capture,
+        *,
+        local: bool,
+        entities: Mapping[str, EntityType] | None = None,
+        columns: ColumnCheck | None = None,
+    ) -> None:
+        """``columns``: of a capture that is checked again and again, what was compared before."""
+        super().__init__(config, capture, local=local, entities=entities)
+        self._columns = columns or ColumnCheck(capture.captured_tables)
 
     def add(self, *, snapshot: bool = True, wait_s: float = 60.0) -> Added:
         """Make topics, publication, our tables and the connector; wait until the connector reads.
@@ -184,7 +203,19 @@ class Capturing(CaptureConnector):
         self, database: CapturedDatabase, position: Mapping[str, Any], settings: Mapping[str, str]
     ) -> CheckedSource:
         epoch = epoch_of(settings)
-        return check_source(self._config, self.capture, database, position, epoch=epoch)
+        found = check_source(self._config, self.capture, database, position, epoch=epoch)
+        if isinstance(database, MariaDatabase):
+            misread = self._columns.misread(database, position, self._definitions())
+            if misread is not None:
+                raise TableMisread(self.capture.name, *misread)
+        return found
+
+    def _definitions(self) -> Iterator[bytes]:
+        """Values of the topic in which the connector of MariaDB stores the tables' definitions."""
+        with Consumer(self._config, client_id="everstate-cdc") as consumer:
+            for record in consumer.read_topic(self.names.schema_history):
+                if record.value is not None:
+                    yield record.value
 
     def refuse_unfit(self) -> None:
         """Raise CaptureFailed, as `add` does, when a table cannot be captured correctly."""

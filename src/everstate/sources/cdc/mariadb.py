@@ -37,6 +37,7 @@ from everstate.sources.cdc.mariadb_checks import (
     quoted,
 )
 from everstate.sources.cdc.mariadb_types import COLUMNS, source_column
+from everstate.sources.cdc.misread import ReadColumn, members_of, read_column
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place
 from everstate.telemetry import without_secret
@@ -202,6 +203,39 @@ class MariaDatabase:
                 if columns:
                     found[table] = TableShape(columns, key)
         return found
+
+    def changed_s(self, table: str) -> float | None:
+        """When the table's definition or name changed, in seconds since 1970; None: no such table.
+
+        MariaDB's `create_time` is the time of the file with the definition, which every change of
+        it and every renaming writes.
+        """
+        with self._translated("asking when a table changed"):
+            found = self._rows(
+                "SET STATEMENT time_zone = '+00:00' FOR SELECT UNIX_TIMESTAMP(create_time) AS at "
+                "FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+                *table.split(".", 1),
+            )
+        return None if not found or found[0]["at"] is None else float(found[0]["at"])
+
+    def columns(self, table: str) -> list[ReadColumn]:
+        """Columns of a table in their order, as the binlog has the values."""
+        with self._translated("reading the columns"):
+            rows = self._rows(
+                "SELECT column_name AS name, column_type AS type, character_set_name AS charset "
+                "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+                "ORDER BY ordinal_position",
+                *table.split(".", 1),
+            )
+        return [
+            read_column(
+                row["name"],
+                row["type"],
+                members=members_of(row["type"]),
+                charset=row["charset"],
+            )
+            for row in rows
+        ]
 
     def inexact_columns(self) -> list[InexactColumn]:
         """Columns with dates that no calendar has, by one pass over each table with dates.

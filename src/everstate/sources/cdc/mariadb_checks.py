@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from everstate.declarations.captures import Capture
@@ -36,7 +36,11 @@ _CASCADE: Final = re.compile(
     r"CONSTRAINT `(?P<name>[^`]+)` FOREIGN KEY .*? ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
 )
 _UNIQUE: Final = re.compile(r"(?:PRIMARY|UNIQUE) KEY (?:`[^`]+` )?\((?P<columns>[^)]*)\)")
-_UUID_DEFAULT: Final = re.compile(r"`([^`]+)` uuid(?: NOT NULL)? DEFAULT '")
+_UNREAD_DEFAULTS: Final[Mapping[str, re.Pattern[str]]] = {
+    "a uuid": re.compile(r"`([^`]+)` uuid(?: NOT NULL)? DEFAULT '"),
+    "X''": re.compile(r"`([^`]+)` \w*blob(?: NOT NULL)? DEFAULT X''"),
+}
+"""Defaults that Debezium cannot read, in the result of SHOW CREATE TABLE."""
 _COLUMN: Final = re.compile(r"`([^`]+)`")
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
@@ -191,25 +195,35 @@ class _Checks:
                 missing = "there is none of that name"
                 findings.append(Finding(f"table {table}", "fail", missing, advice=advice))
             else:
-                made = str(self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0].get("Create Table"))
+                made = self._definition(table)
                 findings += [rights, self._key(table, bool(found[0]["keyed"]), made)]
                 findings += [*self._cascades(table, made), *self._unreadable(table, made)]
         return findings
 
+    def _definition(self, table: str) -> str:
+        """The statement that makes it; a default value in it may be bytes that are no text."""
+        self._rows("SET character_set_results = binary")
+        try:
+            made = self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0].get("Create Table")
+        finally:
+            self._rows("SET character_set_results = utf8mb4")
+        return made.decode("utf-8", "replace") if isinstance(made, bytes) else str(made)
+
     def _unreadable(self, table: str, made: str) -> list[Finding]:
         """Defaults and clauses that stop a connector, whether a field has the column or not."""
-        why = "its default is a uuid, which Debezium cannot read: the connector fails at the table"
+        why = "its default is {}, which Debezium cannot read: the connector fails at the table"
         advice = "Then the application gives the value, or CREATE TRIGGER … BEFORE INSERT does."
         alter = f"ALTER TABLE {quoted(table)} ALTER COLUMN"
         found = [
             Finding(
                 f"default of {table}.{name}",
                 "fail",
-                why,
+                why.format(default),
                 (f"{alter} `{name}` DROP DEFAULT;",),
                 advice,
             )
-            for name in _UUID_DEFAULT.findall(made)
+            for default, pattern in _UNREAD_DEFAULTS.items()
+            for name in pattern.findall(made)
         ]
         clauses = ", ".join(unreadable_clauses(made))
         if clauses:

@@ -21,6 +21,7 @@ from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError, SourceReplaced, Unavailable
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.halted import SnapshotWatch
+from everstate.sources.cdc.misread import ColumnCheck
 from everstate.sources.cdc.rest import NoSuchConnector
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -194,7 +195,11 @@ def restarters_of(
     """
 
     def restarter(capture: Capture) -> Restarter:
-        return Restarter(capture.name, lambda: Capturing(connected(), capture, local=False))
+        columns = ColumnCheck(capture.captured_tables)
+        return Restarter(
+            capture.name,
+            lambda: Capturing(connected(), capture, local=False, columns=columns),
+        )
 
     return [restarter(capture) for capture in captures.values() if capture.dsn is not None]
 

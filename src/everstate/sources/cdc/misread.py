@@ -1,0 +1,165 @@
+"""Detects a table of MariaDB whose rows the connector reads by the columns of another table.
+
+The binlog has the values of a row without the names of its columns. The connector knows the columns
+of the captured tables by the statements in the binlog. But the statement that renames a table which
+it does not know (`ALTER TABLE … RENAME TO`) gives it no columns, and some others change columns in
+ways that Debezium does not follow. Then values arrive in wrong fields, or as another text, and
+nothing in the raw log says so. So everstate compares the columns that the table has with those in
+the connector's own history of definitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+_AFTER_S: Final = 5.0
+"""The connector is past a statement when it has read what began this many seconds later."""
+_TIMES: Final = frozenset({"date", "datetime", "time", "timestamp", "year"})
+_UTF8: Final = frozenset({"utf8", "utf8mb3", "utf8mb4"})
+_NAMES: Final = re.compile(r'"((?:[^"]|"")*)"')
+
+
+class ReadColumn(NamedTuple):
+    """A column, as far as it decides what becomes of a value in the binlog."""
+
+    name: str
+    is_unsigned: bool = False
+    time: str | None = None
+    """`date`, `datetime`, `time`, `timestamp` or `year`; None: another type."""
+    members: tuple[str, ...] = ()
+    """Of an enum or a set, in quotation marks."""
+    charset: str | None = None
+    """Of a text; None: unknown, or it is no text."""
+
+
+class _Column(msgspec.Struct, rename="camel", gc=False):
+    name: str
+    type_name: str
+    position: int
+    charset_name: str | None = None
+    enum_values: list[str] = []
+
+
+class _Definition(msgspec.Struct, gc=False):
+    columns: list[_Column]
+
+
+class _TableChange(msgspec.Struct, gc=False):
+    id: str
+    table: _Definition | None = None
+
+
+class _Statement(msgspec.Struct, rename="camel", gc=False):
+    table_changes: list[_TableChange] | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Statement).decode
+
+
+class ReadTables(Protocol):
+    """The captured database: what its tables are now (``MariaDatabase`` is one)."""
+
+    def changed_s(self, table: str) -> float | None:
+        """When its definition or its name changed, in seconds since 1970; None: there is none."""
+
+    def columns(self, table: str) -> list[ReadColumn]:
+        """Its columns, in their order."""
+
+
+class ColumnCheck:
+    """Compares the columns of one capture's tables; keeps which of them need not be read again."""
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        self._tables = tables
+        self._equal: dict[str, float] = {}
+        """Table → time of its last statement, of those whose columns were found equal since."""
+
+    def misread(
+        self, database: ReadTables, offset: Mapping[str, Any], history: Iterable[bytes]
+    ) -> tuple[str, str] | None:
+        """The first table that the connector reads wrong, and how; ``None``: there is none.
+
+        ``offset``: the connector's position, which was read before; ``history``: values of its
+        topic of definitions, read only if a table changed since the last call. A table whose last
+        statement the connector may not have read yet is compared later.
+        """
+        read_s = offset.get("ts_sec")
+        if read_s is None or offset.get("snapshot"):
+            return None
+        due = {}
+        for table in self._tables:
+            changed_s = database.changed_s(table)
+            if changed_s not in (None, self._equal.get(table)) and changed_s + _AFTER_S < read_s:
+                due[table] = (changed_s, database.columns(table))
+        known = known_columns(history) if due else {}
+        for table, (changed_s, columns) in due.items():
+            if table not in known or database.changed_s(table) != changed_s:
+                continue
+            differs = difference(known[table], columns)
+            if differs is not None:
+                return table, differs
+            self._equal[table] = changed_s
+        return None
+
+
+def known_columns(history: Iterable[bytes]) -> dict[str, list[ReadColumn]]:
+    """Table (``db.table``) → its columns in the newest definition that the connector stored."""
+    found = {}
+    for value in history:
+        for change in _decode(value).table_changes or ():
+            if change.table is not None:
+                name = ".".join(one.replace('""', '"') for one in _NAMES.findall(change.id)[-2:])
+                columns = sorted(change.table.columns, key=lambda column: column.position)
+                found[name] = [_known(column) for column in columns]
+    return found
+
+
+def difference(known: Sequence[ReadColumn], columns: Sequence[ReadColumn]) -> str | None:
+    """How the columns differ by which rows are read from those of the table; ``None``: nothing."""
+    if len(known) != len(columns):
+        return f"{len(known)} columns, and the table has {len(columns)}"
+    for number, (read, real) in enumerate(zip(known, columns, strict=True), 1):
+        if read.name.lower() != real.name.lower():
+            return f"column {number} is {read.name}, and {real.name} in the table"
+        if None in (read.charset, real.charset):
+            read, real = read._replace(charset=None), real._replace(charset=None)
+        if read._replace(name=real.name) != real:
+            return f"column {real.name} is {_told(read)}, and {_told(real)} in the table"
+    return None
+
+
+def read_column(
+    name: str, kind: str, *, members: Sequence[str] = (), charset: str | None = None
+) -> ReadColumn:
+    """A column of a type such as ``int(10) unsigned`` or ``enum('a','b')``, in any case."""
+    words = set(re.findall(r"[a-z0-9]+", kind.partition("'")[0].lower()))
+    time = _TIMES & words
+    # One encodes all that the other does.
+    text = "utf8" if charset in _UTF8 else charset
+    return ReadColumn(
+        name,
+        bool({"unsigned", "zerofill"} & words),
+        next(iter(time), None),
+        tuple(members),
+        text,
+    )
+
+
+def members_of(kind: str) -> list[str]:
+    """Members of ``enum('a','b')`` or ``set('a','b')`` in their quotation marks."""
+    return re.findall(r"'(?:[^']|'')*'", kind)
+
+
+def _known(column: _Column) -> ReadColumn:
+    members, charset = column.enum_values, column.charset_name
+    return read_column(column.name, column.type_name, members=members, charset=charset)
+
+
+def _told(column: ReadColumn) -> str:
+    facts = [column.time or "", *column.members, column.charset or ""]
+    facts.append("unsigned" if column.is_unsigned else "")
+    return " ".join(fact for fact in facts if fact) or "another type"
