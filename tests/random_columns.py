@@ -51,11 +51,12 @@ SAME: dict[str, Rule] = {
     "text": Rule(),
     "whole": Rule(int),
     "number": Rule(float),
-    "truth": Rule("t".__eq__),
+    "truth": Rule(lambda text: text in ("t", "1")),
     "bit": Rule(lambda text: int(text, 2) == 1),
     "decimal": Rule(Decimal, Decimal),  # a field of Decimal has the value, not the digits
     "money": Rule(lambda text: text.replace("$", "").replace(",", "")),
     "instant": Rule(_instant, _instant),
+    "utc": Rule(lambda text: _instant(f"{text}+00:00"), _instant),  # printed by a session in UTC
     "local": Rule(datetime.fromisoformat, datetime.fromisoformat),
     "micros": Rule(_micros),
     "interval": Rule(_interval, _interval),
@@ -83,6 +84,8 @@ class Kind(NamedTuple):
     """Debezium does not mark an unchanged value that is stored apart."""
     shown: str = "{}"
     """SQL expression that prints a value of it, of the column's name."""
+    unit: Any = None
+    """How it is declared, which says that no date of it has month 0, day 0 or the year 0000."""
 
 
 WORDS = (
@@ -91,8 +94,10 @@ WORDS = (
 )  # fmt: skip
 
 
-def quoted(text: str) -> str:
-    """An SQL literal."""
+def quoted(text: str, *, escapes: bool = False) -> str:
+    """An SQL literal; ``escapes``: of MariaDB, where a backslash escapes the next sign."""
+    if escapes:
+        text = text.replace("\\", "\\\\")
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -104,8 +109,8 @@ def whole(least: int, most: int) -> Value:
     return lambda chance: str(chance.choice((least, most, 0, chance.randint(least, most))))
 
 
-def word(longest: int = 40) -> Value:
-    return lambda chance: quoted(chance.choice(WORDS)[:longest])
+def word(longest: int = 40, *, escapes: bool = False) -> Value:
+    return lambda chance: quoted(chance.choice(WORDS)[:longest], escapes=escapes)
 
 
 def exact(digits: int, scale: int) -> Value:
@@ -157,13 +162,13 @@ def octets(chance: Chance) -> bytes:
     return chance.choice((b"", b"\x00\xff'\\", chance.randbytes(chance.randint(1, 20))))
 
 
-def document(chance: Chance) -> str:
+def document(chance: Chance, *, escapes: bool = False) -> str:
     made: dict[str, Any] = {
         "a": chance.choice((1, 1.5, None, [])),
         "ü": chance.choice(WORDS),
         "b": {"c": True},
     }
-    return quoted(json.dumps(made, ensure_ascii=chance.random() < 0.5))
+    return quoted(json.dumps(made, ensure_ascii=chance.random() < 0.5), escapes=escapes)
 
 
 def array(value: Value, type_: str) -> Value:
@@ -182,6 +187,7 @@ def list_of(item: Any) -> Any:
 
 
 LONG = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 300) i)"
+LONG_MARIA = "(SELECT GROUP_CONCAT(MD5(seq) SEPARATOR '') FROM seq_1_to_30)"
 _MANY = "(SELECT array_agg({}) FROM generate_series(1, 2000) i)"
 _JSON = "to_json({})"
 POSTGRES = (
@@ -242,3 +248,41 @@ POSTGRES = (
     Kind("name", str, "text", one_of("'n'"), refused="left out"),
     Kind("int4multirange", str, "text", one_of("'{}'"), refused="carries no values"),
 )  # fmt: skip
+
+_LARGE = Annotated[Decimal, Field(max_digits=20, decimal_places=0)]
+_HEX = "HEX({})"
+MARIADB = (
+    Kind("tinyint", int, "whole", whole(-128, 127)),
+    Kind("smallint unsigned", int, "whole", whole(0, 2**16 - 1)),
+    Kind("mediumint", int, "whole", whole(-(2**23), 2**23 - 1)),
+    Kind("int", int, "whole", whole(-(2**31), 2**31 - 1)),
+    Kind("int unsigned", int, "whole", whole(0, 2**32 - 1)),
+    Kind("bigint", int, "whole", whole(-(2**63), 2**63 - 1)),
+    Kind("bigint unsigned", _LARGE, "decimal", whole(0, 2**64 - 1)),
+    Kind("boolean", int, "whole", one_of("0", "1")),
+    Kind("varchar(80)", str, "text", word(escapes=True)),
+    Kind("char(20)", str, "text", lambda c: quoted(c.choice(WORDS).rstrip(" "), escapes=True)),
+    Kind("text", str, "text", word(escapes=True), LONG_MARIA),
+    Kind("longtext", str, "text", word(escapes=True), LONG_MARIA),
+    Kind("varchar(80) CHARACTER SET latin1", str, "text", one_of("'größe'", "'ÿ'", "''")),
+    Kind("decimal(20,6)", str, "text", exact(20, 6)),
+    Kind("decimal(12,2)", Annotated[Decimal, Field(max_digits=12, decimal_places=2)], "decimal",
+         exact(12, 2)),
+    Kind("double", float, "number", double),
+    Kind("date", date, "text", day("1971-01-01", "9999-12-31"), unit="days"),
+    Kind("datetime(6)", NaiveDatetime, "local",
+         moment("1000-01-01", "9999-12-31 23:59:59.999999"), unit="us"),
+    Kind("datetime", NaiveDatetime, "local", moment("1971-01-01", "2100-01-01"),
+         unit="us"),
+    Kind("timestamp(6)", datetime, "utc", moment("1971-01-01", "2037-12-31 23:59:59.999999"),
+         unit="us"),
+    Kind("time(6)", int, "micros", clock),
+    Kind("year", int, "whole", one_of("1901", "2026", "2155"), unit=int),
+    Kind("enum('a', 'b c', 'ü')", str, "text", one_of("'a'", "'b c'", "'ü'")),
+    Kind("set('x', 'y', 'z')", str, "text", one_of("''", "'x'", "'x,z'")),
+    Kind("json", str, "text", lambda c: document(c, escapes=True)),
+    Kind("varbinary(40)", str, "hex", lambda c: f"x'{octets(c).hex()}'", shown=_HEX),
+    Kind("blob", str, "hex", lambda c: f"x'{octets(c).hex()}'", shown=_HEX),
+    Kind("bit(1)", bool, "truth", one_of("b'0'", "b'1'"), shown="{} + 0"),
+)  # fmt: skip
+KINDS = {"postgresql": POSTGRES, "mariadb": MARIADB}

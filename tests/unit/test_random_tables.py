@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from random_columns import SAME
-from random_tables import Postgres, World, differences
+from random_tables import Maria, Postgres, World, differences
 
 WORLD = World(Postgres("postgresql://nobody@localhost/none"), 7, 10)
 TABLE = WORLD.tables[0]
@@ -64,6 +64,7 @@ def test_a_planted_defect_is_found(plant: Callable[[States], None]) -> None:
         ("text", "a ", "a ", "a"),
         ("text", "1.50", "1.50", "1.5"),
         ("instant", "2026-01-01 12:00:00+02", "2026-01-01T10:00:00Z", "2026-01-01T12:00:00Z"),
+        ("utc", "2026-01-01 12:00:00", "2026-01-01T12:00:00Z", "2026-01-01T11:00:00Z"),
         ("micros", "00:00:01.5", 1_500_000, 1_500_005),
         ("interval", "P1Y2M-3DT4H5M6.7S", "P1Y2M-3DT4H5M6.7S", "P1Y2M3DT4H5M6.7S"),
         ("hex", "\\x00ff", "AP8=", "/wA="),
@@ -79,8 +80,14 @@ def test_values_are_equal_by_the_rule_of_their_type(
     assert same.printed(printed) != same.told(other)
 
 
-def test_one_seed_gives_one_world_and_its_first_tables_are_captured() -> None:
-    server = Postgres("postgresql://nobody@localhost/none")
+@pytest.mark.parametrize(
+    "server",
+    [Postgres("postgresql://nobody@localhost/none"), Maria("mariadb://nobody@localhost/x", "x")],
+    ids=["postgresql", "mariadb"],
+)
+def test_one_seed_gives_one_world_and_its_first_tables_are_captured(
+    server: Postgres | Maria,
+) -> None:
     one, same, other = (World(server, seed, 30) for seed in (3, 3, 4))
     made = [[each.creation(table) for table in each.tables] for each in (one, same, other)]
     assert made[0] == made[1] != made[2]
