@@ -118,15 +118,15 @@ class Orders:
         return passed
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """A keeper that works beside the block, in small steps."""
+    def keeping(self, most: int = 40) -> Iterator[None]:
+        """A keeper that works beside the block, at most so many offsets of a partition a step."""
         ended, failed = threading.Event(), list[BaseException]()
 
         def run() -> None:
             try:
                 with Offsets(self.config) as offsets, Consumer(self.config) as consumer:
                     while not ended.is_set():
-                        if not self._keep(offsets, consumer, 40):
+                        if not self._keep(offsets, consumer, most):
                             ended.wait(0.005)
             except BaseException as error:
                 failed.append(error)
@@ -138,8 +138,9 @@ class Orders:
         finally:
             ended.set()
             thread.join()
-        if failed:
-            raise failed[0]
+            if failed:
+                # Also where the block failed: most likely because nothing was kept any more.
+                raise failed[0]
 
     def logged(self, record: Record) -> Logged:
         """A record as the pipeline reads it."""

@@ -301,7 +301,7 @@ def test_a_table_that_alter_table_gave_a_captured_name_is_noticed_and_put_right(
     table = f"{maria.schema}.items"
     app.capture("shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")})
     capturing = Capturing(config, app.capture_of("shop"), local=True, entities=app.entities)
-    (restarter,) = restarters_of({"shop": app.capture_of("shop")}, lambda: config)
+    (restarter,) = restarters_of({"shop": app.capture_of("shop")}, {}, lambda: config)
     with Topics(config) as topics:
         topics.ensure(app.entities)
 

@@ -89,6 +89,10 @@ TYPES = {
 }  # fmt: skip
 
 
+NULLS = {"event.converting.failure.handling.mode": "warn"}
+"""Shows null for a value that stops a connector otherwise."""
+
+
 @pytest.fixture
 def config(connect: RunningStack, topic_prefix: str) -> Config:
     return capture_config(connect.config, topic_prefix)
@@ -114,11 +118,19 @@ class Values:
     """What a connector tells of the column `v` of each table."""
 
     def __init__(
-        self, config: Config, source: PostgresSource, name: str, tables: list[str]
+        self,
+        config: Config,
+        source: PostgresSource,
+        name: str,
+        tables: list[str],
+        settings: dict[str, str] | None = None,
+        entities: dict[str, EntityType] | None = None,
     ) -> None:
+        """Without entities no column is left out."""
         declared = {f"public.{table}": Table(entity="row") for table in tables}
-        capture = Capture(name=name, kind="postgresql", dsn=source.dsn, tables=declared)
-        entities = {"row": EntityType("row", Row, "id")}
+        capture = Capture(
+            name=name, kind="postgresql", dsn=source.dsn, tables=declared, settings=settings or {}
+        )
         self._capturing = Capturing(config, capture, local=True, entities=entities)
         self._config, self._source, self._tables = config, source, tables
         self.read: dict[str, Any] = {}
@@ -130,7 +142,7 @@ class Values:
         try:
             self._capturing.add(wait_s=120.0)
             self._source.run(*(f"UPDATE {table} SET n = n + 1" for table in self._tables))
-            assert eventually(self._has_all, 120, every_s=1.0), self._capturing.status()
+            assert eventually(self._has_all, 120, every_s=1.0), self._capturing.status().reason
         finally:
             self._capturing.remove(drop=True, topics=True)
 
@@ -158,7 +170,15 @@ def test_a_long_value_that_did_not_change_is_marked_or_its_type_is_known_not_to_
     carried = [table for table in named if columns[table].absent is None]
     marked = [table for table in carried if columns[table].unmarked is None]
 
-    default = Values(config, source, "plain", list(named))
+    unread = Values(
+        config, source, "unread", list(named), entities={"row": EntityType("row", Row, "id")}
+    )
+    unread.take()
+    left_out = {table for table, value in unread.updated.items() if value == "no column"}
+    assert {table for table in carried if table not in marked} <= left_out
+    assert left_out & set(marked) == set()
+
+    default = Values(config, source, "plain", list(named), settings=NULLS)
     default.take()
     placeholder = placeholder_of(OWN_SETTING)
     told: dict[str, str] = {}

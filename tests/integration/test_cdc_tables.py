@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from capture_cases import PostgresSource
 from everstate.changes import EntityType
 from everstate.cli import cli
 from everstate.config import Config
-from everstate.declarations.captures import Capture, Table
+from everstate.declarations.captures import Capture, ProvenanceFrom, Table
 from everstate.errors import CaptureFailed
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
@@ -109,9 +110,14 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "long values that nobody could tell from null": (
         ["CREATE TABLE t (id int PRIMARY KEY, a int, b bytea, w float8[])"], {"model": Long},
         "column public.t.w: a long value of type double precision[] is stored apart"),
-    "a long value that is never null, in a column that no field has": (
-        ["CREATE TABLE t (id int PRIMARY KEY, a int, w float8[] NOT NULL DEFAULT '{}')"], {},
-        "and fail because the column is NOT NULL"),
+    "long values of the provenance that nobody could tell from null": (
+        ["CREATE TABLE t (id int PRIMARY KEY, a int, why path)"],
+        {"provenance": ProvenanceFrom(columns={"reason": "why"})},
+        "so reason of the provenance would be its default"),
+    "a column of the provenance that is not there": (
+        ["CREATE TABLE t (id int PRIMARY KEY, a int)"],
+        {"provenance": ProvenanceFrom(columns={"reason": "why"})},
+        "column public.t.why: the table has no such column"),
     "a field whose column was renamed": (
         ["CREATE TABLE t (id int PRIMARY KEY, a int, sum int)"], {"model": Total},
         "columns of public.t: it has no column for this field total"),
@@ -290,7 +296,29 @@ def test_a_generated_column_is_left_out_and_its_field_is_computed_or_dropped(
     found = {each.name: each for each in capturing.check()}
     assert found["generated column public.t.total"].outcome == "ok"
     with capturing.database() as database:
-        assert database.peculiarities().generated == {"public.t": ("total",)}
+        assert list(database.peculiarities().left_out["public.t"]) == ["total"]
+
+
+def test_a_column_that_no_field_has_is_left_out_where_its_long_values_cannot_be_told(
+    config: Config, source: PostgresSource
+) -> None:
+    source.run(
+        "CREATE TABLE t (id int PRIMARY KEY, a int, w float8[] NOT NULL DEFAULT '{}', "
+        "flags bit(8)[], name text)"
+    )
+    capturing = capture_case(config, source, {})
+    found = {each.name: each for each in capturing.check()}
+    assert checked(capturing) == {}
+    assert found["column public.t.w"].outcome == found["column public.t.flags"].outcome == "ok"
+    assert "left out, since no field has it: a long value" in found["column public.t.w"].found
+    assert "column public.t.name" not in found
+
+    chosen = {"column.include.list": "public.t.id,public.t.a,public.t.w"}
+    capture = replace(capturing.capture, settings=chosen)
+    capturing = Capturing(config, capture, local=True, entities=capturing.entities)
+    assert (
+        "and fail because the column is NOT NULL" in checked(capturing)["column public.t.w"].found
+    )
 
 
 def test_a_table_that_lost_its_key_can_be_written_again_after_the_capture_is_removed(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -21,9 +23,11 @@ from everstate.errors import (
     UnknownEntity,
     UnknownView,
 )
+from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
 from everstate.serving.changes import Delivery
 from everstate.serving.pool import close_pools
+from everstate.serving.source import RecordSource
 from everstate.testing.view_orders import START
 from everstate.testing.view_postgres import PostgresKeptOrders
 from reading_cases import PARTITIONS, Orders, orders_app, orders_config, versions_of
@@ -136,6 +140,36 @@ def forget(orders: Orders, offsets: dict[int, int]) -> None:
     before = [TopicPartition(orders.topic, p, offset) for p, offset in offsets.items()]
     for deleted in admin.delete_records(before).values():
         deleted.result(30)
+
+
+def test_held_changes_that_are_near_each_other_are_read_together(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.send(*(orders.change("k0", quantity=number) for number in range(900)))
+    orders.keep()
+    (partition,) = (p for p, end in orders.kept.vector().items() if end)
+    wanted = [2, *range(300, 340, 2), 899]
+    asked: list[tuple[int, int]] = []
+    read = Consumer.read
+
+    def counted(consumer: Consumer, topic: str, at: int, start: int, end: int) -> Any:
+        asked.append((start, end))
+        return read(consumer, topic, at, start, end)
+
+    monkeypatch.setattr(Consumer, "read", counted)
+    with closing(RecordSource(orders.config, "order")) as source:
+        found = source.fetch(partition, wanted)
+    assert [record.offset for record in found] == wanted
+    assert asked == [(899, 900), (300, 339), (2, 3)]
+
+    orders.archive({partition: 400})
+    forget(orders, {partition: 310})
+    with closing(RecordSource(orders.config, "order")) as source:
+        assert source.fetch(partition, wanted) == found
+        forget(orders, {partition: 401})
+        assert source.fetch(partition, wanted) == found
+        with pytest.raises(DataLoss, match="offsets 400 to 410"):
+            source.fetch(partition, [400, 410])
 
 
 def test_a_change_comes_when_the_core_has_accepted_it_and_closing_ends_the_wait(

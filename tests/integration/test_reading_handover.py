@@ -114,7 +114,8 @@ def load(orders: Orders, ended: threading.Event, random: Random, pause_s: float 
                 records.append(record)
             if sent and random.random() < 0.2:
                 records.append(random.choice(sent[-50:]))
-        if late and random.random() < 0.4:
+        # More come late than leave by chance: without a bound all keys would wait in the end.
+        if late and (len(late) > 8 or random.random() < 0.4):
             records.append(late.pop(random.randrange(len(late))))
         orders.send(*records)
         sent += records

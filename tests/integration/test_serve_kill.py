@@ -117,7 +117,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._bookmark = "beginning"
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -169,7 +169,7 @@ def readers(orders: Orders, server: Server, rounds: int) -> tuple[list[Follower]
     with ExitStack() as running:
         running.callback(server.kill)
         server.start()
-        running.enter_context(orders.keeping())
+        running.enter_context(orders.keeping(2_000))
         walkers = [Follower(server.address, Random(seed)) for seed in range(3)]
         url = f"{server.address}/stream/v1/order"
         comers = [Comer(url, Random(seed), since="beginning") for seed in range(3)]

@@ -100,7 +100,7 @@ class Subscriber:
         self.is_live = threading.Event()
         self.ended = threading.Event()
         self.last_id: str | None = None
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

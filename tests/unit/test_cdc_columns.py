@@ -12,7 +12,7 @@ from pydantic import BaseModel, NaiveDatetime, create_model
 
 from everstate.app import App
 from everstate.changes import EntityType
-from everstate.declarations.captures import Capture, DatabaseKind, Table
+from everstate.declarations.captures import Capture, DatabaseKind, ProvenanceFrom, Table
 from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import ColumnUnit, OwnTables, SourceColumn, TableShape
 from everstate.sources.cdc.database import Finding
@@ -212,12 +212,16 @@ def test_a_long_value_that_nobody_can_tell_from_null_refuses_its_table() -> None
     finding = found([city, "user_id", "note"])[f"column {T}.city"]
     assert finding.sql == sql
     assert "would write null" in finding.found
-    other = SourceColumn("other", unmarked="it is stored apart")
-    assert found([*WHOLE, other]) == {}, "no field has its null"
-    required = SourceColumn("other", unmarked="it is stored apart", is_required=True)
-    assert "fail because" in found([*WHOLE, required])[f"column {T}.other"].found
+    other = SourceColumn("other", unmarked="it is stored apart", is_required=True)
+    assert found([*WHOLE, other]) == {}, "no field has it, so it is left out"
+    chosen = {"column.include.list": r"public\.t\..*"}
+    wrong = found([*WHOLE, other], settings=chosen)[f"column {T}.other"]
+    assert "fail because" in wrong.found, "a list of columns is the user's own"
     left_out = {"column.exclude.list": r"public\.t\.other"}
-    assert found([*WHOLE, required], settings=left_out) == {}
+    assert found([*WHOLE, other], settings=left_out) == {}
+    audit = ProvenanceFrom(columns={"actor": "Other"})
+    lost = found([*WHOLE, other], provenance=audit)[f"column {T}.Other"]
+    assert lost.found == "it is stored apart, so actor of the provenance would be its default"
 
 
 def test_an_entitys_key_depends_on_every_column_that_names_a_row() -> None:

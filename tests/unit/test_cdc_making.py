@@ -14,7 +14,7 @@ from everstate.declarations.captures import Capture, Table
 from everstate.errors import SourceReplaced
 from everstate.sources.cdc import capturing, replaced
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.connectors import OwnTables, Peculiarities
+from everstate.sources.cdc.connectors import OwnTables, Peculiarities, TableShape
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.replaced import EPOCH
 from everstate.sources.cdc.rest import NoSuchConnector
@@ -103,6 +103,9 @@ class Database:
 
     def peculiarities(self) -> Peculiarities:
         return Peculiarities()
+
+    def shapes(self, _: Mapping[str, str]) -> Mapping[str, TableShape]:
+        return {}
 
 
 class Rig:

@@ -203,7 +203,7 @@ def test_a_connector_of_somebody_else_is_not_ours_to_restart_and_none_is_no_fail
     ours = Capture(name="ours", kind="postgresql", tables=table, dsn="postgresql://u:p@h/d")
     theirs = Capture(name="theirs", kind="postgresql", tables=table)
     config = load()
-    restarters = restarters_of({"ours": ours, "theirs": theirs}, lambda: config)
+    restarters = restarters_of({"ours": ours, "theirs": theirs}, {}, lambda: config)
     assert len(restarters) == 1
     assert not restarters[0].step(), "no Connect runs yet: nobody has added the capture"
     assert Capturing(config, ours, local=False).failure() is None

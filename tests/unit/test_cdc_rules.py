@@ -273,10 +273,10 @@ def test_a_declarations_own_settings_win(tmp_path: Path) -> None:
     assert settings(load(tmp_path), capture)["max.batch.size"] == "7"
 
 
-def test_generated_columns_are_left_out_and_tables_without_a_key_get_the_declared_one(
+def test_columns_are_left_out_and_tables_without_a_key_get_the_declared_one(
     tmp_path: Path,
 ) -> None:
-    peculiar = Peculiarities({"public.a": ("b",), "public.c": ()}, {"public.t": ("x", "y")})
+    peculiar = Peculiarities({"public.a": {"b": "why"}, "public.c": {}}, {"public.t": ("x", "y")})
     made = settings(load(tmp_path), declared(), peculiar)
     assert made["column.exclude.list"] == r"public\.a\.b"
     assert made["message.key.columns"] == r"public\.t:x,y"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 GENERATION: Final = 1
 _RECORDS_MAX: Final = 5_000
+_GAP_MAX: Final = 256
+"""Reading so many records that nobody wants costs less than another request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,6 @@ class RecordSource:
         self._next: Run | None = None
         """The next run from the archive, which no call has wanted yet."""
         self._follower: Follower | None = None
-        self._single: Consumer | None = None
         self._ranged: Consumer | None = None
         self._followed: frozenset[int] = frozenset()
         self._gone: dict[int, int] = {}
@@ -64,10 +65,9 @@ class RecordSource:
     def close(self) -> None:
         """Close the connections, and drop the iterator over the archive with its local files."""
         self._leave()
-        for consumer in (self._single, self._ranged):
-            if consumer is not None:
-                consumer.close()
-        self._single = self._ranged = None
+        if self._ranged is not None:
+            self._ranged.close()
+            self._ranged = None
 
     def ends(self) -> dict[int, int]:
         """The stable end of each partition."""
@@ -100,13 +100,22 @@ class RecordSource:
             return []
 
     def fetch(self, partition: int, offsets: Iterable[int]) -> list[Record]:
-        """Single earlier records, of held changes, by their offsets.
+        """Earlier records, of held changes, by their offsets; what is near is read together.
 
-        Cost: some milliseconds each; from the archive, some tens.
+        Raises DataLoss when neither log nor archive has one of them. Cost: that of :meth:`between`
+        for each group of offsets with at most 256 others between two of them.
         """
+        found: list[Record] = []
         # The newest first: when it has expired, so have the others, and nobody asks for them.
-        newest_first = sorted(offsets, reverse=True)
-        return [self._one(partition, offset) for offset in newest_first][::-1]
+        for wanted in reversed(_near(offsets)):
+            missing = set(wanted)
+            for record in self._range(partition, wanted[0], wanted[-1] + 1):
+                if record.offset in missing:
+                    missing.remove(record.offset)
+                    found.append(record)
+            if missing:
+                raise self._lost(partition, min(missing), max(missing) + 1)
+        return sorted(found, key=lambda record: record.offset)
 
     def between(self, partition: int, start: int, end: int) -> list[Record]:
         """All records with offsets ``[start, end)``; ``end`` must not exceed the stable end.
@@ -114,23 +123,27 @@ class RecordSource:
         What the log no longer has comes from the archive. Raises DataLoss when neither has all of
         it. Cost: some milliseconds; from the archive, the files that may hold the range.
         """
+        return list(self._range(partition, start, end))
+
+    def _range(self, partition: int, start: int, end: int) -> Iterator[Record]:
         if self._ranged is None:
             self._ranged = Consumer(self._config, client_id="everstate-changes-range", at_once=1)
         if start > self._gone.get(partition, -1):
+            at = start
             try:
-                return list(self._ranged.read(self.topic, partition, start, end))
+                for record in self._ranged.read(self.topic, partition, start, end):
+                    yield record
+                    at = record.offset + 1
+                return
             except DataLoss:
-                self._gone[partition] = start
+                self._gone[partition], start = at, at
         archived = self._archive_position({partition: start}).get(partition, 0)
         if archived <= start:
             raise self._lost(partition, start, end)
         meets = min(archived, end)
-        found = [
-            record
-            for table in self._archive.records(GENERATION, {partition: (start, meets)})
-            for record in records_of(self.topic, table)
-        ]
-        return found + list(self._ranged.read(self.topic, partition, meets, end))
+        for table in self._archive.records(GENERATION, {partition: (start, meets)}):
+            yield from records_of(self.topic, table)
+        yield from self._ranged.read(self.topic, partition, meets, end)
 
     def _plan(self) -> None:
         """Read records that the log no longer has from the archive, else follow the log."""
@@ -220,32 +233,23 @@ class RecordSource:
             self._follower = None
         self._archived = self._next = None
 
-    def _one(self, partition: int, offset: int) -> Record:
-        if self._single is None:
-            self._single = Consumer(
-                self._config, client_id="everstate-changes-single", read_ahead=False
-            )
-        if offset > self._gone.get(partition, -1):
-            try:
-                for record in self._single.read(self.topic, partition, offset, offset + 1):
-                    return record
-            except DataLoss:
-                self._gone[partition] = offset
-        for table in self._archive.records(GENERATION, {partition: (offset, offset + 1)}):
-            for record in records_of(self.topic, table):
-                return record
-        raise DataLoss(
-            f"{self.topic}[{partition}]: the change at offset {offset:,}, which waited, is neither "
-            "in the log nor in the archive; nothing was skipped.",
-            advice="Begin again with a snapshot of a view, and continue from its token.",
-        )
-
     def _lost(self, partition: int, start: int, end: int) -> DataLoss:
         return DataLoss(
             f"{self.topic}[{partition}]: offsets {start:,} to {end - 1:,} are neither in the log "
             "nor in the archive; nothing was skipped.",
             advice="Begin again with a snapshot of a view, and continue from its token.",
         )
+
+
+def _near(offsets: Iterable[int]) -> list[list[int]]:
+    """Groups of ascending offsets, of which each is near the one before it."""
+    groups: list[list[int]] = []
+    for offset in sorted(offsets):
+        if groups and offset - groups[-1][-1] <= _GAP_MAX:
+            groups[-1].append(offset)
+        else:
+            groups.append([offset])
+    return groups
 
 
 def records_of(topic: str, archived: pa.Table) -> Iterator[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from uuid_utils.compat import uuid7
@@ -27,6 +27,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.connector import POLL_S, CaptureConnector, epoch_of
 from everstate.sources.cdc.connectors import (
+    Peculiarities,
     connector_settings,
     not_left_out,
     writes_one_log,
@@ -57,6 +58,7 @@ from everstate.sources.cdc.refusing import (
     plugin_findings,
     refuse_failed,
     shape_findings,
+    unread_columns,
 )
 from everstate.sources.cdc.replaced import (
     EPOCH,
@@ -283,9 +285,9 @@ class Capturing(CaptureConnector):
             replaced = [] if failed else [str(error)]
         problems = replaced + [f"{each.name}: {each.found}" for each in failed]
         if is_reachable:
-            for column in not_left_out(settings, database.peculiarities()):
-                add = f"`everstate cdc add {self.capture.name}` leaves it out"
-                problems.append(f"{column} is generated, and its table cannot be read again: {add}")
+            add = f"`everstate cdc add {self.capture.name}` leaves it out"
+            kept = not_left_out(settings, self._peculiarities(database))
+            problems += [f"{column}: {add}" for column in kept]
         return tuple(problems)
 
     def check(self) -> list[Finding]:
@@ -536,8 +538,17 @@ class Capturing(CaptureConnector):
             password=reference,
             brokers=self._config.bootstrap_servers,
             snapshot=snapshot,
-            peculiar=database.peculiarities(),
+            peculiar=self._peculiarities(database),
         )
+
+    def _peculiarities(self, database: CapturedDatabase) -> Peculiarities:
+        """Of the tables, with what depends on the models; ten round trips."""
+        found = database.peculiarities()
+        shapes = database.shapes(self.capture.settings)
+        unread = unread_columns(self.capture, self.entities, shapes)
+        tables = {**found.left_out, **unread}
+        every = {t: {**found.left_out.get(t, {}), **unread.get(t, {})} for t in tables}
+        return replace(found, left_out=every)
 
     def _wait_until_connected(self, database: CapturedDatabase, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s

@@ -47,8 +47,8 @@ class Address:
 class Peculiarities:
     """Facts about the captured tables that a connector needs in its settings."""
 
-    generated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Table → columns that the database computes and leaves out of its log."""
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Table → columns at which the connector would fail → why."""
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Table without a primary key → the columns that the declaration gives as its key."""
 
@@ -76,6 +76,8 @@ class SourceColumn:
     """What its whole numbers in the raw log are; ``None``: it has none."""
     stops: str | None = None
     """Why a connector fails at its table, whatever is left out; ``None``: it does not."""
+    fails: bool = False
+    """A connector that does not leave it out fails at its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def _keys(peculiar: Peculiarities) -> dict[str, str]:
 
 
 def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict[str, str]:
-    """Excludes generated columns, which snapshots would contain and PostgreSQL's log does not.
+    """Excludes the columns at which a connector of PostgreSQL would fail.
 
     Columns that the declaration excludes stay excluded; if it declares which columns to include,
     nothing is set. The list has at least one entry: with an empty list the connector selects all
@@ -175,23 +177,25 @@ def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict
     if capture.kind != "postgresql" or "column.include.list" in capture.settings:
         return {}
     declared = capture.settings.get("column.exclude.list")
-    columns = [*([declared] if declared else []), *_patterns(peculiar).values()]
+    columns = [*([declared] if declared else []), *_named(peculiar)]
     return {"column.exclude.list": ",".join(columns or [re.escape(f"{own.signals}.none")])}
 
 
 def not_left_out(settings: Mapping[str, str], peculiar: Peculiarities) -> list[str]:
-    """Generated columns that a connector with these settings does not exclude yet."""
+    """Columns that a connector with these settings does not exclude yet, each with the reason."""
     if "column.include.list" in settings:
         return []
     known = settings.get("column.exclude.list", "").split(",")
-    return [column for column, pattern in _patterns(peculiar).items() if pattern not in known]
+    return [why for pattern, why in _named(peculiar).items() if pattern not in known]
 
 
-def _patterns(peculiar: Peculiarities) -> dict[str, str]:
-    """Generated column → the expression that names it in a connector's settings."""
-    listed = [f"{table}.{column}" for table, columns in peculiar.generated.items()
-              for column in columns]  # fmt: skip
-    return {column: re.escape(column) for column in listed}
+def _named(peculiar: Peculiarities) -> dict[str, str]:
+    """Expression that names a column in a connector's settings → the column and the reason."""
+    return {
+        re.escape(f"{table}.{column}"): f"{table}.{column}: {why}"
+        for table, columns in peculiar.left_out.items()
+        for column, why in columns.items()
+    }
 
 
 def _conversion() -> dict[str, str]:

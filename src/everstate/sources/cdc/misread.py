@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from everstate.sources.cdc.shapes.debezium import table_in
+
 _AFTER_S: Final = 5.0
 """The connector is past a statement when it has read what began this many seconds later."""
 _TIMES: Final = frozenset({"date", "datetime", "time", "timestamp", "year"})
 _UTF8: Final = frozenset({"utf8", "utf8mb3", "utf8mb4"})
-_NAMES: Final = re.compile(r'"((?:[^"]|"")*)"')
 
 
 class ReadColumn(NamedTuple):
@@ -112,9 +113,8 @@ def known_columns(history: Iterable[bytes]) -> dict[str, list[ReadColumn]]:
     for value in history:
         for change in _decode(value).table_changes or ():
             if change.table is not None:
-                name = ".".join(one.replace('""', '"') for one in _NAMES.findall(change.id)[-2:])
                 columns = sorted(change.table.columns, key=lambda column: column.position)
-                found[name] = [_known(column) for column in columns]
+                found[".".join(table_in(change.id))] = [_known(column) for column in columns]
     return found
 
 

@@ -56,6 +56,7 @@ from everstate.sources.cdc.postgres_tables import (
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
+_GENERATED: Final = "it is generated, and its table could not be read again"
 
 
 def postgres_address(dsn: str) -> tuple[Address, str]:
@@ -178,12 +179,14 @@ class PostgresDatabase:
             return check_tables(self._connection, self._capture, self._names, self.own)
 
     def peculiarities(self) -> Peculiarities:
-        """Generated columns, which are not in the log, and tables that have no primary key."""
+        """Generated columns, which the log lacks and a snapshot has, and tables without a key."""
         with self._translated("reading the tables"):
             found = families(self._connection, self._capture.tables)
         declared = {table: self._capture.tables[table].key_columns for table in found}
         return Peculiarities(
-            generated={t: family[0].generated for t, family in found.items()},
+            left_out={
+                t: dict.fromkeys(family[0].generated, _GENERATED) for t, family in found.items()
+            },
             keys={t: declared[t] for t, family in found.items() if not family[0].primary},
         )
 

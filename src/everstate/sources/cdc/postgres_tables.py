@@ -220,7 +220,13 @@ def shapes(
                 )
         texts = tuple(each.as_string(connection) for each in statements)
         columns[table].append(
-            SourceColumn(column, absent, unmarked, sql=texts, numbers=kind.numbers, **facts)
+            SourceColumn(
+                *(column, absent, unmarked),
+                sql=texts,
+                numbers=kind.numbers,
+                fails=kind.fails,
+                **facts,
+            )
         )
     return {
         table: TableShape(

@@ -25,7 +25,7 @@ _CARRIED: Final = frozenset([*_BOTH, *_RANGES]) | frozenset(
     "geography vector halfvec sparsevec isbn".split()
 )
 _CARRIED_ARRAYS: Final = frozenset([*_BOTH, *_RANGES])
-"""Types of their elements. Arrays of `bit` are always null, those of other types have no column."""
+"""Types of their elements. Arrays of other types have no column, but for those of `bit`."""
 _MARKED: Final = frozenset([*_RANGES, "tsvector"]) | frozenset(
     "text varchar bpchar json jsonb xml numeric bytea citext ltree hstore".split()
 )
@@ -79,6 +79,11 @@ class ColumnType:
         if is_carried and not self.is_domain_inside:
             return None
         return f"Debezium carries no values of type {self.text}"
+
+    @property
+    def fails(self) -> bool:
+        """Whether a connector fails at its values, instead of leaving them out."""
+        return self.is_array and self.name == "bit"
 
     @property
     def numbers(self) -> ColumnUnit | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from everstate.changes import EntityType
-from everstate.declarations.captures import Capture
+from everstate.declarations.captures import Capture, ProvenanceFrom
 from everstate.errors import CaptureFailed, EverstateError
 from everstate.sources.cdc.connectors import CLASSES, SAFE_VERSIONS, SourceColumn, TableShape
 from everstate.sources.cdc.convert import reads_as
@@ -67,14 +67,16 @@ def shape_findings(
     """Whether each field has a column whose values arrive, and each row an entity of its own.
 
     ``settings``: those of the connector. Without a table's entity type only columns are checked at
-    which the connector would fail.
+    which the connector would fail, since none is left out.
     """
+    chooses = "column.include.list" not in settings
     findings = []
     for table, shape in shapes.items():
         declared = capture.tables[table]
         columns = {each.name: _as_set(table, each, settings) for each in shape.columns}
         entity_type = entities.get(declared.entity)
         sources: Mapping[str, str | None] = {}
+        mapping: TableMapping | None = None
         if entity_type is not None:
             mapping = TableMapping(capture, table, declared, entity_type)
             try:
@@ -83,6 +85,7 @@ def shape_findings(
                 advice = "Give the field's column in `columns` of its Table, or `drop` the other."
                 findings.append(Finding(f"columns of {table}", "fail", str(cause), advice=advice))
             findings += _uncovered(table, shape.key, mapping)
+            findings += _audit(table, columns, declared.provenance)
             findings += [
                 finding
                 for field, column in sources.items()
@@ -92,11 +95,64 @@ def shape_findings(
         fields = {column: field for field, column in sources.items() if column is not None}
         missing = [field for field, column in sources.items() if column is None]
         findings += [_missing(table, field) for field in missing]
+        left_out = _unread(shape, mapping) if chooses and mapping is not None else {}
+        findings += [
+            Finding(f"column {table}.{name}", "ok", f"left out, since no field has it: {why}")
+            for name, why in left_out.items()
+        ]
         findings += [
             finding
             for column in columns.values()
-            if (finding := _column(table, column, fields.get(column.name))) is not None
+            if column.name not in left_out
+            and (finding := _column(table, column, fields.get(column.name))) is not None
         ]
+    return findings
+
+
+def unread_columns(
+    capture: Capture, entities: Mapping[str, EntityType], shapes: Mapping[str, TableShape]
+) -> dict[str, dict[str, str]]:
+    """Table → columns that nothing reads, and at which the connector would fail → why.
+
+    Of a table whose entity type is not known it cannot be said what is read.
+    """
+    found = {}
+    for table, shape in shapes.items():
+        declared = capture.tables[table]
+        if (entity_type := entities.get(declared.entity)) is not None:
+            mapping = TableMapping(capture, table, declared, entity_type)
+            found[table] = _unread(shape, mapping)
+    return found
+
+
+def _unread(shape: TableShape, mapping: TableMapping) -> dict[str, str]:
+    """Columns of one table as :func:`unread_columns` has them."""
+    read = {name.lower() for name in (*shape.key, *mapping.table.provenance.columns.values())}
+    return {
+        column.name: why
+        for column in shape.columns
+        if (why := column.unmarked or (column.absent if column.fails else None)) is not None
+        and column.name.lower() not in read
+        and mapping.field_of(column.name) is None
+    }
+
+
+def _audit(
+    table: str, columns: Mapping[str, SourceColumn], provenance: ProvenanceFrom
+) -> list[Finding]:
+    """Whether the values of each column with provenance arrive."""
+    findings = []
+    by_name = {name.lower(): column for name, column in columns.items()}
+    for field, name in provenance.columns.items():
+        column = by_name.get(name.lower(), SourceColumn(name, "the table has no such column"))
+        why = column.absent or column.unmarked
+        if column.is_generated:
+            why = "it is generated, and the log has none of its values"
+        if why is None:
+            continue
+        found = f"{why}, so {field} of the provenance would be its default"
+        advice = None if column.sql else "Give another column in `provenance` of its Table."
+        findings.append(Finding(f"column {table}.{name}", "fail", found, column.sql, advice))
     return findings
 
 

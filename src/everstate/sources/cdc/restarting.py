@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from prometheus_client import Counter
 
+from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError, SourceReplaced, Unavailable
@@ -187,7 +188,9 @@ class Restarter:
 
 
 def restarters_of(
-    captures: Mapping[str, Capture], connected: Callable[[], Config]
+    captures: Mapping[str, Capture],
+    entities: Mapping[str, EntityType],
+    connected: Callable[[], Config],
 ) -> list[Restarter]:
     """Restarters of the captures whose connector is ours to run: those with a ``dsn``.
 
@@ -198,7 +201,9 @@ def restarters_of(
         columns = ColumnCheck(capture.captured_tables)
         return Restarter(
             capture.name,
-            lambda: Capturing(connected(), capture, local=False, columns=columns),
+            lambda: Capturing(
+                connected(), capture, local=False, entities=entities, columns=columns
+            ),
         )
 
     return [restarter(capture) for capture in captures.values() if capture.dsn is not None]

@@ -53,7 +53,7 @@ class Captures(WayIn):
         from everstate.sources.cdc.restarting import keep_running, restarters_of
 
         captures = self.project.captures
-        restarters = restarters_of(captures, lambda: resolve(self.given))
+        restarters = restarters_of(captures, self.project.entities, lambda: resolve(self.given))
         parts: dict[str, PartRun] = {"connectors": partial(keep_running, restarters)}
         if self.given.capture.connect_url is None and any(
             capture.dsn is not None and capture.connect_url is None for capture in captures.values()

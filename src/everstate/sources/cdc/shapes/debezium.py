@@ -196,9 +196,14 @@ def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
     found = []
     for each in change.table_changes or ():
         if how := _HOW.get(each.type, renamed):
-            database, table = (name.replace('""', '"') for name in _NAMES.findall(each.id)[-2:])
-            found.append((database, table, how))
+            found.append((*table_in(each.id), how))
     return found
+
+
+def table_in(name: str) -> tuple[str, str]:
+    """Database and table of the id that a record of a schema change gives a table."""
+    database, table = (part.replace('""', '"') for part in _NAMES.findall(name)[-2:])
+    return database, table
 
 
 def unknown_tables(value: bytes | None) -> list[tuple[str, str]]:
