@@ -10,6 +10,7 @@ from typing import Any
 
 from everstate.config import Config
 from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
@@ -68,6 +69,17 @@ def changelog(config: Config, entity: str) -> list[dict[str, Any]]:
     with Consumer(config) as consumer:
         records = consumer.read_topic(TopicNames(config.log.prefix).changes(entity))
         return [json.loads(record.value or b"") for record in records]
+
+
+def has_come(config: Config, entity: str, key: str) -> bool:
+    """Whether the newest changes of an entity type have one of this key."""
+    topic = TopicNames(config.log.prefix).changes(entity)
+    with Offsets(config) as offsets, Consumer(config) as consumer:
+        return any(
+            json.loads(record.value or b"")["key"] == key
+            for (_, partition), end in offsets.stable_ends([topic]).items()
+            for record in consumer.read(topic, partition, max(0, end - 50), end)
+        )
 
 
 def broken_laws(changes: list[dict[str, Any]]) -> list[str]:

@@ -6,9 +6,6 @@ the database itself prints; `docs/generate.py` writes its part of `docs/referenc
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -16,8 +13,33 @@ from decimal import Decimal
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from pydantic import BaseModel, Field, NaiveDatetime
+from pydantic import Field, NaiveDatetime
 
+from column_forms import (
+    Circle,
+    Drawn,
+    Line,
+    Point,
+    Shape,
+    bits,
+    box,
+    circle,
+    coordinates,
+    drawn,
+    elements,
+    from_hex,
+    hstore,
+    iso,
+    iso_interval,
+    listed,
+    micros,
+    numbers,
+    octets,
+    path,
+    plain,
+    ring,
+    shape,
+)
 from everstate.declarations.captures import Convert
 
 NULL = "NULL"
@@ -55,93 +77,6 @@ class Column:
     """SQL expression of the text that is compared, of the column's name; ``None``: a cast."""
 
 
-def listed(text: str) -> list[str]:
-    return [each.strip('"').replace(" ", "T") for each in text.strip("{}").split(",")]
-
-
-def elements(text: str) -> list[str | None]:
-    """The elements of an array with one dimension, as PostgreSQL prints it."""
-    found = re.finditer(r'"((?:[^"\\]|\\.)*)"|([^,{}]+)', text)
-    return [
-        (None if each[2] == "NULL" else each[2])
-        if each[1] is None
-        else re.sub(r"\\(.)", r"\1", each[1])
-        for each in found
-    ]
-
-
-def iso(text: str) -> str:
-    return text.replace(" ", "T").removesuffix(".000000")
-
-
-def micros(text: str) -> int:
-    hours, minutes, seconds = text.lstrip("-").split(":")
-    found = (int(hours) * 60 + int(minutes)) * 60_000_000
-    found += int(Decimal(seconds) * 1_000_000)
-    return -found if text.startswith("-") else found
-
-
-def from_hex(text: str) -> str:
-    return base64.b64encode(bytes.fromhex(text.removeprefix(r"\x"))).decode()
-
-
-def bits(text: str) -> str:
-    """The bits as a number, its lowest byte first, in base64."""
-    number = int(text, 2)
-    return base64.b64encode(number.to_bytes(-(-number.bit_length() // 8), "little")).decode()
-
-
-def octets(text: str) -> str:
-    """The bits as a number, its lowest byte first, in base64; each value has all its bytes."""
-    number = int(text, 2).to_bytes(-(-len(text) // 8), "little")
-    return base64.b64encode(number).decode()
-
-
-def shape(text: str) -> dict[str, Any]:
-    """Of the SRID and the WKB in hex; an SRID of 0 is null."""
-    srid, wkb = text.split()
-    return {"wkb": from_hex(wkb), "srid": int(srid) or None}
-
-
-def iso_interval(text: str) -> str:
-    """An interval with all its parts in the form of ISO 8601."""
-    found = {unit: number for number, unit in re.findall(r"([-+]?\d+) (year|mon|day)s?", text)}
-    clock = re.search(r"([-+]?)(\d+):(\d\d):(\d\d(?:\.\d+)?)", text)
-    sign, *parts = ("", "0", "0", "0") if clock is None else clock.groups()
-    numbers = [Decimal(f"{sign}{part}").normalize() + 0 for part in parts]
-    hours, minutes, seconds = (format(number, "f") for number in numbers)
-    years, months, days = (found.get(unit, "0").lstrip("+") for unit in ("year", "mon", "day"))
-    return f"P{years}Y{months}M{days}DT{hours}H{minutes}M{seconds}S"
-
-
-def hstore(text: str) -> Any:
-    return json.loads("{" + text.replace("=>", ":").replace("NULL", "null") + "}")
-
-
-def plain(numbers: str) -> dict[str, float]:
-    """Coordinates of a point."""
-    x, y = (float(each) for each in numbers.strip("()").split(","))
-    return {"x": x, "y": y}
-
-
-class Point(BaseModel):
-    """A point, of which Debezium writes more than its coordinates."""
-
-    x: float
-    y: float
-
-
-class Shape(BaseModel):
-    """A geometry."""
-
-    wkb: str
-    srid: int | None
-
-
-def numbers(text: str) -> list[Any]:
-    return [None if each == "NULL" else json.loads(each) for each in text.strip("{}").split(",")]
-
-
 TIMES = ("'1500-03-01 12:00:00.123456'", "'0001-01-01'", "'9999-12-31 23:59:59.999999'")
 Exact = Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
 Large = Annotated[Decimal, Field(max_digits=20, decimal_places=0)]
@@ -168,6 +103,11 @@ _CLOCK: Final[dict[str, Any]] = {
 }
 _BYTES: Final[dict[str, Any]] = {"field": str, "form": "base64"}
 _OCTETS: Final[dict[str, Any]] = {**_BYTES, "of_text": from_hex, "printed": "hex({})"}
+_DRAWN: Final[dict[str, Any]] = {
+    "field": Drawn,
+    "shown": "a model with wkb, extensions",
+    "form": "WKB in base64",
+}
 _BITS: Final[dict[str, Any]] = {
     "field": str,
     "of_text": octets,
@@ -291,6 +231,31 @@ POSTGRES: Final = {
     "spot": Column(
         type="point", field=Point, shown="a model with x, y", values=("'(1.5,-2)'",),
         dead={"'(NaN,Infinity)'": NOT_FINITE}, of_text=plain, form="its coordinates",
+    ),
+    "route": Column(
+        type="path", field=Drawn, shown="a model with wkb, extensions", of_text=path,
+        values=("'((0,0),(1.5,-2e30))'", "'[(0.1,1)]'", NULL),
+        form="WKB in base64, and whether it is closed",
+    ),
+    "area": Column(
+        type="polygon", values=("'((0,0),(1.5,0),(1,-1e-300))'",), **_DRAWN,
+        of_text=lambda text: drawn("polygon", ring(coordinates(text))),
+    ),
+    "stretch": Column(
+        type="lseg", values=("'[(0,0),(1.5,-2)]'",), **_DRAWN,
+        of_text=lambda text: drawn("lseg", coordinates(text)),
+    ),
+    "frame": Column(type="box", values=("'(1.5,2),(0,-1)'",), of_text=box, **_DRAWN),
+    "disc": Column(
+        type="circle", field=Circle, shown="a model with center, radius", form="its numbers",
+        values=("'<(1.5,-2),0.1>'",),
+        dead={"'<(0,NaN),1>'": NOT_FINITE, "'<(0,0),infinity>'": NOT_FINITE}, of_text=circle,
+    ),
+    "endless": Column(
+        type="line", field=Line, shown="a model with a, b, c", form="its numbers",
+        values=("'{1,-1,0.5}'",),
+        dead={"'{1,NaN,0}'": NOT_FINITE},
+        of_text=lambda text: dict(zip("abc", numbers(text), strict=True)),
     ),
     "pairs": Column(
         type="hstore", field=dict[str, str | None], shown="dict[str, str]", of_text=hstore,

@@ -256,9 +256,8 @@ def found_defects(world: World, app: App, records: list[tuple[str, Record]]) -> 
     for defect, planted in {"none": lambda message: message, **PLANTED}.items():
         numbered = Numbered(RawReader(app.capture_of("shop"), app.entities), CONFIG)
         messages = [(key, planted(message)) for key, message in zip(keys, own, strict=True)]
-        numbered.run(
-            numbered.read(*(("", key, as_written(one)) for key, one in messages if one is not None))
-        )
+        rows = (("", key, as_written(one)) for key, one in messages if one is not None)
+        numbered.run(numbered.read(*rows), time.time())
         states: dict[str, Mapping[str, Any]] = {}
         for change in numbered.changes:
             states.pop(change.key, None)

@@ -21,7 +21,7 @@ from everstate.views.changing import (
 )
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control
 from everstate.views.stores import view_tables
-from everstate.views.versions import Step, registered, steps
+from everstate.views.versions import OnChange, Step, registered, steps
 
 (PLAN,) = (plan for plan in VIEWS if plan.name == TOTALS.view)
 
@@ -137,6 +137,48 @@ def test_b9_who_has_a_replaced_version_open_holds_nobody_up(kept: PostgresKeptOr
         ask_undo(control, PLAN.name)
 
 
+def declaring(control: Control, fingerprint: str, on_change: OnChange = "rebuild") -> Step:
+    """The step of a start that declares this meaning of the view."""
+    (found,) = steps(
+        "order",
+        [replace(PLAN, fingerprint=fingerprint)],
+        control.versions(PLAN.name),
+        standing=[(PLAN.name, 1), (PLAN.name, 2)],
+        numbers=control.numbers(),
+        on_change=on_change,
+    )
+    return found
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_c14_no_start_builds_what_an_operator_cancelled(
+    kept: PostgresKeptOrders, undo: bool
+) -> None:
+    control = kept.control
+    next_version(kept)
+    control.add_version(replace(registered(PLAN, 3, status=BUILDING), fingerprint="declared"))
+    assert [row.version for row in cancel(control, PLAN.name)] == [3]
+    assert numbers(control) == [(1, KEPT), (2, LIVE), (4, WAITING)]
+    assert control.versions(PLAN.name)[-1].status_reason == (
+        "its build was cancelled; `everstate views rebuild totals` builds it"
+    )
+    assert cancel(control, PLAN.name) == []
+    kept_to, waiting = 2, 4
+    if undo:
+        assert ask_undo(control, PLAN.name).version == 1
+        kept_to, waiting = 1, 5
+    step = declaring(control, "declared")
+    assert (step.what, step.version, step.superseded) == ("same", kept_to, ())
+    if not undo:
+        # Once the app has declared what readers see, the other meaning is a new wish.
+        control.end_undo(PLAN.name, 2, "declared")
+        assert declaring(control, "declared").what == "same"
+        assert declaring(control, PLAN.fingerprint).superseded == (4,)
+        control.end_undo(PLAN.name, 2, PLAN.fingerprint)
+        assert declaring(control, "declared").what == "changed"
+    assert ask_rebuild(control, PLAN.name).version == waiting
+
+
 @pytest.mark.parametrize("status", [BUILDING, WAITING])
 def test_c14_an_undo_stays_though_the_app_declares_what_was_being_built_or_waited(
     kept: PostgresKeptOrders, status: str
@@ -149,17 +191,7 @@ def test_c14_an_undo_stays_though_the_app_declares_what_was_being_built_or_waite
     assert ask_undo(control, PLAN.name).version == 1
 
     def step() -> Step:
-        declared = replace(PLAN, fingerprint="declared")
-        standing, numbers = [(PLAN.name, 1), (PLAN.name, 2)], control.numbers()
-        found: list[Step] = steps(
-            "order",
-            [declared],
-            control.versions(PLAN.name),
-            standing=standing,
-            numbers=numbers,
-            on_change="ask" if status == WAITING else "rebuild",
-        )
-        return found[0]
+        return declaring(control, "declared", "ask" if status == WAITING else "rebuild")
 
     assert numbers(control) == [(1, BUILDING), (2, LIVE), (4, WAITING)]
     assert (step().what, step().version, step().superseded) == ("same", 1, ())

@@ -1,4 +1,5 @@
 """The blocking client."""
+# Written by tests/blocking_client.py from asynchronous.py: edit that file.
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ class Client:
         wait_for: str | None = None,
     ) -> dict[str, Found | None]:
         """At most 1,000 entities by key, all at one moment; ``None``: there is none."""
-        items = (self._object(many(entity, keys, at, wait_for)))["items"]
+        items = self._object(many(entity, keys, at, wait_for))["items"]
         return {key: listed(key, item) for key, item in items.items()}
 
     def list(

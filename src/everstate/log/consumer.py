@@ -10,6 +10,7 @@ from typing import Final, cast
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import DataLoss, Unavailable
 from everstate.log.client import READ_COMMITTED, READ_UNCOMMITTED, consumer_settings
@@ -21,7 +22,7 @@ _FETCH_MESSAGES: Final = 5_000
 _STEP_S: Final = 0.2
 
 
-class Consumer:
+class Consumer(Closing):
     """Reads records byte-exact, in order, read_committed unless an audit asks otherwise (C5).
 
     Out: the records that the isolation level shows. Offsets of markers, aborted and compacted
@@ -50,12 +51,6 @@ class Consumer:
         self._client = confluent_kafka.Consumer(
             consumer_settings(config, client_id, isolation=isolation, read_ahead=read_ahead)
         )
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from everstate.changes.derived import BARRIER, KIND, OFFSET, PROVENANCE, VERSION
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import DataLoss, InvalidQuery, NotFound
 from everstate.log.consumer import Follower
@@ -93,7 +94,7 @@ class DerivedRecord:
     """Token to resume after this record and those returned before it."""
 
 
-class DerivedReader:
+class DerivedReader(Closing):
     """Reads a derived topic by its public name, from one version to the next; one thread.
 
     Each record of an accepted topic is returned once. A raw topic may have a change twice; the
@@ -121,12 +122,6 @@ class DerivedReader:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-
-    def __enter__(self) -> DerivedReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def token(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import DataLoss
 from everstate.log.consumer import Consumer
@@ -59,7 +60,7 @@ def is_reachable(config: Config) -> bool:
     return False
 
 
-class Lag:
+class Lag(Closing):
     """Measures lag repeatedly over one pair of connections; close it.
 
     Cost: one request, and one small fetch for each distinct position that lags.
@@ -68,12 +69,6 @@ class Lag:
     def __init__(self, config: Config) -> None:
         self._offsets = Offsets(config)
         self._consumer = Consumer(config, client_id="everstate-lag", read_ahead=False)
-
-    def __enter__(self) -> Lag:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections."""

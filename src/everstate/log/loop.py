@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import confluent_kafka
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import EverstateError, Fenced, LogError, RecordRefused, Unavailable
 from everstate.log.client import member_settings
@@ -91,7 +92,7 @@ class Membership:
     transaction_timeout_s: float = 10.0
 
 
-class TransactionalLoop:
+class TransactionalLoop(Closing):
     """Reads topics as a member of a group; each batch is one transaction with its offsets.
 
     Exactly once: the records that ``work`` sends and the group's offsets are committed together.
@@ -130,12 +131,6 @@ class TransactionalLoop:
         """Topic, partition and offset of the record whose results are refused, and the reason."""
         self.batches = 0
         self.records = 0
-
-    def __enter__(self) -> TransactionalLoop:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, stop: threading.Event) -> None:
         """Process batches until ``stop`` is set; waits while a broker is unreachable.

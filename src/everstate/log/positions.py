@@ -10,6 +10,7 @@ from typing import Any, Final
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import LogTruncated, TopicResized, Unavailable
 from everstate.errors.log import BEGIN_NEW_LOG
@@ -21,6 +22,8 @@ Ends = dict[tuple[str, int], int]
 
 _SPEC: Any = OffsetSpec  # the driver has no types for it
 _COUNT_AGAIN_S: Final = 1.0
+_NEVER_S: Final = 3_600.0
+"""The longest time-out that librdkafka takes."""
 _AGAIN: Final = within(ADMIN_TIMEOUT_S, Unavailable, pause_s=0.02)
 
 
@@ -35,7 +38,7 @@ class Range:
         return max(0, self.end - self.start)
 
 
-class Offsets:
+class Offsets(Closing):
     """Reads offsets of whole topics: one round trip for each call, 1.5 ms on a local broker.
 
     Every call raises Unavailable when the broker does not answer for 10 s, LogError for a topic
@@ -44,14 +47,9 @@ class Offsets:
     """
 
     def __init__(self, config: Config) -> None:
-        self._admin = AdminClient(admin_settings(config))
+        self._settings = admin_settings(config)
+        self._admin = AdminClient(self._settings)
         self._partitions: dict[str, tuple[int, float]] = {}
-
-    def __enter__(self) -> Offsets:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""
@@ -115,13 +113,19 @@ class Offsets:
         return _AGAIN(self._ask, request, isolation)
 
     def _ask(self, request: dict[TopicPartition, Any], isolation: IsolationLevel) -> Ends:
+        # librdkafka 2.16 frees memory twice when this request times out, and the process dies: so
+        # the request never does. Its client is dropped instead, which ends it.
         futures = self._admin.list_offsets(
-            request, isolation_level=isolation, request_timeout=ADMIN_TIMEOUT_S
+            request, isolation_level=isolation, request_timeout=_NEVER_S
         )
         ends: Ends = {}
         for place, future in futures.items():
             with translated(f"reading the offsets of {place.topic}[{place.partition}]"):
-                ends[place.topic, place.partition] = future.result(ADMIN_TIMEOUT_S).offset
+                try:
+                    ends[place.topic, place.partition] = future.result(ADMIN_TIMEOUT_S).offset
+                except TimeoutError:
+                    self._admin = AdminClient(self._settings)
+                    raise
         return ends
 
     def _count(self, topic: str) -> int:

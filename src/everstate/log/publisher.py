@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import (
     DeliveryFailed,
@@ -66,7 +67,7 @@ def check_progress(
         )
 
 
-class OncePublisher:
+class OncePublisher(Closing):
     """Publishes numbered batches: each is in the log whole and once, or not at all.
 
     The records of a batch and a progress record are sent in one Kafka transaction under one fixed
@@ -94,12 +95,6 @@ class OncePublisher:
         self._producer: Producer | None = None
         self._progress: PublishedProgress | None = None
         self._fenced: Fenced | None = None
-
-    def __enter__(self) -> OncePublisher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""

@@ -9,13 +9,14 @@ import platform
 from pathlib import Path
 from typing import Final
 
+from everstate.closing import Closing
 from everstate.errors import LocalStackError
 from everstate.private import private_folder
 
 _SLOTS_MAX: Final = 256
 
 
-class Slot:
+class Slot(Closing):
     """A folder that one process holds; the next process takes the first that is free.
 
     A process that is killed and restarted gets its former folder and the same client name, so that
@@ -39,12 +40,6 @@ class Slot:
         raise LocalStackError(
             f"{folder}: {_SLOTS_MAX} processes use this folder already, which is the most allowed."
         )
-
-    def __enter__(self) -> Slot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the slot."""

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import LogError, LogIdentityChanged, TopicResized, Unavailable
 from everstate.log.client import (
@@ -151,19 +152,13 @@ class _Wanted:
     config: Mapping[str, str]
 
 
-class Topics:
+class Topics(Closing):
     """Creates and describes topics; has one admin connection, close it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._admin = AdminClient(admin_settings(config))
         self.names = TopicNames(config.log.prefix)
-
-    def __enter__(self) -> Topics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Drop the connection (librdkafka closes it with its last reference)."""

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from everstate.changes import Change, ChangeCodec
 from everstate.changes.codec import decode_wire
 from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import CorruptRecord, InvalidChange, InvalidToken, UnknownEntity
 from everstate.log.positions import Range
@@ -79,7 +79,7 @@ class _Stream:
         return str(Token({self.entity: LogPosition(self.mark, spots)}))
 
 
-class Changes:
+class Changes(Closing):
     """Iterates over accepted changes of one entity type, past and new ones, from a position on.
 
     In each partition changes are in the order in which they take effect, so that the versions of a
@@ -119,17 +119,6 @@ class Changes:
             self._until = None if until is None else self._resolved(until)
             self._runs: dict[int, deque[Run]] = {p: deque() for p in self._source.partitions}
             unfinished.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the iteration; a waiting one ends within a second."""

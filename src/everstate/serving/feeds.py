@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from everstate.changes.tokens import LogPosition, Spot, log_mark
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import DataLoss, NotFound, PageGone, Unavailable
 from everstate.log.positions import Range
@@ -54,7 +54,7 @@ class FeedPlace:
         return self.end == self.start + PAGE_OFFSETS
 
 
-class FeedReader:
+class FeedReader(Closing):
     """Reads the feeds of one entity type. Used by one thread at a time; close it."""
 
     def __init__(self, config: Config, entity: str) -> None:
@@ -62,17 +62,6 @@ class FeedReader:
         self._notes = CoreNotes(config, entity)
         self._source: RecordSource | None = None
         self._topics: Topics | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
 from everstate.changes import EntityType
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import (
     ContradictoryQuery,
@@ -45,7 +45,7 @@ WAIT_S = 10.0
 """Seconds that a reader waits for a token by default."""
 
 
-class Reader:
+class Reader(Closing):
     """Answers from the views; one connection, opened at the first statement and kept.
 
     Each thread needs its own reader. Every method raises UnknownEntity for an entity type that the
@@ -59,17 +59,6 @@ class Reader:
         """What is hidden in the answers: that of the caller for whom the reader reads."""
         self.connection = ReadConnection(config.views_dsn)
         self.schema = config.views.schema_name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""

@@ -196,6 +196,10 @@ class World:
         for step in found:
             for version in step.superseded:
                 self.give_up(self._row(step.name, version))
+            row = self.database.table("view").get((step.name, step.version))
+            if row is not None and step.declared is not None:
+                if row.fingerprint == step.declared.fingerprint:
+                    note(self.database, row, undone=None)
             if step.declared is None:
                 if step.version and self._row(step.name, step.version).status == LIVE:
                     note(self.database, self._row(step.name, step.version), status=RETIRED)

@@ -6,7 +6,7 @@ A call only changes the registry (dropping also drops tables); the running pipel
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from everstate.views.versions import to_come
 logger = logging.getLogger(__name__)
 
 _UNDONE: Final = "an undo was asked for; `everstate views rebuild {}` builds it"
+_CANCELLED: Final = "its build was cancelled; `everstate views rebuild {}` builds it"
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = 200"
 """For a statement that a reader may hold up: milliseconds until LockNotAvailable."""
 
@@ -102,12 +103,9 @@ def ask_undo(
         older = max(kept, key=lambda row: row.version)
         check(older)
         coming = to_come(rows)
-        cancel(control, name)
+        _stop(control, rows, (BUILDING, WAITING))
         if coming is not None:
-            # Its meaning is what the app declares: it waits, so that no start builds it again.
-            later = replace(coming, version=control.numbers()[name] + 1, status=WAITING, built=None)
-            reason = coming.status_reason or _UNDONE.format(name)
-            control.add_version(replace(later, status_reason=reason))
+            _let_wait(control, coming, _UNDONE)
         undone = coming or seen
         if undone is not None:
             control.set_undone(name, older.version, undone.undone or undone.fingerprint)
@@ -124,15 +122,37 @@ def _catch_up(control: Control, row: ViewVersion, options: Mapping[str, Any]) ->
 
 
 def cancel(control: Control, name: str) -> list[ViewVersion]:
-    """Stop versions that are built or wait; the published one stays. Returns the stopped ones."""
-    stopped = []
+    """Stop versions that are being built; the published one stays. Returns the stopped ones.
+
+    A version of another meaning waits then, so that the app's later starts do not build it again as
+    long as they declare it; `ask_rebuild` does.
+    """
     with control.connection.transaction():
         control.lock_installing()
-        for row in _rows(control, name):
-            if row.status in (BUILDING, WAITING):
-                stopped.append(row)
-                give_up(control, name, row.version)
+        rows = _rows(control, name)
+        seen, coming = next((row for row in rows if row.published), None), to_come(rows)
+        stopped = _stop(control, rows, (BUILDING,))
+        if seen is not None and coming is not None and coming in stopped:
+            _let_wait(control, coming, _CANCELLED)
+            control.set_undone(name, seen.version, coming.undone or coming.fingerprint)
+        return stopped
+
+
+def _stop(
+    control: Control, rows: Iterable[ViewVersion], statuses: Collection[str]
+) -> list[ViewVersion]:
+    stopped = [row for row in rows if row.status in statuses]
+    for row in stopped:
+        give_up(control, row.name, row.version)
     return stopped
+
+
+def _let_wait(control: Control, stopped: ViewVersion, reason: str) -> None:
+    """Let a version with the meaning that the app declares wait, so that no start builds it."""
+    version = control.numbers()[stopped.name] + 1
+    later = replace(stopped, version=version, status=WAITING, built=None)
+    why = stopped.status_reason or reason.format(stopped.name)
+    control.add_version(replace(later, status_reason=why))
 
 
 def drop(control: Control, name: str) -> list[ViewVersion]:

@@ -47,6 +47,7 @@ def _take(control: Control, step: Step, derivation: Derivation) -> None:
     for old in step.superseded:
         forget_version(control, name, old)
     plan = cast("ViewPlan", derivation)
+    control.end_undo(name, version, plan.fingerprint)
     if step.what == "text":
         control.set_definition(registered(plan, version))
     elif step.what == "returns":

@@ -199,6 +199,7 @@ def _take(
             )
             control.set_status(step.name, step.version, RETIRED, _NOT_DECLARED)
         return
+    control.end_undo(step.name, step.version, plan.fingerprint)
     if step.what == "text":
         control.set_definition(registered(plan, step.version))
     elif step.what == "returns":

@@ -22,6 +22,7 @@ from everstate.changes.codec import check_provenance
 from everstate.changes.keys import check_key
 from everstate.changes.moments import check_moment
 from everstate.changes.values import model_json
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import TakesCommands, group_of
 from everstate.errors import (
@@ -71,7 +72,7 @@ class _Waiter(NamedTuple):
     future: Future[Answer]
 
 
-class CommandClient:
+class CommandClient(Closing):
     """Sends commands to entities and receives their answers; safe for many threads.
 
     It reads the answers of all partitions and keeps its own: make one client for the life of a
@@ -105,12 +106,6 @@ class CommandClient:
         self._producer = Producer(config, client_id="everstate-command-client")
         self._listener = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._listener.start()
-
-    def __enter__(self) -> CommandClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections; callers that still wait get the outcome that no answer came."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import TakesCommands
 from everstate.log.loop import Membership, TransactionalLoop
@@ -14,7 +15,7 @@ from everstate.log.topics import Topics
 from everstate.sources.commands.worker import CommandWork
 
 
-class CommandHandler:
+class CommandHandler(Closing):
     """Reads commands, decides them, and writes changes, states, answers and its own progress.
 
     The results of a batch are one Kafka transaction. Any number of handlers share the partitions.
@@ -49,12 +50,6 @@ class CommandHandler:
             batch_records_max=settings.batch_commands_max,
             batch_wait_s=settings.batch_wait_ms / 1000,
         )
-
-    def __enter__(self) -> CommandHandler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, stop: threading.Event) -> None:
         """Decide commands until ``stop`` is set; see :meth:`TransactionalLoop.run`."""

@@ -16,6 +16,7 @@ import msgspec
 from everstate.changes import Change, ChangeCodec, Provenance
 from everstate.changes.keys import check_key
 from everstate.changes.values import model_json
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import group_of
 from everstate.declarations.processes import HasProcesses, ProcessManager
@@ -276,7 +277,7 @@ class ProcessWork:
                 heapq.heappush(self._waiting, (timer, number))
 
 
-class ProcessRunner:
+class ProcessRunner(Closing):
     """Runs one process manager of an app, with one Kafka transaction for each batch of changes."""
 
     def __init__(
@@ -306,12 +307,6 @@ class ProcessRunner:
             batch_records_max=settings.batch_commands_max,
             batch_wait_s=settings.batch_wait_ms / 1000,
         )
-
-    def __enter__(self) -> ProcessRunner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, stop: threading.Event) -> None:
         """Process changes until ``stop`` is set."""

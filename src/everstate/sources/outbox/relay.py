@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final, Self
+from typing import Final
 
 import psycopg
 from prometheus_client import Counter, Gauge
 
 from everstate.changes import EntityType
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.collector import collector_paused
@@ -68,7 +69,7 @@ _RETRY_PAUSE: Final = 3.0
 """After a retry that fails, the relay waits this multiple of its duration before the next."""
 
 
-class Relay:
+class Relay(Closing):
     """Publishes the outbox of one store to `.changes` and `.state`.
 
     A batch consists of whole source transactions, in an order that keeps the versions of each key.
@@ -111,12 +112,6 @@ class Relay:
         self._alarmed = False
         self._most: list[int] = []
         """Size limits of the next batches, in transactions, while searching for a refused one."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections; unpublished changes stay unpublished."""

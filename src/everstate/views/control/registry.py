@@ -186,6 +186,14 @@ class Registry(Schema):
         query = sql.SQL("UPDATE {} SET undone = %s WHERE name = %s AND version = %s")
         self.connection.execute(query.format(self.table("view")), (fingerprint, name, version))
 
+    def end_undo(self, name: str, version: int, fingerprint: str) -> None:
+        """Forget from which meaning an operator went back, once an app declares the version."""
+        query = sql.SQL(
+            "UPDATE {} SET undone = NULL WHERE name = %s AND version = %s AND fingerprint = %s"
+        )
+        values = (name, version, fingerprint)
+        self.connection.execute(query.format(self.table("view")), values)
+
     def begin_build(self, name: str, version: int) -> UUID | None:
         """Begin a build; returns the attempt's id.
 

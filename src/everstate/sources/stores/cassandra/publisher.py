@@ -23,6 +23,7 @@ from everstate.changes import (
     Provenance,
 )
 from everstate.changes.keys import EntityKey
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import InvalidChange, RecordRefused, Unavailable
 from everstate.log.publisher import OncePublisher, check_progress
@@ -89,7 +90,7 @@ class _Batch:
         return _encode([(*key, version) for key, version in self.reached.items()])
 
 
-class Publisher:
+class Publisher(Closing):
     """Publishes the changes in Cassandra to `.changes` and `.state` of the log (C9).
 
     It polls the index of unpublished changes. For each key in it, it sends the changes after the
@@ -134,12 +135,6 @@ class Publisher:
         """The key that gets the next batch for itself, while searching for a refused one."""
         self._is_open = False
         self._number = 0
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections; unpublished changes stay unpublished."""

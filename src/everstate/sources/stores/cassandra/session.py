@@ -29,6 +29,7 @@ from cassandra.policies import DCAwareRoundRobinPolicy, FallthroughRetryPolicy, 
 from cassandra.protocol import ErrorMessage
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, PreparedStatement
 
+from everstate.closing import Closing
 from everstate.config import CassandraConfig, Config
 from everstate.errors import EverstateError, InvalidConfig, SourceError, Unavailable
 
@@ -42,7 +43,7 @@ _SERIAL: Final = "serial"
 _AWAY: Final = (NoHostAvailable, DriverException, ConnectionException, ConnectionBusy, ErrorMessage)
 
 
-class Database:
+class Database(Closing):
     """One connection pool for a process; threads share it. Statements are prepared once.
 
     Reads and writes use QUORUM, conditional writes and ``serial`` reads use SERIAL (Paxos over all
@@ -57,12 +58,6 @@ class Database:
         self._cluster: Cluster | None = None
         self._session: Session | None = None
         self._prepared: dict[str, PreparedStatement] = {}
-
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections; the next statement opens new ones."""
