@@ -107,7 +107,7 @@ def _typed(value: bytes) -> dict[str, object]:
     try:
         message = json.loads(value)
         recorded = datetime.fromisoformat(message["recordedAt"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     occurred = datetime.fromisoformat(message.get("occurredAt", message["recordedAt"]))
     return {

@@ -190,56 +190,96 @@ LAST = (
         "region, paid ORDER BY moment DESC NULLS LAST, sale_id DESC) = 1 ORDER BY sale_id",
         ordered=True,
     ),
+    Case(
+        "under_the_names_of_columns",
+        "SELECT upper(shop) AS shop, sale_id, -quantity AS quantity, row_number() OVER "
+        "(PARTITION BY shop ORDER BY quantity DESC) AS number FROM sale QUALIFY number <= 2 "
+        "ORDER BY 3, sale_id LIMIT 3",
+        oracle="SELECT upper(shop) AS name, sale_id, -quantity AS less, row_number() OVER "
+        "(PARTITION BY shop ORDER BY quantity DESC NULLS LAST, sale_id DESC) AS number FROM sale "
+        "QUALIFY number <= 2 ORDER BY less NULLS FIRST, sale_id LIMIT 3",
+        ordered=True,
+    ),
 )
 
 HOUR = timedelta(hours=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def floor(moment: datetime, size: timedelta) -> datetime:
     """The start of the window that a moment lies in."""
-    return moment - (moment - datetime(1970, 1, 1, tzinfo=UTC)) % size
+    return moment - (moment - EPOCH) % size
+
+
+CALENDAR = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+
+
+def _windows_of(
+    moment: datetime | None, size: timedelta, slide: timedelta
+) -> list[tuple[datetime, datetime | None]]:
+    """The windows that begin in the calendar; an end after it is null."""
+    if moment is None:
+        return []
+    first, last = (each - EPOCH for each in CALENDAR)
+    since, found = moment - EPOCH, []
+    start = since - since % slide
+    while start + size > since:
+        if start >= first:
+            end = EPOCH + start + size if start + size <= last else None
+            found.append((EPOCH + start, end))
+        start -= slide
+    return found
 
 
 def _in_windows(size: timedelta, slide: timedelta) -> Callable[[Story], Rows]:
     """Start, end, count and largest quantity of each window over what is alive."""
 
     def fold(told: Story) -> Rows:
-        found: dict[datetime, list[int | None]] = {}
+        found: dict[tuple[datetime, datetime | None], list[int | None]] = {}
         for sale in sales(told):
-            if sale.moment is None or not 1000 < sale.moment.year < 9000:
-                continue
-            start = floor(sale.moment, slide)
-            while start + size > sale.moment:
-                found.setdefault(start, []).append(sale.quantity)
-                start -= slide
+            for window in _windows_of(sale.moment, size, slide):
+                found.setdefault(window, []).append(sale.quantity)
         return [
-            (start, start + size, len(each), max((q for q in each if q is not None), default=None))
-            for start, each in found.items()
+            (*window, len(each), max((q for q in each if q is not None), default=None))
+            for window, each in found.items()
         ]
 
     return fold
 
 
-_WITHIN = "WHERE year(moment) BETWEEN 1001 AND 8999 "
 WINDOWS = (
     Case(
         "by_hour",
         "SELECT window.start AS start, window.end AS till, count(*) AS n, max(quantity) AS most "
-        f"FROM sale {_WITHIN} GROUP BY window(moment, '1 hour')",
+        "FROM sale GROUP BY window(moment, '1 hour')",
         oracle=_in_windows(HOUR, HOUR),
     ),
     Case(
         "hopping",
         "SELECT window(moment, '1 hour', '25 minutes').start AS start, "
         "window(moment, '1 hour', '25 minutes').end AS till, count(*) AS n, max(quantity) AS most "
-        f"FROM sale {_WITHIN} GROUP BY window(moment, '1 hour', '25 minutes')",
+        "FROM sale GROUP BY window(moment, '1 hour', '25 minutes')",
         oracle=_in_windows(HOUR, timedelta(minutes=25)),
     ),
     Case(
         "hopping_sums",
         "SELECT window.start AS start, shop, sum(quantity) AS q FROM sale "
-        f"{_WITHIN} GROUP BY window(moment, '2 days', '1 day'), shop",
+        "GROUP BY window(moment, '2 days', '1 day'), shop",
         oracle=lambda told: _hopping_sums(told),
+    ),
+    Case(
+        "by_week",
+        "SELECT window.end AS till, count(*) AS n, max(quantity) AS most "
+        "FROM sale GROUP BY window(moment, '7 days') ORDER BY till DESC",
+        oracle=lambda told: [
+            row[1:]
+            for row in sorted(
+                _in_windows(timedelta(days=7), timedelta(days=7))(told),
+                key=lambda row: row[0],
+                reverse=True,
+            )
+        ],
+        ordered=True,
     ),
 )
 
@@ -247,10 +287,8 @@ WINDOWS = (
 def _hopping_sums(told: Story) -> Rows:
     day, found = timedelta(days=1), dict[tuple[datetime, str], list[int | None]]()
     for sale in sales(told):
-        if sale.moment is not None and 1000 < sale.moment.year < 9000:
-            start = floor(sale.moment, day)
-            for each in (start, start - day):
-                found.setdefault((each, sale.shop), []).append(sale.quantity)
+        for start, _ in _windows_of(sale.moment, 2 * day, day):
+            found.setdefault((start, sale.shop), []).append(sale.quantity)
     return [(start, shop, _sum(each)) for (start, shop), each in found.items()]
 
 
@@ -468,6 +506,11 @@ JOINS = (
         "SELECT sale_id, h.city, coalesce(h.city, 'none') AS known FROM sale "
         "LEFT JOIN shop h ON shop = code AND h.size > 1 AND paid "
         "WHERE h.city IS NULL OR quantity > h.size",
+    ),
+    Case(
+        "with_shop_by_conditions",
+        "SELECT sale_id, h.city, CASE WHEN h.size > 1 THEN region END AS r FROM sale LEFT JOIN "
+        "shop h ON shop = code AND region <> 'north' WHERE h.size > 1 OR quantity + 1 > 2",
     ),
     Case(
         "dearest_with_shop",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from everstate.app import App
 from everstate.config import Config, load
@@ -11,6 +11,9 @@ from everstate.errors import InvalidQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_UTC: Final = ("UTC", "ETC/UTC", "Z", "GMT", "+00:00")
+"""Names of UTC's time zone, in capital letters."""
 
 
 def read(
@@ -39,6 +42,7 @@ def read(
     from everstate.pipeline.requests.moment import Moment
     from everstate.pipeline.requests.past import Past
 
+    _check_zone(spark)
     settings, project = _found(config, app)
     return Past(spark, settings, project, Moment(at, recorded_at, position)).view(name)
 
@@ -63,14 +67,24 @@ def read_changes(
     from everstate.pipeline.requests.moment import Moment
     from everstate.pipeline.requests.past import Past
 
+    first, end = Moment(at=from_).at, Moment(at=to).at
+    _check_zone(spark)
     settings, project = _found(config, app)
     changes = Past(spark, settings, project, Moment()).changes(entity)
-    for moment in (from_, to):
-        if moment is not None and moment.tzinfo is None:
-            raise InvalidQuery(f"time {moment.isoformat()} has no UTC offset.")
-    if from_ is not None:
-        changes = changes.where(F.col("as_of") >= F.lit(from_))
-    return changes if to is None else changes.where(F.col("as_of") < F.lit(to))
+    if first is not None:
+        changes = changes.where(F.col("as_of") >= F.lit(first))
+    return changes if end is None else changes.where(F.col("as_of") < F.lit(end))
+
+
+def _check_zone(spark: SparkSession) -> None:
+    """Raise InvalidQuery unless a session is in UTC: functions such as date_trunc follow it."""
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    if zone.upper() not in _UTC:
+        raise InvalidQuery(
+            f"the Spark session is in the time zone {zone}, so the rows of views that cut times "
+            "would be others than those that are kept.",
+            advice='Set `spark.conf.set("spark.sql.session.timeZone", "UTC")` before you read.',
+        )
 
 
 def _found(config: Config | None, app: App | str | None) -> tuple[Config, App]:

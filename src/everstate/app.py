@@ -267,25 +267,35 @@ class App(Declares):
         a change and at least once: readers must skip versions that they have. With ``when`` only
         changes that fire the trigger make records.
 
-        Raises InvalidDerivation when the name is taken or an entity type is not registered, and
-        InvalidTrigger.
+        Raises InvalidDerivation with the reason, such as a name that is taken, or a field that the
+        entity type does not have.
         """
-        reason = "the name is taken." if name in self._taken() else refused_name(name)
-        if reason is None and not NAME.fullmatch(name):
-            reason = f"the name must match {NAME.pattern}"
-        if reason is not None:
-            raise InvalidDerivation(name, reason, advice="Choose another name.")
         derivation = Derivation(name, form, raw, when)
+        try:
+            self._check_derivation(derivation)
+        except InvalidDerivation as refusal:
+            self._refuse(refusal)
+        else:
+            self._derivations[name] = derivation
+        return derivation
+
+    def _check_derivation(self, derivation: Derivation) -> None:
+        name = derivation.name
+        reason = None
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            reason = f"the name must match {NAME.pattern}"
+        elif name in self._taken():
+            reason = "the name is taken."
+        if reason := reason or refused_name(name):
+            raise InvalidDerivation(name, reason, advice="Choose another name.")
         derivation.check(self._entities)
-        to = getattr(form, "to", None)
+        to = getattr(derivation.form, "to", None)
         if to is not None and not self.keeps_history(to):
             raise InvalidDerivation(
                 name,
                 f"a join with {to} needs its history, which is not kept (history=False).",
                 advice="Register it with its history.",
             )
-        self._derivations[name] = derivation
-        return derivation
 
     def read(
         self,

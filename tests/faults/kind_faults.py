@@ -36,6 +36,8 @@ HERE = Path(__file__).parent
 PATIENCE_S = 240.0
 STEPS = {"sale": 40, "shop": 4}
 """How many changes are sent at once."""
+SENDS_A_KILL = 80
+"""How often changes are sent at most until the pipeline is caught at a write and killed."""
 _POLL_S = 0.2
 _TOML = """
 [project]
@@ -57,7 +59,7 @@ _BUSY = (
 class KindsUnderFault:
     """Servers with fsync, `everstate run` of all kinds, and what has happened to the entities."""
 
-    def __init__(self, folder: Path, random: Random) -> None:
+    def __init__(self, folder: Path, random: Random, *, kills: int) -> None:
         self.folder, self._random = folder, random
         (folder / "everstate.toml").write_text(_TOML, "utf-8")
         self.stack = Stack(load(folder))
@@ -65,9 +67,10 @@ class KindsUnderFault:
         with Topics(self.config) as topics:
             topics.ensure(list(STEPS))
         self.told = {name: Story(name, 2) for name in STEPS}
+        sends = SENDS_A_KILL * (kills + 1)
         self._next = {
-            "sale": iter(sale_story(random, 40_000, keys=60).steps),
-            "shop": iter(shop_story(random, 4_000).steps),
+            "sale": iter(sale_story(random, sends * STEPS["sale"], keys=60).steps),
+            "shop": iter(shop_story(random, sends * STEPS["shop"]).steps),
         }
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -52,7 +52,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres, pytest.
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsUnderFault]:
-    project = KindsUnderFault(tmp_path_factory.mktemp("kinds"), Random(SEED))
+    in_all = KILLS * len(counted(WAYS, full=AIMED))
+    project = KindsUnderFault(tmp_path_factory.mktemp("kinds"), Random(SEED), kills=in_all)
     try:
         project.start()
         project.send()

@@ -20,10 +20,11 @@ from everstate.changes import Kind
 from everstate.cli import cli
 from everstate.errors import ArchiveError, LogError
 from everstate.log.consumer import Consumer
-from everstate.log.record import OutRecord
+from everstate.log.record import OutRecord, Record
 from everstate.pipeline.archiving.audit import audit
 from everstate.pipeline.archiving.compact import compact
 from everstate.pipeline.archiving.replay import replay
+from everstate.pipeline.archiving.selection import Selection, replay_to_topic
 
 
 @pytest.fixture
@@ -153,6 +154,47 @@ def test_replay_is_byte_identical_with_tombstones_headers_and_null_keys(shop: Sh
     with pytest.raises(LogError, match="has 2 partitions"):
         replay(shop.spark, shop.config, "order", f"{target}.small")
     shop.topics.delete([f"{target}.small"])
+
+
+@pytest.mark.full
+def test_a_selected_part_is_the_same_bytes_also_in_another_number_of_partitions(shop: Shop) -> None:
+    def written(topic: str) -> list[Record]:
+        with Consumer(shop.config) as consumer:
+            return list(consumer.read_topic(topic))
+
+    def by_key(records: list[Record], *, placed: bool) -> dict[Any, list[tuple[Any, ...]]]:
+        found: dict[Any, list[tuple[Any, ...]]] = {}
+        for each in records:
+            place = each.partition if placed else None
+            what = (place, each.key, each.value, each.headers, each.timestamp_ms)
+            found.setdefault(each.key, []).append(what)
+        return found
+
+    odd = [("h", b"\xfe"), ("h", None), ("h", b"")]
+    shop.write_orders(keys=8, versions=3)
+    shop.write(
+        [
+            shop.record(change("o3", 4), headers=odd, timestamp_ms=1_357_000_000_123),
+            OutRecord(shop.topic, b"o3", None, odd, timestamp_ms=1),
+            OutRecord(shop.topic, b"\xff", b"no json \xff"),
+        ]
+    )
+    shop.archiver().catch_up()
+    log = written(shop.topic)
+    mine = [each for each in log if each.key == b"o3" and each.value is not None]
+    for name, selection, wanted in (("o3", Selection(key="o3"), mine), ("all", Selection(), log)):
+        for partitions in (3, 5):
+            target = f"{shop.topic}.{name}.{partitions}"
+            shop.topics.create(target, partitions, {})
+            done = replay_to_topic(shop.config, "order", selection, target)
+            assert (done.records, done.restamped) == (len(wanted), 0)
+            found = written(target)
+            is_same = partitions == 3
+            assert by_key(found, placed=is_same) == by_key(wanted, placed=is_same)
+            assert len({(each.key, each.partition) for each in found}) == len(
+                by_key(found, placed=False)
+            )
+            shop.topics.delete([target])
 
 
 @pytest.mark.full

@@ -295,7 +295,9 @@ def test_a_table_that_a_snapshot_cannot_read_is_told_and_blocks_no_other(
     assert reason is not None
     assert "the last snapshot of public.lines failed" in reason
     assert snapshot(config, capturing, table="tags").rows == 10, "the next one is read"
-    assert capturing.add().changed, "now it is left out"
+    again = capturing.add()
+    assert again.changed, "now it is left out"
+    assert [each.partition(":")[0] for each in again.left_out] == ["public.lines.total"]
     assert snapshot(config, capturing, table="lines").rows == 10
     assert capturing.status().well
     assert capturing.status().reason is None

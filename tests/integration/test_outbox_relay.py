@@ -18,6 +18,8 @@ from everstate.changes import DomainEvent
 from everstate.config import Config
 from everstate.errors import ChangeTooLarge, Fenced, LogIdentityChanged, LogTruncated, Unavailable
 from everstate.log.bound import changelogs
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.publisher import read_progress
 from everstate.log.record import OutRecord
@@ -362,8 +364,10 @@ def test_C3_a_log_that_lost_its_tail_is_refilled_with_the_same_changes(
 ) -> None:
     for version in range(30):
         put(store, f"o-{version % 4}", f"{version}")
-    drain(relay)
+        drain(relay)
     names = TopicNames(config.log.prefix)
+    with Offsets(config) as offsets:
+        ends = offsets.high_watermarks([names.changes("order")])
     with Topics(config) as topics:
         topics.delete([names.changes("order"), names.state("order")])
         deadline = time.monotonic() + 30
@@ -383,6 +387,14 @@ def test_C3_a_log_that_lost_its_tail_is_refilled_with_the_same_changes(
     assert relay.refill(datetime.now(UTC) - timedelta(hours=1)) == 30
     assert drain(relay) == 31
     assert problems_of(config) == []
+    # A reader that was at the old end sees each of them.
+    with Consumer(config) as consumer:
+        passed = [
+            record
+            for record in consumer.read_topic(names.changes("order"))
+            if record.offset < ends[names.changes("order"), record.partition]
+        ]
+    assert passed == []
 
 
 def test_a_message_that_somebody_writes_to_the_wal_is_not_listed_as_a_change(

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import count, takewhile
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from keep_cases import WHO, Order, World, drain
 from pyspark.sql import SparkSession
@@ -25,11 +27,12 @@ from everstate.errors import InvalidQuery, InvalidToken, UnknownView
 from everstate.log.record import OutRecord
 from everstate.pipeline.requests.answers import Answers
 from everstate.pipeline.requests.moment import Moment
-from everstate.pipeline.requests.query import Queries
+from everstate.pipeline.requests.query import Queries, QueryResult
 from everstate.serving.pool import close_pools
 from running_stack import RunningStack
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 
 
 def at(hours: float) -> datetime:
@@ -69,11 +72,19 @@ class History(World):
         self.told.append(change)
         return OutRecord(self.topic, *self.codec.encode(change))
 
+    def accepted(self, key: str) -> list[Change[Any]]:
+        """A plain fold: the versions of a key from 1 without a hole, the first told of each."""
+        told: dict[int, Change[Any]] = {}
+        for change in self.told:
+            if change.key == key:
+                told.setdefault(change.version, change)
+        return [told[version] for version in takewhile(told.__contains__, count(1))]
+
     def states_at(self, moment: datetime, by: str = "as_of") -> dict[str, tuple[int, Order]]:
         """A plain fold: of each key the newest version that counts at a moment."""
         found: dict[str, tuple[int, Order]] = {}
         for key in {change.key for change in self.told}:
-            mine = [change for change in self.told if change.key == key]
+            mine = self.accepted(key)
             times = [c.occurred_at if by == "as_of" else c.recorded_at for c in mine]
             if by == "as_of":
                 times = [max(times[: n + 1]) for n in range(len(times))]
@@ -130,6 +141,11 @@ def snapshot(world: History) -> tuple[dict[str, Any], str]:
     return {row["country"]: row["orders"] for row in found.records()}, found.token
 
 
+def shown(found: QueryResult) -> dict[str, tuple[int, Decimal]]:
+    rows = found.head(99).to_pylist()
+    return {row["country"]: (row["orders"], row["amount"]) for row in rows}
+
+
 def rows_of(found: Any) -> dict[str, tuple[int, Decimal]]:
     return {row.country: (row.orders, row.amount) for row in found.collect()}
 
@@ -173,6 +189,78 @@ def test_a_view_at_a_token_is_what_readers_saw_there(world: History) -> None:
         everstate.read(world.spark, "ordr", at=at(1), position=token, **given)
     with pytest.raises(UnknownView, match="by_country"):
         everstate.read(world.spark, "nothing", **given)
+
+
+@pytest.mark.full
+def test_changes_of_one_time_count_from_exactly_then(world: History) -> None:
+    given: dict[str, Any] = {"app": world.app, "config": world.config}
+    queries, instant = Queries(world.config, world.app), timedelta(microseconds=1)
+    told = ((5, "1"), (9, "2"), (9, None), (9, "3"), (9, "4"), (12, "5"))
+    with closing(world.keeper()) as keeper:
+        world.send(*(world.then("k7", happened, 60, amount) for happened, amount in told))
+        drain(keeper)
+    world.archive()
+    for moment, version in {9 * HOUR - instant: 1, 9 * HOUR: 5, 9 * HOUR + instant: 5}.items():
+        found = queries.compute(world.spark, "by_country", Moment(at=BEGIN + moment))
+        assert shown(found) == world.by_country(BEGIN + moment)
+        assert world.states_at(BEGIN + moment)["k7"][0] == version
+    for moment in (60 * HOUR - instant, 60 * HOUR):
+        found = queries.compute(world.spark, "by_country", Moment(recorded_at=BEGIN + moment))
+        assert shown(found) == world.by_country(BEGIN + moment, "recorded")
+    for first, end, versions in (
+        (9 * HOUR, 12 * HOUR, [2, 3, 4, 5]),
+        (9 * HOUR + instant, 12 * HOUR + instant, [6]),
+        (9 * HOUR - instant, 9 * HOUR, []),
+        (9 * HOUR, 9 * HOUR, []),
+    ):
+        changes = everstate.read_changes(
+            world.spark, "ordr", from_=BEGIN + first, to=BEGIN + end, **given
+        )
+        mine = changes.where("key = 'k7'").select("version").collect()
+        assert sorted(row.version for row in mine) == versions
+
+
+@pytest.mark.full
+def test_held_and_dead_changes_count_as_the_core_has_judged_them(world: History) -> None:
+    """The change that releases the others was recorded by a clock that is ahead."""
+    given: dict[str, Any] = {"app": world.app, "config": world.config}
+    queries, seen = Queries(world.config, world.app), Moment(recorded_at=at(60))
+
+    def compare() -> None:
+        for moment, by in ((seen, "recorded"), (Moment(at=at(65)), "as_of"), (Moment(), "as_of")):
+            until = moment.recorded_at or moment.at or at(1000)
+            found = queries.compute(world.spark, "by_country", moment)
+            assert shown(found) == world.by_country(until, by)
+            orders = everstate.read(
+                world.spark, "ordr", at=moment.at, recorded_at=moment.recorded_at, **given
+            )
+            assert {row.order_id: row._version for row in orders.collect()} == {
+                key: version for key, (version, _) in world.states_at(until, by).items()
+            }
+
+    times = ((50, 51), (62, 70), (53, 54), (54, 55))
+    first, filler, *held = (world.then("k8", *each, str(n)) for n, each in enumerate(times, 1))
+    late = world.told.pop(-3)
+    other = world.then("k8", 50, 51, "9")
+    conflict = world.told[-1] = msgspec.structs.replace(
+        world.told[-1], version=1, kind=Kind.CREATED, original=None
+    )
+    claims = OutRecord(other.topic, *world.codec.encode(conflict))
+    with closing(world.keeper()) as keeper:
+        world.send(first, claims, OutRecord(world.topic, b"k8", b"no json"), *held)
+        assert drain(keeper) == (1, 0, 2, 2)
+        world.archive()
+        compare()
+        assert queries.cached("by_country", seen) is not None
+        rows, token = snapshot(world)
+        world.told.append(late)
+        world.send(filler)
+        assert drain(keeper)[0] == 3
+        world.archive()
+        assert queries.cached("by_country", seen) is None, "a change recorded by then was released"
+        compare()
+        past = everstate.read(world.spark, "by_country", position=token, **given)
+        assert {row.country: row.orders for row in past.collect()} == rows
 
 
 @pytest.mark.full

@@ -261,3 +261,9 @@ def test_psql_reads_only(everstate: Run, database: str, statement: str) -> None:
         assert code == 0 or "refused the statement" in err
         assert connection.execute(rows.encode()).fetchone() == before
     assert json_of(everstate("psql", "-c", "SELECT name FROM names", "--json")) == [{"name": "Eva"}]
+    statement = """SELECT '{"n": 12345678901234567890.12}'::jsonb AS state, 2::numeric ^ 80 AS n"""
+    _, told, _ = everstate("psql", "-c", statement, "--json")
+    assert '"n": 12345678901234567890.12' in told
+    code, _, err = everstate("psql", "-c", "SELECT 1 AS a, 2 AS a", "--json")
+    assert code != 0
+    assert "two columns of the statement are called a" in err

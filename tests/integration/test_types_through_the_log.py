@@ -15,11 +15,11 @@ from rest_cases import client
 
 from everstate.app import App
 from everstate.changes.json_numbers import decode
+from everstate.changes.row_json import row_json
 from everstate.config import Config, load
 from everstate.log.consumer import Consumer
 from everstate.pipeline.spark.archived import read_archive
 from everstate.serving import Reader
-from everstate.serving.row_json import row_json
 from everstate.views.images import state_text
 from type_table import FIELD_TYPES, FieldType, Given, arrow_value, lake_value, same_value
 

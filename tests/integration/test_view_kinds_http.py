@@ -109,7 +109,8 @@ def test_every_kind_has_the_rows_of_sql_on_pages_and_by_key(kinds: Kinds) -> Non
                 assert got(kinds.api, f"/views/v1/{name}/rows/{path}") == row, name
                 asked += 1
     assert asked > 30
-    assert {name for name, view in listed.items() if view["key"] is None} == {"stays"}
+    keyless = {name for name, view in listed.items() if view["key"] is None}
+    assert keyless == {"by_week", "stays"}, "it shows the end of a window, which may be null"
 
 
 def _text(part: Any) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from random import Random
 
+import psycopg
 import pyarrow as pa
 import pytest
 from keep_cases import WHO, Together, World, drain, orders_app
+from psycopg import sql
 from pyspark.sql import SparkSession
 
+from everstate.changes.tokens import parse_token
 from everstate.changes.triggers import when
 from everstate.config import Config, load
+from everstate.errors import NotCaughtUp, ThrottledChangesWait
 from everstate.pipeline.keeping.releasing import Releaser
 from everstate.testing.view_contract import TOTALS
 from everstate.testing.view_orders import HISTORY, orders
@@ -24,7 +29,7 @@ from everstate.views.database import connect_views
 from everstate.views.policies import DEFERRED, ignore, throttle
 from everstate.views.stores import take_part
 from everstate.views.stores.postgres import deferring
-from everstate.views.tables import rule_column
+from everstate.views.tables import KeptTable, rule_column
 from running_stack import RunningStack
 
 IMPORT = replace(WHO, service_name="importer")
@@ -159,6 +164,14 @@ def test_live_changes_pass_an_import_and_a_key_keeps_its_order(world: World) -> 
     assert world.rows("SELECT order_id, amount FROM slow_rows") == [("live", Decimal(7))]
     assert world.rows("SELECT country, n FROM slow_sums") == [("DE", 1)]
     assert waiting(world) == 2 * 601
+    # No token says what the rows have, and a read that waits for a throttled write has it.
+    written = world.app.token("ordr", "i5", 1)
+    read = partial(world.app.snapshot, "slow_rows", config=world.config)
+    assert [row["order_id"] for row in read().records()] == ["live"]
+    with pytest.raises(ThrottledChangesWait):
+        _ = read().token
+    with pytest.raises(NotCaughtUp, match="offsets"):
+        read(wait_for=written, wait_s=0.1)
     releaser = Releaser(world.config, world.app)
     # Ten a second: a part is taken whole, and made up for.
     before = waiting(world)
@@ -169,6 +182,7 @@ def test_live_changes_pass_an_import_and_a_key_keeps_its_order(world: World) -> 
     while releaser.step(1000.0):
         pass
     assert world.rows("SELECT amount FROM slow_rows WHERE order_id = 'i5'") == [(Decimal(9),)]
+    assert parse_token(read(wait_for=written).token).positions
     check(world)
     releaser.close()
     keeper.close()
@@ -227,18 +241,31 @@ def test_what_waits_goes_with_its_version(world: World) -> None:
     keeper.close()
 
 
+def throttled_changes(table: KeptTable, start: int, end: int) -> pa.Table:
+    """Changes of six orders, all of them throttled for a view."""
+    found = orders(6).between(start, end)
+    treated = pa.array([DEFERRED] * found.num_rows, pa.int8())
+    return found.append_column(rule_column(table), treated)
+
+
+def test_throttled_changes_wait_while_the_core_writes(kept: PostgresKeptOrders) -> None:
+    slow = replace(TOTALS, has_rules=True)
+    core, changes = kept.core([HISTORY, slow]), throttled_changes(slow, 0, 3)
+    assert kept.apply(0, 0, 3, changes, core=core).failures == ()
+    with psycopg.connect(kept.dsn) as writing:
+        query = sql.SQL("SELECT FROM {}.position FOR NO KEY UPDATE")
+        writing.execute(query.format(sql.Identifier(kept.schema_name)))
+        assert take_part(kept.dsn, kept.schema_name, core, slow, 0, waits=False) is None
+    assert take_part(kept.dsn, kept.schema_name, core, slow, 0, waits=False) == 3
+    assert kept.tables().totals == [(3, 0 + 1 + 2)]
+
+
 def test_a_view_beside_which_no_more_may_wait_is_behind_alone(
     kept: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deferring, "DEFERRED_MAX", 3)
     slow = replace(TOTALS, has_rules=True)
-    log = orders(6)
-
-    def changes(start: int, end: int) -> pa.Table:
-        found = log.between(start, end)
-        treated = pa.array([DEFERRED] * found.num_rows, pa.int8())
-        return found.append_column(rule_column(slow), treated)
-
+    changes = partial(throttled_changes, slow)
     core = kept.core([HISTORY, slow])
     assert kept.apply(0, 0, 3, changes(0, 3), core=core).failures == ()
     (failure,) = kept.apply(0, 3, 6, changes(3, 6), core=core).failures

@@ -9,6 +9,8 @@ import pytest
 
 from clean_cases import Cleaner, capture_of
 from everstate.declarations.captures import CaptureForm
+from everstate.sources.cdc.columns import ENDED
+from everstate.sources.cdc.states import older_rows_of
 
 ROW = {"id": 1, "name": "a", "amount": 1, "note": "n"}
 NOW = {**ROW, "id": 2, "name": "b"}
@@ -59,16 +61,18 @@ def test_declared_key_columns_decide_also_when_the_key_changes(case: str) -> Non
 class Statement:
     """A transaction of PostgreSQL over a table with a deferred key and whole rows in its log."""
 
-    def __init__(self, *, is_ours: bool = True, **table: Any) -> None:
+    def __init__(self, *, is_ours: bool = True, restarts: bool = False, **table: Any) -> None:
         capture = capture_of("debezium", table=table)
-        self.cleaner = Cleaner(capture, restarts=False, is_trusted=is_ours)
+        self.cleaner = Cleaner(capture, restarts=restarts, is_trusted=is_ours)
         self.log: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-        self.lsn, self.transaction = 100, 7
+        self.lsn, self.transaction, self.has_ids = 100, 7, False
 
     def source(self) -> dict[str, Any]:
         self.lsn += 10
         source = {"connector": "postgresql", "snapshot": "false", "lsn": self.lsn}
-        return {"source": {**source, "txId": self.transaction, "ts_us": 9 + self.transaction}}
+        source |= {"txId": self.transaction, "ts_us": 9 + self.transaction}
+        block = {"id": f"{self.transaction}:{self.lsn}"} if self.has_ids else None
+        return {"source": source, "transaction": block}
 
     def add(self, key: int, name: str) -> None:
         message = {"op": "c", "before": None, "after": row_of(key, name), **self.source()}
@@ -83,6 +87,12 @@ class Statement:
         self.delete(key, name)
         self.lsn -= 10
         self.add(to, name)
+
+    @property
+    def stored(self) -> list[str]:
+        """The states that are stored of rows whose key another row has."""
+        stored = [json.loads(value)["state"]["name"] for value in older_rows_of(self.cleaner.copy)]
+        return sorted(stored)
 
     def commit(self, *cuts: int) -> dict[str, str]:
         """Clean it, in batches of these sizes and the rest; out: key and name of each row."""
@@ -102,17 +112,22 @@ def row_of(key: int, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("cuts", [(), (1, 1, 1, 1), (3,)])
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1), (2, 1, 3)])
 @pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("restarts", [False, True])
 def test_keys_that_all_rows_of_a_statement_pass_on_lose_no_row(
-    names: str, cuts: tuple[int, ...], order: tuple[int, ...], is_ours: bool
+    names: str, cuts: tuple[int, ...], order: tuple[int, ...], is_ours: bool, restarts: bool
 ) -> None:
-    """`UPDATE t SET id = id + 1`, whatever the order in which the rows are stored."""
-    statement = Statement(is_ours=is_ours)
+    """`UPDATE t SET id = id + 1`, whatever the order in which the rows are stored.
+
+    Also when clean is restarted in the middle of it.
+    """
+    statement = Statement(is_ours=is_ours, restarts=restarts)
     for key, name in enumerate(names, 1):
         statement.add(key, name)
     statement.commit()
     for key in order:
         statement.move(key, key + 1, names[key - 1])
     assert statement.commit(*cuts) == {str(key): name for key, name in enumerate(names, 2)}
+    assert statement.stored == []
     statement.delete(3, names[1])
     assert statement.commit() == {"2": names[0], "4": names[2]}
 
@@ -143,6 +158,69 @@ def test_of_three_rows_with_one_key_each_goes_where_it_goes() -> None:
     statement.move(3, 9, "a")
     statement.move(3, 8, "c")
     assert statement.commit() == {"3": "b", "9": "a", "8": "c"}
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_of_three_rows_with_one_key_each_is_known_after_any_restart(is_ours: bool) -> None:
+    statement = Statement(is_ours=is_ours, restarts=True)
+    for key, name in enumerate("abc", 1):
+        statement.add(key, name)
+    statement.commit()
+    statement.move(1, 3, "a")
+    statement.move(2, 3, "b")
+    images = {"before": row_of(3, "a"), "after": row_of(3, "A")}
+    statement.log.append(({"id": 3}, {"op": "u", **images, **statement.source()}))
+    statement.move(3, 9, "b")
+    statement.move(3, 8, "c")
+    assert statement.commit(1, 1, 1, 1, 1, 1, 1, 1) == {"3": "A", "9": "b", "8": "c"}
+    assert statement.stored == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("passed_by", ["end", "later row", "truncation"])
+def test_what_a_statement_leaves_is_forgotten_once_it_has_passed(
+    passed_by: str, restarts: bool
+) -> None:
+    """As after a TRUNCATE that was refused: all rows are created once more."""
+    statement = Statement(restarts=restarts, truncate="delete")
+    statement.has_ids = passed_by == "end"
+    for _ in range(2):
+        for key, name in enumerate("abc", 1):
+            statement.add(key, name)
+        statement.commit()
+    assert statement.stored == ["a", "b", "c"]
+    cleaner = statement.cleaner
+    read = {"op": "r", "after": row_of(7, "g"), "source": {"snapshot": "incremental"}}
+    cleaner.take([({"id": 7}, {**read, "ts_ms": 10**12})])
+    assert len(statement.stored) == 3, "a snapshot reads within a transaction"
+    if passed_by == "end":
+        rows = cleaner.read(("item", b"{}", b"{}"))
+        rows.what, rows.tx, rows.table = [ENDED], ["8"], [-1]
+        cleaner.run(rows)
+    elif passed_by == "later row":
+        statement.add(9, "z")
+        statement.commit()
+    else:
+        statement.transaction -= 1
+        emptied = {"op": "t", "before": None, "after": None, **statement.source()}
+        cleaner.take([({}, emptied)])
+    assert statement.stored == []
+
+
+def test_a_row_of_an_earlier_transaction_that_is_read_again_lets_nothing_be_forgotten() -> None:
+    """A connector that restarts within a transaction writes the rows before it once more."""
+    statement = Statement(is_ours=False, restarts=True)
+    statement.add(1, "a")
+    statement.add(2, "b")
+    again = list(statement.log)
+    statement.commit()
+    statement.move(1, 2, "a")
+    rest = [*again, *statement.log]
+    statement.cleaner.take(statement.log)
+    statement.cleaner.take(again)
+    statement.log = rest
+    statement.move(2, 3, "b")
+    assert statement.commit(2, 1) == {"2": "a", "3": "b"}
 
 
 def test_rows_that_swap_their_keys_stay_both() -> None:

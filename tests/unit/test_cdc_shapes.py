@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -157,7 +158,8 @@ def test_mongodb_documents_are_made_plain_and_updates_know_what_they_say() -> No
     after = '{"_id": {"$numberLong": "1004"}, "at": {"$date": 5}, "tags": ["a"]}'
     source = {"connector": "mongodb", "ts_ms": 1558965508000, "ord": 6}
     found = one("debezium", {"op": "c", "after": after, "source": source})
-    assert (found.after, found.is_whole) == ({"_id": 1004, "at": 5, "tags": ["a"]}, True)
+    at = datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)
+    assert (found.after, found.is_whole) == ({"_id": 1004, "at": at, "tags": ["a"]}, True)
     update = {"updatedFields": '{"name": "b"}', "removedFields": ["old"]}
     message = {"op": "u", "after": None, "updateDescription": update, "source": source}
     found = one("debezium", message, {"id": '{"$oid": "5b"}'})
@@ -309,7 +311,7 @@ def test_dms_has_data_and_metadata() -> None:
     about = {"record-type": "data", "operation": "update", "timestamp": "2026-11-21T08:00:00Z"}
     message = {"data": {"id": 1, "a": 2}, "metadata": about, "before-image": {"a": 1}}
     found = one("dms", message)
-    assert (found.op, found.before) == ("u", {"id": 1, "a": 1})
+    assert (found.op, found.before, found.is_whole) == ("u", {"a": 1}, False)
     assert read("dms", {"metadata": {"record-type": "control"}}) == []
     emptied = {"record-type": "control", "operation": "truncate-table", "table-name": "item"}
     assert one("dms", {"metadata": emptied}).op == "t"
@@ -359,6 +361,16 @@ def test_what_cannot_be_read_says_why(form: str, value: Any, reason: str) -> Non
         ("informix", {"commit_lsn": "99", "change_lsn": "1"}, {"commit_lsn": "100"}),
         ("db2", {"commit_lsn": "1:2:3", "change_lsn": "1:2:1"}, {"commit_lsn": "1:2:a"}),
         ("oracle", {"scn": "999", "ssn": 1}, {"scn": "1000", "ssn": 0}),
+        (
+            "oracle",
+            {"scn": "9", "rs_id": "000e2.037c.0010"},
+            {"scn": "9", "rs_id": "000e2.037c.01a0"},
+        ),
+        (
+            "oracle",
+            {"scn": "9", "rs_id": " 0x0000e2.0000037c.0010 "},
+            {"scn": "9", "rs_id": " 0x0000e2.0000037c.01a0 "},
+        ),
         ("mongodb", {"ts_ms": 5000, "ord": 2}, {"ts_ms": 5000, "ord": 3}),
         ("spanner", _s := {"server_transaction_id": "a", "ts_us": 5}, {**_s, "mod_number": 1}),
         ("cockroachdb", {"ts_hlc": "17.0000000001"}, {"ts_hlc": "17.0000000002"}),
@@ -381,9 +393,14 @@ def test_places_in_the_logs_of_the_connectors_are_ordered_as_their_databases_wro
 
 
 def test_places_of_different_servers_without_shared_numbers_cannot_be_compared() -> None:
-    old = position_of("mysql", {"gtid": "aa:5"})
+    old = position_of("mysql", {"gtid": "aa:5", "file": "b.9", "pos": 8})
     new = position_of("mysql", {"gtid": "bb:2", "file": "b.1", "pos": 3})
     assert is_after(new, old) is None
+    assert is_after(old, new) is None
+    # A replica of MariaDB continues the numbers of its primary.
+    old = position_of("mariadb", {"gtid": "0-1-5", "file": "b.9", "pos": 8})
+    new = position_of("mariadb", {"gtid": "0-2-6", "file": "b.1", "pos": 3})
+    assert is_after(new, old) is True
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import date, datetime
 from decimal import Decimal
@@ -64,6 +65,74 @@ def test_numbers_of_flat_forms_keep_all_digits(form: str) -> None:
     assert state(list[float], "[0.1, 2]", form) == [0.1, 2.0]
     assert state(list[Amount], f"[{DIGITS}]", form) == [DIGITS]
     assert state(int, str(2**63 - 1), form) == 2**63 - 1
+
+
+@pytest.mark.parametrize("scale", [38, 10, 0])
+def test_a_decimal_in_bytes_keeps_all_digits_and_its_scale(scale: int) -> None:
+    unscaled = -12345678901234567890123456789012345678
+    column = {"field": "v", "name": "org.apache.kafka.connect.data.Decimal"}
+    columns = [{"field": "id"}, {**column, "parameters": {"scale": str(scale)}}]
+    content = base64.b64encode(unscaled.to_bytes(17, "big", signed=True)).decode()
+    row = {"op": "c", "after": {"id": 1, "v": content}, "source": {"connector": "mysql"}}
+    schema = {"fields": [{"field": "after", "fields": columns}]}
+    wide = Annotated[Decimal, Field(max_digits=38, decimal_places=scale)]
+    model = create_model("Row", id=(int, ...), v=(wide, ...))
+    table = Table(entity="item", key_columns=("id",))
+    capture = Capture(name="shop", kind="mysql", tables={"s.item": table})
+    reader = RawReader(capture, {"item": EntityType("item", model, "id")})
+    (found,) = reader.read("item", None, json.dumps({"schema": schema, "payload": row}).encode())
+    assert isinstance(found, CleanRow), found
+    value = Decimal(json.loads(found.state or b"")["v"])
+    assert value.as_tuple() == Decimal(f"{unscaled}E{-scale}").as_tuple()
+
+
+def mongodb(annotation: Any, value: Any) -> CleanRow | RefusedRow:
+    """What a document says whose field ``at`` has this value."""
+    model = create_model("Document", id=(str, ...), at=(annotation, ...))
+    table = Table(entity="item", key_columns=("id",), columns={"_id": "id"})
+    capture = Capture(name="shop", kind="mongodb", tables={"db.item": table})
+    reader = RawReader(capture, {"item": EntityType("item", model, "id")})
+    document = json.dumps({"_id": "x", "at": value, "other": {"$date": 2**62}})
+    message = {"op": "c", "after": document, "source": {"connector": "mongodb"}}
+    key = json.dumps({"id": '"x"'}).encode()
+    (found,) = reader.read("item", key, json.dumps(message).encode())
+    assert isinstance(found, CleanRow | RefusedRow)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "wanted"),
+    [
+        (datetime, {"$date": 1_700_000_000_000}, "2023-11-14T22:13:20Z"),
+        (datetime, {"$date": {"$numberLong": "-1"}}, "1969-12-31T23:59:59.999000Z"),
+        (datetime, {"$date": "2023-11-14T22:13:20Z"}, "2023-11-14T22:13:20Z"),
+        (NaiveDatetime, {"$date": 1_700_000_000_000}, "2023-11-14T22:13:20"),
+        (date, {"$date": 1_699_920_000_000}, "2023-11-14"),
+        (list[datetime], [{"$date": 1_700_000_000_000}], ["2023-11-14T22:13:20Z"]),
+        (list[date], [{"$date": 1_699_920_000_000}], ["2023-11-14"]),
+        (dict[str, datetime], {"a": {"$date": 0}}, {"a": "1970-01-01T00:00:00Z"}),
+        (str, {"$oid": "5b"}, "5b"),
+    ],
+)
+def test_a_date_of_mongodb_is_a_time(annotation: Any, value: Any, wanted: Any) -> None:
+    found = mongodb(annotation, value)
+    assert isinstance(found, CleanRow), found
+    assert json.loads(found.state or b"")["at"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (datetime, {"$date": 2**62}),
+        (datetime, {"$date": "tomorrow"}),
+        (date, {"$date": 1_700_000_000_000}),
+        (int, {"$date": 1_700_000_000_000}),
+    ],
+)
+def test_a_date_of_mongodb_that_a_field_cannot_hold_is_refused(annotation: Any, value: Any) -> None:
+    found = mongodb(annotation, value)
+    assert isinstance(found, RefusedRow), found
+    assert found.reason.startswith("at: ")
 
 
 def test_numbers_within_json_keep_all_digits() -> None:

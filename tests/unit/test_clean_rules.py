@@ -32,7 +32,7 @@ from everstate.sources.cdc.reading import (
     TransactionProvenance,
     UnknownTable,
 )
-from everstate.sources.cdc.rows import SCHEMA
+from everstate.sources.cdc.rows import HEARTBEAT, SCHEMA, TRANSACTION
 from everstate.sources.cdc.states import States
 
 
@@ -245,6 +245,42 @@ def test_two_messages_of_canal_with_one_id_are_two_changes() -> None:
     assert len({one.value["id"] for one in rig.changes}) == 3
 
 
+def test_two_rows_of_one_message_with_one_key_are_two_changes_with_ids_of_their_own() -> None:
+    def ids(*bosses: int) -> list[str]:
+        """Ids of the changes of one message of Canal with these rows of one key."""
+        table = Table(entity="person", key_columns=("id",))
+        declared = Capture(name="shop", kind="other", form="canal", tables={"s.people": table})
+        rows = [{"id": 7, "boss_id": boss} for boss in bosses]
+        rows.insert(1, {"id": 8, "boss_id": 1})
+        message = {"es": 9_000, "table": "people", "type": "UPDATE", "data": rows}
+        rig = Numbered(RawReader(declared, ENTITIES), CONFIG)
+        rig.run(rig.read(("people", None, json.dumps(message).encode())))
+        assert [one.version for one in rig.changes if one.key == "7"] == [*range(1, len(rows))]
+        return [one.value["id"] for one in rig.changes]
+
+    one, three = ids(1), ids(1, 2, 3)
+    assert len(set(three)) == 4
+    assert three[:2] == one, "as it was without the others"
+    assert ids(1, 2, 3) == three
+
+
+@pytest.mark.parametrize("name", ["people", ""])
+def test_a_header_named_kind_of_somebody_else_means_nothing(name: str) -> None:
+    dsn = None if name else "postgresql://u@h/s"
+    tables = {"s.people": Table(entity="person", key_columns=("id",))}
+    rig = Rig(kind="postgresql", tables=tables, dsn=dsn, parents_first=False)
+    source = {"connector": "postgresql", "lsn": 5, "schema": "s", "table": "people"}
+    row = {"op": "c", "after": {"id": 1, "boss_id": 2}, "source": source}
+    body = json.dumps(row).encode()
+    found = rig.read_one(name, b'{"id":1}', body, (b"person", None))
+    assert isinstance(found, CleanRow)
+    if name:
+        for kind in (TRANSACTION, SCHEMA, b""):
+            assert rig.read_one(name, b'{"id":1}', body, (kind, None)) == found
+    else:
+        assert rig.reader.read(name, None, b"{}", (HEARTBEAT, None)) == []
+
+
 def test_a_fixed_translation_refuses_a_code_that_it_does_not_know() -> None:
     tables = {"s.customers": Table(entity="customer", translations={"NAME": {"A": "Ann"}})}
     rig = Rig(tables=tables)
@@ -333,6 +369,13 @@ def test_a_truncation_that_is_refused_says_what_deletes_the_entities(dsn: str | 
     assert isinstance(refused, RefusedRow)
     assert "with truncate='delete' of its Table the next TRUNCATE deletes them" in refused.reason
     assert ("`everstate cdc snapshot shop --new-epoch`" in refused.reason) == (dsn is not None)
+    shared = RawReader(
+        capture(tables={t: Table(entity="customer") for t in ("s.a", "s.b")}), ENTITIES
+    )
+    (refused,) = shared.read("a", None, said)
+    assert isinstance(refused, RefusedRow)
+    assert "truncate=" not in refused.reason
+    assert "since s.b has the same entity type 'customer': use DELETE" in refused.reason
 
 
 def test_a_restored_database_is_a_new_epoch_whose_places_are_newer() -> None:
@@ -473,6 +516,15 @@ def test_what_reads_slices_can_be_sent_to_other_processes() -> None:
         ({"tables": {"a.t": Table(entity="customer", columns={"x": "y"})}}, "no field 'y'"),
         ({"tables": {"a.t": Table(entity="customer", parents={"name": "order"})}}, "of this cap"),
         ({"tables": {"a.t": ORDERS}, "transactions": False}, "needs transactions"),
+        (
+            {
+                "tables": {
+                    "a.t": Table(entity="customer", truncate="delete"),
+                    "a.u": Table(entity="customer"),
+                }
+            },
+            "would also delete those of a.u",
+        ),
     ],
 )
 def test_a_declaration_that_does_not_fit_is_refused(change: Any, reason: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -14,21 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clean_cases import ITEM, capture_of
 from everstate.errors import RowsUnplaced, SourceReplaced, TableReplaced
 from everstate.sources.cdc import stream
 from everstate.sources.cdc.columns import (
     ENDED,
     NOTE,
-    REFUSED,
     SOURCE,
     UNKNOWN,
     WHOLE,
     Rows,
-    Slices,
     as_batch,
 )
-from everstate.sources.cdc.reading import RawReader, SourceIdentity, TransactionProvenance
+from everstate.sources.cdc.reading import SourceIdentity, TransactionProvenance
 from everstate.sources.cdc.stream import SEEN, Stream, StreamStanding
 from tiers import counted
 
@@ -249,21 +245,22 @@ def test_rows_of_an_incremental_snapshot_stand_between_and_belong_to_no_transact
 
 def test_an_unfinished_transaction_waits_and_goes_without_its_block_when_that_is_said() -> None:
     source = Source([[1, 1, 1]])
-    source.run(0, 2)
+    source.log.insert(0, (NOTE, "101", "ann", struct.pack(">QQ", 0, 1), 1))
+    source.run(0, 3)
     out, now = cleaned(source, [], set())
     assert (out, now.is_waiting, now.first_offset) == ([], True, 0)
-    now.know(None, {})
-    rows = now.take()
-    assert [block and block.count for block in rows.block] == [None, None]
-    note = now.standing()
-    source.run(1, 4)
-    rest = Stream("shop", standing_of(standing_json(note)))
-    rest.scan(source.read(2, 5))
+    (counting := now.counts_on()).scan(source.read(0, 3), keep=False)
+    assert counting.notes == now.notes == {"actor": "ann"}
+    now.know(None, {"reason": "audit"})
+    told = {(one.count, *one.notes.items()) for one in now.take().block if one is not None}
+    assert told == {(None, ("actor", "ann"), ("reason", "audit"))}
+    source.run(2, 5)
+    rest = Stream("shop", standing_of(standing_json(now.standing())))
+    rest.scan(source.read(3, 6))
     rows = rest.take()
-    told = [(key, block is SEEN) for key, block in zip(rows.key, rows.block, strict=True)]
-    assert told == [("2", True), ("3", False), (None, False)]
+    assert (rows.key, rows.block[0], rows.block[2]) == (["2", "3", None], SEEN, None)
     assert rows.block[1] is not None
-    assert rows.block[1].count is None
+    assert (rows.block[1].count, *rows.block[1].notes) == (None, "actor", "reason")
 
 
 def test_provenance_of_a_transaction_is_known_to_all_its_rows_after_any_restart() -> None:
@@ -552,49 +549,3 @@ def test_the_newest_mark_of_the_database_is_part_of_the_standing() -> None:
     source.raw.append(said(identity="two", epoch=2))
     now.scan(source.read(len(source.raw) - 1, len(source.raw)))
     assert now.standing().mark is None
-
-
-@pytest.mark.parametrize("refused", ["invalid", "unreadable", "truncated"])
-def test_a_refused_row_counts_as_arrived_and_holds_no_other_row(refused: str) -> None:
-    """As read of a raw log: the rows of its transaction, and the table's later ones, go on."""
-    capture = capture_of("debezium", dsn="postgresql://u@h/d", transactions=True)
-    reader = RawReader(capture, {"item": ITEM})
-
-    def event(lsn: int, transaction: int, op: str = "c", **image: Any) -> bytes:
-        source = {"connector": "postgresql", "schema": "public", "table": "item", "ts_us": lsn}
-        source |= {"snapshot": "false", "lsn": lsn, "txId": transaction}
-        source |= {"sequence": f'["{transaction * 100}","{lsn}"]'}
-        block = {"id": f"{transaction}:{lsn}", "total_order": 1, "data_collection_order": 1}
-        return json.dumps({"op": op, "source": source, "transaction": block, **image}).encode()
-
-    def row(key: int, **more: Any) -> dict[str, Any]:
-        return {"after": {"id": key, "name": "a", "amount": None, "note": None, **more}}
-
-    def end(transaction: int) -> tuple[bytes | None, bytes, tuple[bytes | None, bytes | None]]:
-        said = {"status": "END", "id": f"{transaction}:999", "event_count": 3}
-        return None, json.dumps(said).encode(), (b"transaction", None)
-
-    bad = {
-        "invalid": event(120, 1, **row(2, name=None)),
-        "unreadable": b"{",
-        "truncated": event(120, 1, "t"),
-    }[refused]
-    none = (None, None)
-    records = [
-        (b'{"id":1}', event(110, 1, **row(1)), none),
-        (b'{"id":2}', bad, none),
-        (b'{"id":3}', event(130, 1, **row(3)), none),
-        end(1),
-        (b'{"id":4}', event(210, 2, **row(4)), none),
-        end(2),
-    ]
-    raw = [(0, at, key, value, headers, 0) for at, (key, value, headers) in enumerate(records)]
-    slices = Slices(reader, [""], {"public.item": 0})
-    now = Stream("shop", StreamStanding())
-    now.scan(Rows.of(slices.begin().columns(raw)))
-    assert not now.is_waiting
-    rows = now.take()
-    assert rows.what == [WHOLE, REFUSED, WHOLE, ENDED, WHOLE, ENDED]
-    count = 2 if refused == "unreadable" else 3
-    told = [(rows.index[at], block and block.count) for at, block in enumerate(rows.block)]
-    assert [told[0], told[2], told[4]] == [(1, count), (count, count), (1, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -122,8 +123,8 @@ def test_a_folder_without_settings_is_no_project(tmp_path: Path) -> None:
         ("\nx = 1 / 0", "app_that_breaks.py:2: ZeroDivisionError: division by zero."),
         ("def f(:", "app_that_breaks.py:1: SyntaxError: invalid syntax."),
         (
-            'from everstate.app import App\n\nApp("x").derive("Bad name", None)',
-            "app_that_breaks.py:3: derived topic Bad name: ",
+            'from everstate.app import App\n\nApp("x").entity("e", key="k", source="none")',
+            "app_that_breaks.py:3: e: there is no source of truth 'none'",
         ),
     ],
 )
@@ -201,6 +202,24 @@ def test_json_on_the_terminal_is_safe_and_means_the_same(
 def test_json_takes_what_results_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"path": Path("a/b"), "verb": VERBS[1]})
     assert '"a/b"' in capsys.readouterr().out
+
+
+def test_json_of_a_result_keeps_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole numbers of any size, and those that JSON does not have, as PostgreSQL writes them."""
+
+    @dataclass
+    class Found:
+        amount: int
+        parts: list[float | None]
+
+    print_json([{"n": 2**80, 1: b"\x00\xff"}, Found(-(2**70), [1.5, None, float("-inf")])])
+    print_json({"one": None, "sums": {"a": float("nan")}})
+    told = capsys.readouterr().out
+    assert f'"n": {2**80}' in told
+    assert f'"amount": {-(2**70)}' in told
+    assert r'"1": "\\x00ff"' in told
+    assert '"-Infinity"' in told
+    assert '"a": "NaN"' in told
 
 
 def test_the_commands_are_the_menus_verbs_each_registered_by_its_own_module() -> None:

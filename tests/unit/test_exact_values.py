@@ -27,6 +27,7 @@ from everstate.changes import (
 )
 from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.json_numbers import JsonNumber, decode, encode
+from everstate.changes.row_json import row_json
 from everstate.cli.console import print_json
 from everstate.client.events import Parser
 from everstate.client.requests import writing
@@ -40,7 +41,6 @@ from everstate.errors import (
 )
 from everstate.http.masks import Mask
 from everstate.serving.differences import differences
-from everstate.serving.row_json import row_json
 from everstate.serving.words import difference_text, value_text
 from everstate.sources.crud.bodies import read_entity, read_json
 from everstate.sources.crud.patches import merge

@@ -385,3 +385,14 @@ def test_an_outbox_is_the_source_of_truth_of_its_entity_types() -> None:
     other = App("other")
     other.entity("order", key="order_id", source="capture")(StoredOrder)
     assert other.capture("shop", kind="mariadb", outbox=outbox).outbox == outbox
+
+
+@pytest.mark.parametrize("name", ["Order", ""])
+def test_a_header_named_kind_of_somebody_else_means_nothing(rig: Rig, name: str) -> None:
+    body = json.dumps(FIRST).encode()
+    plain = rig.reader.read("", b"1", body, headers_of("1"), AT_MS)
+    assert isinstance(plain[0], CleanRow)
+    _, *rest = headers_of("1")
+    assert rig.reader.read(name, b"1", body, (b"priority", *rest), AT_MS) == plain
+    of_others = rig.reader.read("Order", b"1", body, (b"message", *rest), AT_MS)
+    assert of_others == plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -18,6 +19,12 @@ from everstate.errors import InvalidTrigger
 
 class Place(BaseModel):
     city: str | None = None
+    zip: str | None = None
+
+
+class Size(Enum):
+    SMALL = "s"
+    LARGE = "l"
 
 
 class Booking(BaseModel):
@@ -28,6 +35,15 @@ class Booking(BaseModel):
     at: datetime | None = None
     place: Place | None = None
     paid: bool = False
+    size: Annotated[Size | None, Field(description="of the room")] = None
+    rates: list[Annotated[Decimal, Field(max_digits=8, decimal_places=2)]] = []
+    scores: list[float] = []
+    seen: list[datetime] = []
+    stops: list[Place] = []
+    nights: list[int] = []
+    extra: dict[str, int] = {}
+    notes: list[dict[str, str]] = []
+    name: str = ""
 
 
 BOOKING = EntityType("booking", Booking, "booking_id")
@@ -67,6 +83,42 @@ def fires(trigger: Trigger, original: Any, current: Any) -> bool:
             {"at": "2026-01-01T13:00:00+01:00"},
             False,
         ),
+        *(
+            (when(field).changes(), {field: original}, {field: current}, expected)
+            for field, original, current, expected in (
+                # Members of an object: their order, those that are missing, and unknown ones.
+                ("place", {"city": "Wien", "zip": "1"}, {"zip": "1", "city": "Wien"}, False),
+                ("place", {"city": "Wien"}, {"city": "Wien", "zip": None}, False),
+                ("place", {"city": "Wien"}, {"city": "Wien", "country": "AT"}, False),
+                ("place", {"city": "Wien"}, {"city": "Graz"}, True),
+                ("place", {}, None, True),
+                ("stops", [{"city": "Wien"}], [{"zip": None, "city": "Wien"}], False),
+                ("stops", [{"city": "Wien"}], [{"city": "Wien"}, None], True),
+                # Several texts of one value, also in lists.
+                ("rates", ["2.5"], ["2.50"], False),
+                ("rates", ["2.5"], [2.5], False),
+                ("rates", ["2.5", "1"], ["1", "2.5"], True),
+                ("scores", [1], [1.0], False),
+                ("seen", ["2026-01-01T12:00:00Z"], ["2026-01-01T13:00:00+01:00"], False),
+                ("at", "2026-01-01T12:00:00.0000001Z", "2026-01-01T12:00:00Z", False),
+                # A value that does not fit its type is null: one in a list, the whole list.
+                ("rooms", "x", "y", False),
+                ("rooms", None, "x", False),
+                ("rooms", 5, 5.0, True),
+                ("rooms", True, 2**70, False),
+                ("at", "soon", "later", False),
+                ("place", "Wien", None, False),
+                ("nights", [1, "x"], [2, "y"], False),
+                ("nights", [1, "x"], [1], True),
+                # Of a field of text a number is its text.
+                ("name", 5, 6, True),
+                ("name", 5, "5", False),
+                ("name", True, "true", False),
+                ("name", {"a": 1.0}, '{"a":1.0}', False),
+            )
+        ),
+        (when("rooms").changes(to=None), {"rooms": 1}, {"rooms": "x"}, True),
+        (when("rooms").changes(to=1), {"rooms": 2}, {"rooms": True}, False),
         (when("paid").changes(to=True), {"paid": False}, {"paid": True}, True),
         (when("rooms").changes(to=1), {"rooms": 2}, {"rooms": 1}, True),
         (CANCELLED & when("rooms").changes(), {"rooms": 1}, {"rooms": 1}, False),
@@ -104,9 +156,19 @@ def test_a_trigger_that_is_noted_and_read_again_is_the_same(old: str, new: str) 
         (when("rooms").changes(to="2"), "cannot be asked for '2'"),
         (when("price").changes(to="1.50"), "cannot be asked for"),
         (when("paid").changes(to=1), "cannot be asked for 1"),
-        (CANCELLED & when("nights").changes(), "no field 'nights'"),
+        (CANCELLED & when("beds").changes(), "no field 'beds'"),
+        (when("extra").changes(), "booking.extra has a dict"),
+        (when("notes").changes(), "booking.notes has a dict"),
+        (when("rooms").changes(to=2**70), "cannot be asked for"),
+        (when("status").changes(to="cancled"), "never is 'cancled'.*'open', 'paid', 'cancelled'"),
+        (when("size").changes(to=["s", "m"]), "never is 'm'.*'s', 'l'"),
     ],
 )
 def test_a_trigger_that_no_change_can_answer_is_refused(trigger: Trigger, reason: str) -> None:
     with pytest.raises(InvalidTrigger, match=reason):
         trigger.check(BOOKING)
+
+
+def test_values_of_a_literal_and_of_an_enum_can_be_named() -> None:
+    when("size").changes(to=[Size.SMALL, "l", None]).check(BOOKING)
+    when("status").changes(from_="open", to=["paid", None]).check(BOOKING)

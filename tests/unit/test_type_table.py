@@ -18,11 +18,11 @@ from pydantic import create_model
 
 from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
 from everstate.changes.json_numbers import decode
+from everstate.changes.row_json import row_json
 from everstate.declarations.captures import Capture, Table
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import EverstateError, InvalidChange
 from everstate.pipeline.proof.row_texts import RAW, fragments, kept_fragments
-from everstate.serving.row_json import row_json
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.crud.bodies import read_entity

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from everstate.app import App
 from everstate.changes.triggers import when
-from everstate.errors import InvalidTrigger, InvalidView
+from everstate.cli.declaration import _taken
+from everstate.errors import InvalidView
 from everstate.testing.view_orders import ORDER, TABLES, Log, random_logs
 from everstate.views.batch import Batch
 from everstate.views.definition import ViewDefinition
@@ -168,15 +169,49 @@ def test_the_rules_belong_to_a_views_meaning_and_the_rate_does_not() -> None:
     assert not plain.ruled_table(1).has_rules
 
 
+anything: Any = [None, "2000", float("nan"), float("inf"), True, -1]
+
+
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("options", "reason"),
     [
-        (lambda: ignore(), "names no field of the provenance"),
-        (lambda: ignore(service="x"), "has no field service"),
-        (lambda: throttle(per_second=0, actor="x"), "more than 0"),
-        (lambda: declared(ROWS, trigger=when("colour").changes()), "no field 'colour'"),
+        ({"policies": [ignore()]}, "names no field of the provenance"),
+        ({"policies": [ignore(service="x")]}, "names service, which no provenance has"),
+        ({"policies": [ignore(actor=anything[0])]}, "has None for actor"),
+        ({"policies": [ignore(service_name=[])]}, "has \\[\\] for service_name"),
+        ({"policies": [ignore(service_name=["a", anything[0]])]}, "for service_name"),
+        ({"policies": [throttle(per_second=0, actor="x")]}, "per_second is 0.*above 0"),
+        *(
+            ({"policies": [throttle(per_second=rate, actor="x")]}, "per_second is .*above 0")
+            for rate in anything
+        ),
+        ({"policies": ignore(service_name="x")}, "no list of policies"),
+        ({"policies": ["importer"]}, "no list of policies"),
+        ({"when": when("colour").changes()}, "no field 'colour'"),
+        ({"when": when("status")}, "when has no condition on a change"),
     ],
 )
-def test_a_policy_that_says_nothing_is_refused(make: Any, reason: str) -> None:
-    with pytest.raises((InvalidView, InvalidTrigger), match=reason):
-        make()
+def test_a_policy_that_says_nothing_is_refused_with_its_view(options: Any, reason: str) -> None:
+    app = App("refused")
+    app.entity("order", key="order_id")(ORDER.model)
+    with pytest.raises(InvalidView, match=f"view some: .*{reason}"):
+        app.view("some", sql=ROWS, **options)
+
+
+def test_the_throttles_of_a_view_have_one_rate() -> None:
+    """Deferred changes are applied in one queue, so the smallest rate would be that of all."""
+    app = App("rates")
+    app.entity("order", key="order_id")(ORDER.model)
+    quick = throttle(service_name="a", per_second=2000)
+    slow = throttle(service_name="b", per_second=10)
+    with pytest.raises(InvalidView, match=r"the rates 10, 2,000.*the same per_second"):
+        app.view("some", sql=ROWS, policies=[quick, slow])
+    app.view("some", sql=ROWS, policies=[slow, throttle(actor="c", per_second=10)])
+    rules = app.views["some"].rules
+    assert rules.per_second == 10
+    assert _taken(rules) == "10 a second of service_name b and of actor c"
+
+
+def test_the_values_of_a_set_have_one_order() -> None:
+    names = {"d", "b", "a", "c"}
+    assert ignore(service_name=names).matched == (("service_name", ("a", "b", "c", "d")),)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
 from everstate.app import App
 from everstate.errors import InvalidView
 from everstate.views.durations import microseconds
 from everstate.views.kinds import ViewPlan
+from everstate.views.kinds.python import _meaning
 from everstate.views.states import typed_states
 from everstate.views.tables import PythonTable
 from everstate.views.whole_keys import FunctionFailed, InBatch, called, input_schema
@@ -24,11 +30,19 @@ from view_fuzz import Sale
 HOUR = 3_600_000_000
 
 
+class Door(BaseModel):
+    """A field with the name of a column that timelines have."""
+
+    code: str
+    reason: str | None = None
+
+
 def app() -> App:
     made = App("declared")
     made.entity("sale", key="sale_id")(Sale)
     made.entity("shop", key="code")(Shop)
     made.entity("note", key="code", history=False)(Shop)
+    made.entity("door", key="code")(Door)
     return made
 
 
@@ -36,6 +50,7 @@ ROWS = "SELECT shop, region FROM sale"
 GROUPS = "SELECT shop, count(*) AS n FROM sale GROUP BY shop"
 CHANGES = "SELECT shop, count(*) AS n FROM sale_changes GROUP BY shop"
 BY_WINDOW = "SELECT window.start AS s, count(*) AS n FROM sale GROUP BY window(moment, {})"
+NUMBERED = "SELECT shop, row_number() OVER (PARTITION BY shop ORDER BY day) AS n FROM sale"
 JOINED = "SELECT s.shop, h.city FROM sale s JOIN shop h ON s.shop = h.code"
 
 REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
@@ -122,6 +137,25 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
         "over changes",
         "LIMIT n",
     ),
+    (
+        f"{ROWS} QUALIFY row_number() OVER (PARTITION BY shop ORDER BY 2) <= 2",
+        {},
+        "ORDER BY 2 in a window is a constant",
+        "the column's name",
+    ),
+    (
+        f"{NUMBERED} QUALIFY n <= 2 ORDER BY shop, n LIMIT 5",
+        {},
+        "ORDER BY names n, which is the row_number",
+        "the category and the order of the window",
+    ),
+    (f"{NUMBERED} QUALIFY n <= 2 ORDER BY 2", {}, "ORDER BY names n", None),
+    (
+        f"{NUMBERED.replace(' n ', ' region ')} QUALIFY region <= 2",
+        {},
+        "the name region in QUALIFY is both a column and an alias",
+        "another name",
+    ),
     (f"{JOINED} JOIN shop g ON g.code = s.region", {}, "at most two", "join the third"),
     (JOINED.replace("JOIN shop", "RIGHT JOIN shop"), {}, "only JOIN … ON", None),
     (JOINED.replace("JOIN shop h", "JOIN sale h").replace("city", "day"), {}, "with itself", None),
@@ -133,6 +167,19 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
         {},
         "over a join are not allowed",
         "of one side",
+    ),
+    (
+        "SELECT h.city, sum(s.ratio) AS r FROM sale s JOIN shop h ON s.shop = h.code "
+        "GROUP BY h.city",
+        {},
+        "over the float s.ratio cannot",
+        "CAST(s.ratio AS DECIMAL(18, 4))",
+    ),
+    (
+        "SELECT s.region, count(*) AS n FROM sale s JOIN shop h ON s.shop = h.code GROUP BY h.city",
+        {},
+        "the column 's.region' is neither in GROUP BY",
+        "sum(s.region)",
     ),
     (
         "SELECT count(*) AS n FROM sale s LEFT JOIN shop h ON s.shop = h.code WHERE h.size > 1 "
@@ -168,6 +215,8 @@ def test_what_cannot_be_kept_is_refused_with_the_nearest_form(
         (("shp",), "sale", "shp"),
         (("place",), "sale", "several values"),
         (("city",), "note", "note was registered without"),
+        (("shop", "day", "shop"), "sale", "attribute shop twice.*each attribute once"),
+        (("reason",), "door", "already has a column reason.*from door_history"),
     ],
 )
 def test_a_timeline_says_what_it_needs(
@@ -332,3 +381,38 @@ def test_another_body_of_a_function_is_another_meaning_and_a_comment_is_not() ->
     made = app()
     made.python_view("v", of="sale", columns=columns, version=2)(scope["f"])
     assert made.views["v"].fingerprint not in prints
+
+
+WITHOUT_SOURCE = """
+from everstate.views.kinds.python import _meaning
+f = eval("lambda t: (lambda u: u['n'] in {'a', 'b', 'c', ('d', 'e')})(t) or {'x', 'y', 'z'} > t")
+print(_meaning(f))
+"""
+
+
+def test_a_function_without_a_source_has_one_meaning_in_every_process() -> None:
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", WITHOUT_SOURCE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(texts) == 1
+    # A plain one has the meaning that it had in earlier releases.
+    plain = eval("lambda t: t.slice(1, 2.5)")
+    code = plain.__code__
+    assert _meaning(plain) == f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
+
+
+class Called:
+    def __call__(self, given: pa.Table) -> pa.Table:
+        return given
+
+
+@pytest.mark.parametrize("function", [Called(), partial(lambda n, given: given, 1)])
+def test_what_is_no_function_is_refused_as_a_view_in_python(function: Any) -> None:
+    with pytest.raises(InvalidView, match="is no function"):
+        app().python_view("v", of="sale", columns=[pa.field("n", pa.int64())])(function)

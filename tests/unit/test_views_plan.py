@@ -59,7 +59,15 @@ REFUSED = [
     ("SELECT carrier FROM flight WHERE arr_delay > (SELECT 1)", "a subquery", None),
     ("WITH x AS (SELECT 1) SELECT carrier FROM flight", "common table", None),
     ("SELECT DISTINCT carrier FROM flight", "DISTINCT", "GROUP BY a, b"),
-    ("SELECT count(DISTINCT carrier, status) AS n FROM flight", "a, b", "concat"),
+    ("SELECT count(DISTINCT carrier, status) AS n FROM flight", "a, b", "length(a), '/', a, b"),
+    ("SELECT any(arr_delay > 1) AS a FROM flight", "any cannot", "count_if(x) > 0"),
+    ("SELECT count(*) > 1 AND any(fuel > 1) AS a FROM flight", "any cannot", "count_if(x) > 0"),
+    ("SELECT some(arr_delay > 1) AS a FROM flight", "some cannot", "count_if(x) > 0"),
+    ("SELECT every(arr_delay > 1) AS a FROM flight", "every cannot", "count_if(NOT x) = 0"),
+    ("SELECT bool_and(arr_delay > 1) AS a FROM flight", "bool_and cannot", "count_if(NOT x) = 0"),
+    ("SELECT max(fuel) + 1 AS m FROM flight", "over agg", "max(CAST(fuel AS DECIMAL(18, 4)))"),
+    ("SELECT count(*) AS n FROM flight HAVING max(departs) > 1", "over agg", "Compute it in the"),
+    ("SELECT min(arr_delay / 2) + 1 AS m FROM flight", "over agg", "if it is a number, or"),
     ("SELECT sum(DISTINCT arr_delay) AS n FROM flight", "only in count", "count(DISTINCT x)"),
     ("SELECT max_by(carrier, arr_delay) AS m FROM flight", "max_by cannot", "row_number()"),
     ("SELECT collect_list(carrier) AS m FROM flight", "collect_list cannot", "collect its values"),
@@ -157,6 +165,28 @@ def test_sql_that_cannot_be_kept_is_refused_with_reason_and_nearest_form(
     assert reason in refusal.value.message
     if advice is not None:
         assert advice in (refusal.value.advice or "")
+
+
+TAKEN = [
+    "SELECT carrier FROM flight GROUP BY carrier HAVING max(CAST(fuel AS DECIMAL(18, 4))) > 10",
+    "SELECT min(CAST(arr_delay / 2 AS DECIMAL(18, 4))) + 1 AS m FROM flight",
+    "SELECT max(arr_delay * 2) - min(arr_delay) AS m FROM flight",
+    "SELECT max(price) FILTER (WHERE status = 'x') + 1 AS m FROM flight",
+    "SELECT count(DISTINCT concat(length(carrier), '/', carrier, status)) AS n FROM flight",
+    "SELECT carrier FROM flight WHERE carrier LIKE ANY ('U%', 'A%')",
+    "SELECT count_if(arr_delay > 1) > 0 AS a, count_if(NOT arr_delay > 1) = 0 AS b FROM flight",
+]
+
+
+@pytest.mark.parametrize("sql", TAKEN)
+def test_what_a_refusal_advises_is_taken(sql: str) -> None:
+    plan(sql)
+
+
+def test_a_sum_of_distinct_values_is_refused_for_that_also_with_a_scale() -> None:
+    definition = ViewDefinition("v", "SELECT sum(DISTINCT fuel) AS s FROM flight", scale=2)
+    with pytest.raises(InvalidView, match="DISTINCT is allowed only in count"):
+        compile_view(definition, {"flight": FLIGHT})
 
 
 @pytest.mark.parametrize("name", ["flight", "flight_history", "position", "Big", "a b", ""])

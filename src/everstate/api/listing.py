@@ -10,12 +10,12 @@ import msgspec
 
 from everstate.api.reading import WRITTEN_BY, Parameters, Reading, known, moment_of, written_by
 from everstate.app import App
+from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidBody, InvalidQuery
 from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.serving import Entity, parse_moment
 from everstate.serving.listing import KEYS_MAX, ChangesCursor, deleted, many, written
-from everstate.serving.row_json import row_json
 from everstate.serving.words import version_record
 
 _LIMIT: Final = 50

@@ -16,6 +16,7 @@ import orjson
 from everstate.app import App
 from everstate.changes import EntityType, Kind
 from everstate.changes.json_patch import json_patch
+from everstate.changes.row_json import row_json
 from everstate.changes.triggers import when
 from everstate.config import Config
 from everstate.errors import InvalidQuery, InvalidTrigger, NotFound
@@ -28,7 +29,6 @@ from everstate.serving.listing import WRITERS, WrittenBy
 from everstate.serving.masking import Masks, no_masks
 from everstate.serving.reader import WAIT_S
 from everstate.serving.reader_pool import ReaderPool
-from everstate.serving.row_json import row_json
 from everstate.serving.waiting import wait_until
 from everstate.serving.words import difference_record, version_record
 from everstate.serving.writers import last_writer, who_wrote

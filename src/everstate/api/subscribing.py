@@ -30,6 +30,7 @@ from everstate.app import App
 from everstate.changes import EntityType, Kind
 from everstate.changes.json_numbers import decode
 from everstate.changes.quoting import unquoted
+from everstate.changes.row_json import row_json
 from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
 from everstate.changes.triggers import Trigger, when
 from everstate.config import Config
@@ -45,7 +46,6 @@ from everstate.http.masks import Mask
 from everstate.serving import Reader
 from everstate.serving.changes import BEGINNING, NOW, Changes, Delivery
 from everstate.serving.hub import ChangeHub, Subscription, key_of
-from everstate.serving.row_json import row_json
 from everstate.serving.snapshots import read_snapshot
 
 T = TypeVar("T")

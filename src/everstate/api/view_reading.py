@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 from everstate.api.reading import Parameters, known, moment_of
 from everstate.app import App
+from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import InvalidQuery
 from everstate.http.answers import HttpAnswer, HttpRequest, tagged
@@ -20,7 +21,6 @@ from everstate.http.callers import TOKEN, WAIT_FOR, text
 from everstate.serving.freshness import Freshness
 from everstate.serving.masking import no_masks
 from everstate.serving.reader_pool import ReaderPool
-from everstate.serving.row_json import row_json
 from everstate.serving.view_list import entities_read_by, listed_views
 from everstate.serving.view_rows import RowsQuery, ViewPage, read_page, read_row
 
@@ -85,7 +85,9 @@ class ViewReading:
 
     def _headers(self, page: ViewPage) -> dict[str, str]:
         standpoint = page.standpoint
-        headers = {VIEW_VERSION: str(standpoint.version.version), TOKEN: standpoint.token}
+        headers = {VIEW_VERSION: str(standpoint.version.version)}
+        if standpoint.token is not None:
+            headers[TOKEN] = standpoint.token
         behind = self._freshness.behind(standpoint.position)
         if behind is not None:
             headers[LAG_CHANGES] = str(behind.changes)

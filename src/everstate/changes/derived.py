@@ -17,14 +17,17 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 import msgspec
 
 from everstate.changes.codec import Headers, headers_of
-from everstate.changes.entity import EntityType
+from everstate.changes.entity import NO_KEYS, EntityType
 from everstate.changes.json_numbers import number_of
 from everstate.changes.json_patch import JSON_PATCH, json_patch
+from everstate.changes.keys import OwnKey
 from everstate.changes.triggers import Trigger, field_type, trigger_of
 from everstate.errors import InvalidDerivation, InvalidTrigger
 
 _FORMAT: Final = 1
 """Increased when the same declaration makes other records; every topic is then built again."""
+_BY_VALUES_FORMAT: Final = 2
+"""The same for accepted changes whose records depend on values: by a trigger, or by a join."""
 JSON: Final = "application/json"
 VERSION, KIND, OFFSET = "everstate_version", "everstate_kind", "everstate_offset"
 PROVENANCE, BARRIER = "everstate_provenance", "everstate_barrier"
@@ -151,14 +154,20 @@ class JoinedStream:
         """Both entity types, and the field that holds the other entity's key."""
         return {"stream": self.entity, "to": self.to, "on": self.on}
 
-    def wanted(self, message: Message) -> tuple[str, datetime] | None:
+    def own_key(self, entity_types: Mapping[str, EntityType]) -> OwnKey:
+        """How the other entity's key is read from a record: as it is from that entity's states."""
+        own = entity_types[self.to].own_key
+        kind = entity_types[self.entity].shape["fields"][self.on]["type"]
+        return OwnKey(self.on, kind if own is None else own.type)
+
+    def wanted(self, own_key: OwnKey, message: Message) -> tuple[str, datetime] | None:
         """Key of the entity that a record is joined with, and the time; ``None``: it names none."""
         current = _state(message.current_entity_state)
         state = _state(message.original_entity_state) if current is None else current
         found = (state or {}).get(self.on)
         if found is None:
             return None
-        return str(found), datetime.fromisoformat(message.occurred_at)
+        return own_key.text(found), datetime.fromisoformat(message.occurred_at)
 
     def value(self, message: Message, joined: Joined | None) -> bytes | None:
         """The record's own state, and the entity with its version (0: it did not exist)."""
@@ -227,31 +236,68 @@ class Derivation:
     @property
     def fingerprint(self) -> str:
         """Equal for declarations that make the same records."""
-        told = json.dumps([_FORMAT, self.definition], sort_keys=True)
+        is_by_values = self.trigger is not None or isinstance(self.form, JoinedStream)
+        form = _BY_VALUES_FORMAT if is_by_values and not self.is_raw else _FORMAT
+        told = json.dumps([form, self.definition], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
     def check(self, entity_types: Mapping[str, EntityType]) -> None:
-        """Raise InvalidDerivation or InvalidTrigger for an unknown entity type or field."""
-        for entity in (self.entity, getattr(self.form, "to", self.entity)):
-            if entity not in entity_types:
+        """Raise InvalidDerivation for an unknown entity type or field, and for what is no form."""
+        if not isinstance(self.form, (Patches, Notices, JoinedStream)):
+            raise InvalidDerivation(
+                self.name,
+                f"{self.form!r} is no form of a derived topic.",
+                advice="Write patch_of(…), notices_of(…) or joined(…).",
+            )
+        for entity in (self.form.entity, getattr(self.form, "to", self.entity)):
+            if not isinstance(entity, str) or entity not in entity_types:
                 known = ", ".join(entity_types) or "none"
                 raise InvalidDerivation(
                     self.name, f"unknown entity type {entity!r} (registered: {known})."
                 )
-        if self.trigger is not None:
-            self.trigger.check(entity_types[self.entity])
+        if self.trigger is not None and not isinstance(self.trigger, Trigger):
+            raise InvalidDerivation(
+                self.name,
+                "when has no condition on a change.",
+                advice='Write when=when("field").changes().',
+            )
+        try:
+            if self.trigger is not None:
+                self.trigger.check(entity_types[self.entity])
+            if isinstance(self.form, JoinedStream):
+                field_type(entity_types[self.entity], (str(self.form.on),))
+        except InvalidTrigger as cause:
+            raise InvalidDerivation(self.name, cause.message, advice=cause.advice) from cause
         if isinstance(self.form, JoinedStream):
-            try:
-                field_type(entity_types[self.entity], (self.form.on,))
-            except InvalidTrigger as cause:
-                raise InvalidDerivation(self.name, cause.message, advice=cause.advice) from cause
-            if self.is_raw:
-                raise InvalidDerivation(
-                    self.name,
-                    "a joined stream reads the other entity's history, which is of accepted "
-                    "changes.",
-                    advice="Leave raw=True out.",
-                )
+            self._check_join(self.form, entity_types)
+
+    def _check_join(self, form: JoinedStream, entity_types: Mapping[str, EntityType]) -> None:
+        if form.to == form.entity:
+            raise InvalidDerivation(
+                self.name,
+                f"a record would have the name {form.to} twice: for itself and for the other one.",
+                advice="Join with another entity type.",
+            )
+        if "joined" in (form.entity, form.to):
+            raise InvalidDerivation(
+                self.name,
+                "a record has everstate's own member 'joined', so no entity type of a joined "
+                "stream can have this name.",
+                advice="Register the entity type under another name.",
+            )
+        kind = entity_types[form.entity].shape["fields"][form.on]["type"]
+        if kind in NO_KEYS:
+            raise InvalidDerivation(
+                self.name,
+                f"the field {form.on} is a {kind}, and no entity has such a key.",
+                advice=f"Name the field that has the key of {form.to}.",
+            )
+        if self.is_raw:
+            raise InvalidDerivation(
+                self.name,
+                "a joined stream reads the other entity's history, which is of accepted changes.",
+                advice="Leave raw=True out.",
+            )
 
     def takes(self, entity_type: EntityType, message: Message) -> bool:
         """Whether a change fires the trigger; always true without a trigger."""

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS_MAX = 8
-_NO_KEYS = frozenset({"float", "struct", "list", "map"})
+NO_KEYS = frozenset({"float", "struct", "list", "map"})
+"""JSON types of fields that cannot name an entity."""
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _BACKSLASH, _NUL = 0x5C, b"\\u0000"
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -68,7 +69,7 @@ class EntityType:
         if self.schema_version < 1:
             raise InvalidEntityType(f"{self.name}: schema_version starts at 1")
         object.__setattr__(self, "_columns", Columns(self.model, self.name))
-        if self._key_type in _NO_KEYS:
+        if self._key_type in NO_KEYS:
             raise InvalidEntityType(
                 f"{self.name}: the key {self.key!r} is a {self._key_type}, which has no one text",
                 advice="Use a field that is text, a whole number, a Decimal, a time or a UUID.",

@@ -79,5 +79,10 @@ def sorted_text(text: bytes | str) -> bytes:
 
 
 def orjson_default(value: Any) -> Any:
-    """The JSON of values that orjson does not know: a number as it was read, others as text."""
-    return orjson.Fragment(str(value)) if isinstance(value, JsonNumber) else str(value)
+    r"""The JSON of values that orjson does not know: a number as it was read, others as text.
+
+    Bytes are PostgreSQL's text of them, such as ``\x00ff``.
+    """
+    if isinstance(value, JsonNumber):
+        return orjson.Fragment(str(value))
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)

@@ -58,18 +58,25 @@ class OwnKey(NamedTuple):
     column: str
     type: str
 
+    def text(self, value: Any) -> str:
+        """The key that a JSON value names; the text of a value that is no such key."""
+        try:
+            return key_text(self._read(value))
+        except (ValueError, ArithmeticError, TypeError):
+            return key_text(value)
+
     def fault(self, state: str | None, key: str) -> str | None:
         """Why a state is not that of a key; ``None``: it is, or it is no JSON object."""
         try:
-            value = decode(state or "null")[self.column]
-            if self.type == "decimal":
-                value = Decimal(str(value))
-            elif self.type == "timestamp":
-                value = datetime.fromisoformat(value)
+            own = key_text(self._read(decode(state or "null")[self.column]))
         except (ValueError, ArithmeticError, TypeError, KeyError):
             return None
-        own = key_text(value)
         return None if own == key else f"other_key:{own}"
+
+    def _read(self, value: Any) -> Any:
+        if self.type == "decimal":
+            return Decimal(str(value))
+        return datetime.fromisoformat(value) if self.type == "timestamp" else value
 
 
 def check_key(entity: str, key: str) -> str:

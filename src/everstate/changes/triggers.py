@@ -9,15 +9,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+)
 
+from everstate.changes.typed import typed_value
 from everstate.errors import InvalidTrigger
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pydantic import BaseModel
 
     from everstate.changes.entity import EntityType
 
@@ -77,19 +88,33 @@ class Changed(Trigger):
         return told
 
     def check(self, entity_type: EntityType) -> None:
-        """Check that the field exists, and that its type can have these values."""
+        """Check that the field exists and can be compared, and can have these values."""
         kind = field_type(entity_type, self.path)
+        if _has_map(kind):
+            raise InvalidTrigger(
+                f"{entity_type.name}.{'.'.join(self.path)} has a dict, and Spark cannot tell "
+                "whether two of them are equal.",
+                advice="Name another field. A nested model instead of the dict can be compared.",
+            )
+        allowed = _named_values(entity_type.model, self.path)
         for value in (*(self.before or ()), *(self.after or ())):
             _check_value(entity_type, self.path, kind, value)
+        for value in self.after or ():
+            # Old states may have a value that the model has no more.
+            if value is not None and allowed is not None and value not in allowed:
+                raise InvalidTrigger(
+                    f"{entity_type.name}.{'.'.join(self.path)} never is {value!r}.",
+                    advice=f"Its values are {', '.join(map(repr, allowed))}.",
+                )
 
     def fires(self, entity_type: EntityType, original: State | None, current: State | None) -> bool:
-        """Whether the field differs; a missing state counts as null."""
+        """Whether the field's typed column differs; a missing state counts as null."""
         kind = field_type(entity_type, self.path)
-        old, new = (_comparable(kind, _found(state, self.path)) for state in (original, current))
+        old, new = (typed_value(kind, _found(state, self.path)) for state in (original, current))
         if old == new:
             return False
-        return (self.before is None or old in _keys(self.before)) and (
-            self.after is None or new in _keys(self.after)
+        return (self.before is None or old in self.before) and (
+            self.after is None or new in self.after
         )
 
 
@@ -175,10 +200,6 @@ def _values(side: Any) -> tuple[Value, ...] | None:
     return tuple(value.value if isinstance(value, Enum) else value for value in values)
 
 
-def _keys(values: Sequence[Value]) -> set[tuple[type, Value]]:
-    return {(type(value), value) for value in values}
-
-
 def _found(state: State | None, path: Sequence[str]) -> Any:
     value: Any = state
     for part in path:
@@ -193,7 +214,7 @@ def _check_value(
 
     fits = value is None or (
         (isinstance(value, bool) and types.is_boolean(kind))
-        or (isinstance(value, int) and not isinstance(value, bool) and types.is_integer(kind))
+        or (types.is_integer(kind) and typed_value(kind, value) is not None)
         or (isinstance(value, str) and types.is_string(kind))
     )
     if not fits:
@@ -204,25 +225,41 @@ def _check_value(
         )
 
 
-def _comparable(kind: pa.DataType, value: Any) -> Any:
-    """A value in a form in which equal values compare equal, as they do in the typed columns."""
+def _named_values(model: type[BaseModel], path: Sequence[str]) -> tuple[Value, ...] | None:
+    """The values of a Literal or an enum; ``None``: the field is neither."""
+    annotation: Any = model
+    for part in path:
+        found = {
+            info.serialization_alias or info.alias or name: info.annotation
+            for name, info in annotation.model_fields.items()
+        }
+        for name, computed in annotation.model_computed_fields.items():
+            found[computed.alias or name] = computed.return_type
+        annotation = _without_none(found[part])
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return tuple(member.value for member in annotation)
+    return None
+
+
+def _without_none(annotation: Any) -> Any:
+    """The type of a field without `None` and without constraints."""
+    parts = [part for part in get_args(annotation) if part is not NoneType]
+    if get_origin(annotation) is Annotated or (
+        get_origin(annotation) in (Union, UnionType) and len(parts) == 1
+    ):
+        return _without_none(parts[0])
+    return annotation
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    """Whether a type is a map, or has one in it."""
     from pyarrow import types
 
-    if value is None:
-        return (type(None), None)
-    try:
-        if types.is_decimal(kind):
-            return Decimal(str(value))
-        if types.is_floating(kind):
-            return float(value)
-        if types.is_timestamp(kind):
-            moment = datetime.fromisoformat(value)
-            return moment if moment.tzinfo is None else moment.astimezone(UTC)
-        if types.is_date(kind):
-            return date.fromisoformat(value)
-    except (ValueError, TypeError, ArithmeticError):
-        pass
-    return (type(value), value) if isinstance(value, (str, int)) else repr(value)
+    if types.is_struct(kind):
+        return any(_has_map(field.type) for field in kind)
+    return _has_map(kind.value_type) if types.is_list(kind) else bool(types.is_map(kind))
 
 
 __all__ = ["Trigger", "When", "field_type", "trigger_of", "when"]

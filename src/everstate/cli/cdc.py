@@ -71,6 +71,8 @@ def add(
         return
     _tell_steps(done.steps)
     out.print(f"its raw log is the topic {done.topic}", highlight=False)
+    for column in done.left_out:
+        out.print(f"left out: {column}", highlight=False)
     for warning in done.warnings:
         err.print(Text.assemble(SIGNS["warn"], f" {warning.name}: {warning.found}"))
     if done.warnings:

@@ -14,7 +14,6 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import orjson
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,7 +21,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from everstate.changes.json_numbers import orjson_default
+from everstate.changes.row_json import row_json
 from everstate.config import CONFIG_FILE, Config, load
 from everstate.errors import EverstateError, InvalidConfig, InvalidProject
 from everstate.telemetry import safe_text
@@ -152,11 +151,8 @@ def config_of(context: typer.Context) -> Config:
 
 def print_json(value: Any) -> None:
     """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken."""
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
     # In JSON unsafe characters occur only in strings, where an escape such as \\u009b is equal.
-    sys.stdout.write(
-        safe_text(orjson.dumps(value, default=orjson_default, option=options).decode()) + "\n"
-    )
+    sys.stdout.write(safe_text(row_json(value, indented=True).decode()) + "\n")
     sys.stdout.flush()
 
 

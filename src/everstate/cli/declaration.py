@@ -54,9 +54,9 @@ def _taken(rules: Rules) -> str:
         else f"changes by which {texts.dumps(rules.trigger.definition)} fires"
     )
     told = [f"all but {_named(policy.matched)}" for policy in rules.ignored]
-    told += [
-        f"{policy.per_second:,g} a second of {_named(policy.matched)}" for policy in rules.throttled
-    ]
+    if rules.per_second is not None:
+        slow = " and of ".join(_named(policy.matched) for policy in rules.throttled)
+        told.append(f"{rules.per_second:,g} a second of {slow}")
     return "; ".join([fired, *told] if rules.trigger is not None or not told else told)
 
 

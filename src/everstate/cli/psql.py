@@ -11,7 +11,9 @@ import psycopg
 import typer
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import set_json_loads
 
+from everstate.changes.json_numbers import decode
 from everstate.cli.console import READING, JsonOption, config_of, out, print_json, table
 from everstate.config import Config
 from everstate.errors import InvalidQuery, LocalStackError
@@ -46,6 +48,12 @@ def psql(
         return
     names, rows = ask(config, command)
     if json:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidQuery(
+                f"two columns of the statement are called {twice[0]}, which JSON cannot have.",
+                advice="Give each column a name of its own: SELECT … AS other_name.",
+            )
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
         table(names, [[cell(value) for value in row] for row in rows])
@@ -59,6 +67,7 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
         views_errors(dsn),
         connect_views(dsn, options=options, application_name="everstate psql") as connection,
     ):
+        set_json_loads(decode, connection)
         try:
             # After a query a transaction cannot become one that writes, and a prepared statement is
             # only one: no COMMIT can come before another.

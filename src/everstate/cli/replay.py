@@ -96,6 +96,12 @@ def replay(
         raise InvalidQuery("give --to TOPIC or --file FILE.")
     with working(f"reading the archive of {entity}") as tell:
         done = _written(config, entity, selection, to, file, generation, append, tell)
+    if done.restamped:
+        err.print(
+            f"{done.restamped:,} records have the timestamp 0, which Kafka's client cannot send; "
+            "they have the time of writing now",
+            highlight=False,
+        )
     if json:
         print_json(done)
         return

@@ -19,8 +19,9 @@ class ViewRows:
     rows: list[dict[str, Any]]
     version: int
     """Version of the view."""
-    token: str
-    """The position of the view that the rows are of; pass it as ``wait_for``."""
+    token: str | None
+    """The position of the view that the rows are of; pass it as ``wait_for``. ``None``: throttled
+    changes wait, which the rows lack."""
     lag_seconds: float | None
     """Age of the oldest change that the rows lack; ``None``: the log does not answer."""
     after: str | None
@@ -60,7 +61,7 @@ def page_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> ViewRows:
     return ViewRows(
         body["items"],
         int(headers["Everstate-View-Version"]),
-        headers["Everstate-Token"],
+        headers.get("Everstate-Token"),
         None if lag is None else float(lag),
         body["after"],
     )

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from everstate.changes.row_json import row_json
 from everstate.console.pages import DOTS, VALUE_MAX, entity_url, with_query
 from everstate.errors import InvalidQuery, MissingExtra, NotFound
 from everstate.serving import ABSENT, Explanation, Reader, Version, parse_moment
 from everstate.serving.differences import Difference, leaves
 from everstate.serving.listing import ListedKey, keys_from
-from everstate.serving.row_json import row_json
 from everstate.serving.words import happening_text
 from everstate.serving.writers import last_writer
 

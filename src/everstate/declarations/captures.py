@@ -123,8 +123,8 @@ class Table:
     partials: bool = False
     """Also publish a record with only the changed fields, to ``<prefix>.<entity>.partials``."""
     truncate: Literal["refuse", "delete"] = "refuse"
-    """What a TRUNCATE becomes: a dead letter with that reason, or a delete of every known entity
-    of the table."""
+    """What a TRUNCATE becomes: a dead letter with that reason, or a delete of every entity of the
+    table. ``delete`` is refused where another table has the same entity type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +243,31 @@ class Capture:
                 raise InvalidCapture(
                     self.name, f"{table}: provenance from messages needs transactions"
                 )
+            self._check_truncate(table, mapping)
+
+    def _check_truncate(self, table: str, mapping: Table) -> None:
+        """Raise InvalidCapture where a TRUNCATE would delete entities of other tables.
+
+        The log has no table of an entity's row, only its entity type.
+        """
+        others = [
+            name
+            for name, other in self.tables.items()
+            if name != table and other.entity == mapping.entity
+        ]
+        if mapping.truncate == "delete" and others:
+            instead = "empty the table with DELETE, which its log has row by row"
+            if self.is_ours:
+                instead = (
+                    f"`everstate cdc snapshot {self.name} --new-epoch` then deletes each entity "
+                    "whose row is gone"
+                )
+            raise InvalidCapture(
+                self.name,
+                f"{table}: truncate='delete' would also delete those of {', '.join(others)}, "
+                f"which have the same entity type {mapping.entity!r}",
+                advice=f"Remove it, so that a TRUNCATE becomes a dead letter; {instead}.",
+            )
 
     def _take_outbox(self, outbox: Outbox) -> None:
         """Use the aggregate types of an outbox as tables; raises InvalidCapture."""

@@ -46,6 +46,7 @@ from everstate.errors.entities import (
     NotCaughtUp,
     NotFound,
     NoViews,
+    ThrottledChangesWait,
     TooManyRows,
     VersionConflict,
 )
@@ -177,6 +178,7 @@ __all__ = [
     "StateStoreFailed",
     "TableMisread",
     "TableReplaced",
+    "ThrottledChangesWait",
     "TooManyRequests",
     "TooManyRows",
     "TopicResized",

@@ -135,11 +135,12 @@ class InvalidView(EverstateError):
     """
 
     exit_code = 2
+    _what: ClassVar[str] = "view"
 
     def __init__(self, view: str, reason: str, *, advice: str | None = None) -> None:
         self.view, self.reason = view, reason
         self.declared_at: str | None = None
-        super().__init__(f"view {view}: {reason}", advice=advice)
+        super().__init__(f"{self._what} {view}: {reason}", advice=advice)
 
 
 class InvalidTrigger(EverstateError):
@@ -148,14 +149,10 @@ class InvalidTrigger(EverstateError):
     exit_code = 2
 
 
-class InvalidDerivation(EverstateError):
+class InvalidDerivation(InvalidView):
     """A derived topic cannot be declared; the message names the topic and the reason."""
 
-    exit_code = 2
-
-    def __init__(self, name: str, reason: str, *, advice: str | None = None) -> None:
-        self.name, self.reason = name, reason
-        super().__init__(f"derived topic {name}: {reason}", advice=advice)
+    _what = "derived topic"
 
 
 class InvalidCapture(EverstateError):

@@ -150,6 +150,23 @@ class InvalidToken(EverstateError):
         )
 
 
+class ThrottledChangesWait(EverstateError):
+    """A view has throttled changes to apply, so no token says what its rows have."""
+
+    retryable = True
+    exit_code = 6
+    http_status = 503
+
+    def __init__(self, view: str) -> None:
+        self.view = view
+        super().__init__(
+            f"{view} has throttled changes that it did not apply yet, so no token says which "
+            "changes its rows have.",
+            advice="`everstate views list` shows how many wait. Read it again when none waits, or "
+            "read a view without a throttle.",
+        )
+
+
 class NotCaughtUp(EverstateError):
     """A view did not reach a token in time; the same query may be sent again."""
 

@@ -166,7 +166,8 @@ class PipelineApplication:
         with views_errors(self._config.views_dsn):
             with connect_views(self._config.views_dsn) as connection:
                 control = Control(connection, self._config.views.schema_name)
-                retire_topics(control, self._project.derivations)
+                declared = {*self._project.derivations, *self._project.refused_views}
+                retire_topics(control, declared)
 
     def _catch_up(self, spark: SparkSession, stop: threading.Event) -> None:
         """Let views that are behind catch up, once the keeper has created the tables."""

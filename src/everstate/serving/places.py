@@ -52,6 +52,23 @@ def spots_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition, 
     return found
 
 
+def applied_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition, Spot]]:
+    """Where a version of a view has applied everything before: throttled changes come later."""
+    found = spots_of(control, row)
+    if row.inputs:
+        return found
+    for at, first in control.deferred_first(row.name, row.version).items():
+        spots = found[row.entity]
+        if at in spots and first < spots[at].next_offset:
+            spots[at] = Spot(first)
+    return found
+
+
+def has_deferred(control: Standings, row: ViewVersion) -> bool:
+    """Whether a version of a view has throttled changes that it did not apply yet."""
+    return bool(control.deferred_first(row.name, row.version))
+
+
 def core_position(control: Standings, entity: str) -> LogPosition:
     """The position of an entity type's core; raises NotFound while it has none."""
     spots = _spots(control, entity, latest_of(entity), 1)

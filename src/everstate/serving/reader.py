@@ -16,6 +16,7 @@ from everstate.errors import (
     Deleted,
     InvalidQuery,
     NotFound,
+    ThrottledChangesWait,
     UnknownEntity,
     UnknownView,
 )
@@ -283,15 +284,18 @@ class Reader(Closing):
         return overview.standing(self.config, self.connection, view)
 
     def token(self, view: str) -> str:
-        """The token of a view's present position; raises UnknownView."""
+        """The token of a view's present position; raises UnknownView, ThrottledChangesWait."""
         # Imported here: rarely needed.
         from everstate.changes.tokens import Token
-        from everstate.serving.places import position_of, published
+        from everstate.serving.places import has_deferred, position_of, published
 
         if view not in (known := known_views(self.project)):
             raise UnknownView(view, known)
         control = self.connection.standings(self.schema)
-        return str(Token(position_of(control, published(control, self.project, view))))
+        row = published(control, self.project, view)
+        if has_deferred(control, row):
+            raise ThrottledChangesWait(view)
+        return str(Token(position_of(control, row)))
 
     def newest_version(self, entity: str, key: str) -> int | None:
         """The newest version of an entity in the views, also of a deleted one; ``None``: none."""

@@ -11,8 +11,8 @@ from psycopg import errors as pg
 
 from everstate.changes.tokens import LogPosition, Token
 from everstate.config import Config
-from everstate.errors import NotFound, Unavailable, UnknownView
-from everstate.serving.places import position_of, published
+from everstate.errors import NotFound, ThrottledChangesWait, Unavailable, UnknownView
+from everstate.serving.places import has_deferred, position_of, published
 from everstate.serving.pool import pooled
 from everstate.serving.reader import WAIT_S
 from everstate.serving.waiting import wait_until
@@ -34,7 +34,15 @@ class Snapshot:
     view: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[Any, ...]]
-    token: str
+    position: str | None
+    """The token; ``None`` while throttled changes wait, which its rows lack."""
+
+    @property
+    def token(self) -> str:
+        """The token; raises ThrottledChangesWait if there is none."""
+        if self.position is None:
+            raise ThrottledChangesWait(self.view)
+        return self.position
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as mappings of column to value."""
@@ -78,11 +86,13 @@ class Standpoint:
     version: ViewVersion
     position: Mapping[str, LogPosition]
     """By entity type."""
+    has_deferred: bool
+    """Whether throttled changes before the position are not in the rows yet."""
 
     @property
-    def token(self) -> str:
-        """The position as a token."""
-        return str(Token(self.position))
+    def token(self) -> str | None:
+        """The position as a token; ``None``: no token says which changes the rows have."""
+        return None if self.has_deferred else str(Token(self.position))
 
 
 def at_one_position(
@@ -110,6 +120,7 @@ def at_one_position(
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                     before = published(control, project, view)
                     position = position_of(control, before)
+                    deferred = has_deferred(control, before)
                     found = read(connection, before)
             except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
                 raise NotFound(
@@ -122,7 +133,7 @@ def at_one_position(
             # PostgreSQL resolves names outside the snapshot. Then rows and position do not match.
             after = published(control, project, view)
         if (before.version, before.published_at) == (after.version, after.published_at):
-            return Standpoint(before, position), found
+            return Standpoint(before, position, deferred), found
     raise Unavailable(f"view {view} is published too often now; try again later.")
 
 

@@ -28,11 +28,11 @@ from typing import Any, Final
 from psycopg import Connection, sql
 from psycopg import errors as pg
 
+from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import EverstateError, NotFound, TooManyRows, Unavailable
 from everstate.serving.places import published
 from everstate.serving.pool import pooled
-from everstate.serving.row_json import row_json
 from everstate.serving.snapshots import at_one_position
 from everstate.serving.view_columns import ViewColumn, check_known, columns_of, key_of
 from everstate.telemetry import RateLimitedLogger
@@ -74,8 +74,8 @@ class RowStep:
     """What differs between two positions of a view."""
 
     number: int
-    token: str
-    """The later position."""
+    token: str | None
+    """The later position; ``None`` while throttled changes wait."""
     changes: Sequence[RowChange]
 
 
@@ -85,7 +85,7 @@ class WholeView:
 
     number: int
     """Of the last step that is in them."""
-    token: str
+    token: str | None
     version: int
     columns: Sequence[ViewColumn]
     key: Sequence[ViewColumn] | None
@@ -251,7 +251,7 @@ class ViewWatch:
             self._remembered = oldest.number
 
     def _marked(self) -> object:
-        """What differs whenever the view was changed, but for deferred changes."""
+        """What differs whenever the view was changed."""
         with pooled(self._config.views_dsn) as connection, _missing(self._view):
             control = Standings(connection, self._config.views.schema_name)
             row = published(control, self._project, self._view)
@@ -261,7 +261,8 @@ class ViewWatch:
                 for each in control.positions()
                 if each.view in names
             ]
-        return row.version, row.published_at, row.built, places
+            waits = {at: each for at, each in control.deferred_counts().items() if at[0] in names}
+        return row.version, row.published_at, row.built, places, waits
 
     def _read(self, number: int) -> WholeView:
         schema = self._config.views.schema_name

@@ -12,7 +12,7 @@ from psycopg import sql
 from everstate.changes.tokens import Claim, Partition, Spot, Token, parse_token
 from everstate.config import Config
 from everstate.errors import InvalidToken, NotCaughtUp, NotFound
-from everstate.serving.places import check_log, mark_of, published, spots_of
+from everstate.serving.places import applied_of, check_log, mark_of, published, spots_of
 from everstate.serving.pool import pooled
 from everstate.views.control import Standings
 from everstate.views.project import Project
@@ -32,11 +32,12 @@ class Executes(Protocol):
 def wait_until(config: Config, project: Project, view: str, token: str, wait_s: float) -> None:
     """Wait until readers of a view see everything that a token covers for its entity types.
 
-    Positions: until the view has reached them. Claims: until the core has accepted the version, and
-    the view has reached the core's position at that time. Other entity types in the token are
-    ignored. It also waits for a view that is not built yet; the caller must check that the view is
-    declared. Raises InvalidToken, NotCaughtUp after ``wait_s``, Unavailable. Cost: a statement or
-    two every 5 to 100 ms, on a connection that is held only for them.
+    Positions: until the view has applied everything before them, also what it throttles. Claims:
+    until the core has accepted the version, and the view has applied everything before the core's
+    position at that time. Other entity types in the token are ignored. It also waits for a view
+    that is not built yet; the caller must check that the view is declared. Raises InvalidToken,
+    NotCaughtUp after ``wait_s``, Unavailable. Cost: two or three statements every 5 to 100 ms, on
+    a connection that is held only for them.
     """
     waiting = _Waiting(config, project, view, parse_token(token))
     deadline, pause = time.monotonic() + wait_s, _PAUSE_S_MIN
@@ -74,7 +75,7 @@ class _Waiting:
             return cause.message
         if self._claims is None:
             self._begin(control, list(spots_of(control, row)))
-        return self._claimed(control) or _behind(self._wanted, spots_of(control, row))
+        return self._claimed(control) or _behind(self._wanted, applied_of(control, row))
 
     def _begin(self, control: Standings, entities: Sequence[str]) -> None:
         self._claims = [claim for claim in self._token.claims if claim.entity in entities]

@@ -9,9 +9,9 @@ from datetime import datetime, tzinfo
 from typing import Any
 
 from everstate.changes.json_numbers import decode, encode
+from everstate.changes.row_json import row_json
 from everstate.serving.answers import Explanation, Version
 from everstate.serving.differences import ABSENT, Difference
-from everstate.serving.row_json import row_json
 
 _NONE = "–"
 

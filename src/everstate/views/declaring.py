@@ -20,6 +20,7 @@ from everstate.views.definition import (
     TimelineDefinition,
     ViewDefinition,
 )
+from everstate.views.option_types import check_option_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +52,7 @@ def views_compiled_later() -> Iterator[None]:
 
 @contextmanager
 def refused_views_recorded() -> Iterator[None]:
-    """A view that is declared in the block and refused does not stop the others.
+    """A view or topic that is declared in the block and refused does not stop the others.
 
     It is in :attr:`App.refused_views`; using it raises the error.
     """
@@ -86,10 +87,6 @@ class Declares(ABC):
         """Entity types by name."""
 
     @abstractmethod
-    def entity_type(self, name: str) -> EntityType:
-        """Entity type of that name; raises UnknownEntity."""
-
-    @abstractmethod
     def keeps_history(self, entity: str) -> bool:
         """Whether an entity type has a history in the store."""
 
@@ -105,7 +102,7 @@ class Declares(ABC):
 
     @property
     def refused_views(self) -> Mapping[str, InvalidView]:
-        """Declared views that cannot be kept, by name, each with the reason."""
+        """Declared views and derived topics that cannot be kept, each with the reason, by name."""
         self._compile_all()
         return MappingProxyType(self._refused)
 
@@ -150,11 +147,17 @@ class Declares(ABC):
         kept change by change.
         """
         rules: Rules | None = None
-        if when is not None or policies:
-            # Imported here: it loads Arrow.
-            from everstate.views.policies import Rules
+        options = {"sql": sql, "scale": scale, "indexes": indexes, "search": search}
+        options |= {"language": language, "ttl": ttl, "lateness": lateness, "late": late}
+        try:
+            check_option_types(name, options)
+            if when is not None or policies:
+                # Imported here: it loads Arrow.
+                from everstate.views.policies import Rules
 
-            rules = Rules.of(when, policies)
+                rules = Rules.declared(name, when, policies)
+        except InvalidView as refusal:
+            return self._refuse(refusal)
         definition = ViewDefinition(
             name,
             sql,
@@ -182,23 +185,18 @@ class Declares(ABC):
         A row for each change of one of them: `key`, the attributes (`place.city` names a nested
         field), `valid_from`, `valid_to` (null: still valid), `changed_by` and `identifier` of the
         change's provenance, its `actor`, `reason` and `event`, and `version`. It has no table of
-        its own: it is read from the history. Raises UnknownEntity and InvalidView.
+        its own: it is read from the history. Raises InvalidView.
         """
-        self.entity_type(entity)
-        definition = TimelineDefinition(name, entity, attributes)
-        if not attributes:
-            return self._refuse(
-                InvalidView(
+        try:
+            check_option_types(name, {"attributes": attributes})
+            self._check_history(name, entity, "a timeline is read from the history")
+            if not attributes:
+                raise InvalidView(
                     name, "it names no attribute; a timeline shows the values of at least one."
                 )
-            )
-        if not self.keeps_history(entity):
-            reason = (
-                f"a timeline is read from the history, and {entity} was registered without one."
-            )
-            advice = "Register it without history=False."
-            return self._refuse(InvalidView(name, reason, advice=advice))
-        return self._declare(definition)
+        except InvalidView as refusal:
+            return self._refuse(refusal)
+        return self._declare(TimelineDefinition(name, entity, attributes))
 
     def python_view(
         self,
@@ -218,20 +216,33 @@ class Declares(ABC):
         which may depend only on the changes of that key.
 
         A change of the function's own code builds a new version; raise ``version`` when code that
-        the function calls has changed. Raises UnknownEntity and InvalidView.
+        the function calls has changed. Raises InvalidView.
         """
-        self.entity_type(of)
 
         def declared(function: F) -> F:
-            if not self.keeps_history(of):
-                reason = f"a view in Python reads the history, and {of} was registered without one."
-                self._refuse(InvalidView(name, reason))
+            try:
+                check_option_types(name, {"columns": columns, "fields": fields, "version": version})
+                self._check_history(name, of, "a view in Python reads the history")
+            except InvalidView as refusal:
+                self._refuse(refusal)
                 return function
             wanted = None if fields is None else tuple(fields)
             self._declare(PythonDefinition(name, of, function, tuple(columns), wanted, version))
             return function
 
         return declared
+
+    def _check_history(self, view: str, entity: str, why: str) -> None:
+        """Raise InvalidView when an entity type is not registered, or has no history."""
+        if not isinstance(entity, str) or entity not in self.entities:
+            known = ", ".join(self.entities) or "none"
+            raise InvalidView(view, f"unknown entity type {entity!r} (registered: {known}).")
+        if not self.keeps_history(entity):
+            raise InvalidView(
+                view,
+                f"{why}, and {entity} was registered without one.",
+                advice="Register it without history=False.",
+            )
 
     def _declare(self, definition: Definition) -> ViewPlan:
         """Add a view and compile it; under `refused_views_recorded` a refusal is stored, too."""
@@ -270,10 +281,10 @@ class Declares(ABC):
 
     def view_plan(self, name: str) -> ViewPlan:
         """View of that name; raises UnknownView, and InvalidView for one that is refused."""
-        if name not in self._views:
-            raise UnknownView(name, tuple(self._views))
         if name in self._refused and name not in self._plans:
             raise self._refused[name]
+        if name not in self._views:
+            raise UnknownView(name, tuple(self._views))
         if name not in self._plans:
             # Imported here: the SQL parser takes a fifth of a second, also in apps without views.
             from everstate.views.plan import compile_view

@@ -52,7 +52,7 @@ PLAIN_FUNCTIONS: Final = frozenset(
     """aggregate ascii bigint bin boolean bround btrim char char_length character_length cot csc
     date decimal degrees double e elt endswith equal_null expm1 factorial find_in_set float
     forall format_number hash hypot ilike int isnotnull isnull len luhn_check make_date mask
-    mean named_struct negative nvl2 octet_length overlay percentage pmod positive printf radians
+    named_struct negative nvl2 octet_length overlay percentage pmod positive printf radians
     rint sec shiftleft shiftright shiftrightunsigned signum sinh smallint soundex space
     startswith string substring_index timestamp timestamp_micros timestamp_millis
     timestamp_seconds tinyint to_char to_number translate try_to_number unix_date unix_micros
@@ -89,9 +89,8 @@ OTHER_AGGREGATES: Final[Mapping[type[exp.Expr], str]] = {
         (exp.ArrayAgg, exp.ArrayUniqueAgg, exp.GroupConcat),
         "Declare a view of rows, and collect its values in the query that reads it.",
     ),
-    **dict.fromkeys(
-        (exp.LogicalOr, exp.LogicalAnd), "Write count_if(x) > 0, or count_if(NOT x) = 0."
-    ),
+    **dict.fromkeys((exp.LogicalOr, exp.Any), "Write count_if(x) > 0."),
+    exp.LogicalAnd: "Write count_if(NOT x) = 0.",
     **dict.fromkeys((exp.ApproxDistinct,), "Write count(DISTINCT x), which is exact."),
 }
 
@@ -102,6 +101,9 @@ WINDOW_FUNCTION: Final = (
 )
 """Why a window function is refused, and what to write."""
 ELSEWHERE: Final = {
+    "some": ("some cannot be updated change by change", "Write count_if(x) > 0."),
+    "every": ("every cannot be updated change by change", "Write count_if(NOT x) = 0."),
+    "mean": ("mean must have exactly one argument", "Average one expression at a time."),
     "window": (
         "window(…) is not allowed in a join",
         "Write date_trunc('HOUR', ts) over a time of one side, and group by it.",

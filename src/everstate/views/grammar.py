@@ -320,10 +320,12 @@ class Grammar:
         return kind is not None and pa.types.is_string(kind)
 
     def _check_aggregate(self, node: exp.Expr, *, allowed: bool) -> None:
-        supported = isinstance(node, SUPPORTED_AGGREGATES) or _called(node) == "mean"
-        if isinstance(node, exp.AggFunc) and not supported:
+        supported = isinstance(node, SUPPORTED_AGGREGATES)
+        # `x LIKE ANY (…)` is no aggregate.
+        is_any = isinstance(node, exp.Any) and not isinstance(node.parent, (exp.Like, exp.ILike))
+        if is_any or (isinstance(node, exp.AggFunc) and not supported):
             self.refuse(
-                f"{_shown(node).partition('(')[0]} cannot be updated change by change",
+                f"{_shown(node).partition('(')[0].strip()} cannot be updated change by change",
                 OTHER_AGGREGATES.get(type(node), "Use count, count_if, sum, avg, min or max."),
             )
         if supported and isinstance(node.this, exp.Distinct) and not isinstance(node, exp.Count):
@@ -354,10 +356,11 @@ class Grammar:
     def without_aliases(
         self, expression: exp.Expr, wanted: Sequence[tuple[str, exp.Expr]], clause: str
     ) -> exp.Expr:
-        """An expression of HAVING or ORDER BY with its aliases replaced by their expressions.
+        """An expression of a clause with its aliases replaced by their expressions.
 
-        In ORDER BY an alias has precedence over a column of its name, as in Spark; in HAVING a
-        name that is both is refused. Inside an aggregate a name is always a column.
+        In ORDER BY an alias has precedence over a column of its name, as in Spark; in the window of
+        QUALIFY the column has; in HAVING a name that is both is refused. Inside an aggregate a name
+        is always a column.
         """
         meant = {name.lower(): output for name, output in wanted}
         known = {column.lower() for column in self.columns()}
@@ -367,6 +370,8 @@ class Grammar:
                 return node
             name = node.name.lower()
             if name not in meant or meant[name] == node or node.find_ancestor(exp.AggFunc):
+                return node
+            if clause == "QUALIFY" and name in known:
                 return node
             if clause == "HAVING" and name in known:
                 self.refuse(
@@ -428,6 +433,10 @@ class Grammar:
                 return None
             kind = kind.field(part).type
         return kind
+
+    def shown(self, resolved: exp.Expr) -> str:
+        """An expression without image and quotes, as its author may have written it."""
+        return spark_text(resolved).replace(f"`{IMAGE}`.", "").replace("`", "")
 
     def columns(self) -> list[str]:
         """Names of the entity's columns, in its order."""

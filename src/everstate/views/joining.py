@@ -27,6 +27,7 @@ Side: TypeAlias = Literal["l", "r"]
 SIDES: Final[tuple[Side, Side]] = ("l", "r")
 _SIDE: Final = re.compile(rf"`{IMAGE}`\.`([lr])`\.")
 _ADVICE: Final = "Write FROM flight f JOIN airline a ON f.carrier = a.code."
+_CONDITIONS: Final = (exp.Predicate, exp.Connector, exp.Not)
 _NOT_ALIKE: Final = "Spark and PostgreSQL do not compute it alike"
 
 
@@ -227,8 +228,9 @@ class JoinColumns:
         if node not in columns:
             columns.append(node)
             path = image_path(node)
-            kind = None if path is None else self.grammar.type_of(path)
-            self.kinds[f"{side}{len(columns) - 1}"] = kind_of_type(kind)
+            kind = kind_of_type(None if path is None else self.grammar.type_of(path))
+            is_condition = isinstance(node.unnest(), _CONDITIONS)
+            self.kinds[f"{side}{len(columns) - 1}"] = "boolean" if is_condition else kind
         return f"{side}{columns.index(node)}"
 
 

@@ -26,7 +26,12 @@ def shown(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], compiled: Co
     """ORDER BY, LIMIT and OFFSET of a definition; raises InvalidView."""
     select = grammar.select
     order = select.args.get("order")
-    terms = () if order is None else terms_of(grammar, order.expressions, wanted, compiled)
+
+    def meant(expression: exp.Expr) -> exp.Expr:
+        output = grammar.ordinal(expression, wanted, "ORDER BY")
+        return output or grammar.without_aliases(expression, wanted, "ORDER BY")
+
+    terms = () if order is None else terms_of(grammar, order.expressions, meant, compiled)
     limit, offset = (_number(grammar, select, name) for name in ("limit", "offset"))
     if not terms and (limit is not None or offset is not None):
         grammar.refuse(
@@ -39,10 +44,10 @@ def shown(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], compiled: Co
 def terms_of(
     grammar: Grammar,
     expressions: Sequence[exp.Expr],
-    wanted: Sequence[tuple[str, exp.Expr]],
+    meant: Callable[[exp.Expr], exp.Expr],
     compiled: Compiled,
 ) -> tuple[By, ...]:
-    """Terms of an order; a number or an alias refers to the output that it names."""
+    """Terms of an order; ``meant``: returns a term in which no name and no number is an output."""
     found = []
     for ordered in expressions:
         if not isinstance(ordered, exp.Ordered) or ordered.args.get("with_fill"):
@@ -50,12 +55,9 @@ def terms_of(
                 f"ORDER BY {ordered.sql(dialect=DIALECT)} is not allowed",
                 "Write ORDER BY with columns or expressions.",
             )
-        meant = grammar.ordinal(ordered.this, wanted, "ORDER BY")
-        if meant is None:
-            meant = grammar.without_aliases(ordered.this, wanted, "ORDER BY")
         descending = bool(ordered.args.get("desc"))
         first = bool(ordered.args.get("nulls_first"))
-        found.append(By(compiled(meant), descending, first))
+        found.append(By(compiled(meant(ordered.this)), descending, first))
     return tuple(found)
 
 
@@ -111,7 +113,9 @@ def ties_of(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]]) -> list[ex
 
 
 def _window_start(group: exp.Expr) -> exp.Expr:
-    is_window = isinstance(group, exp.Func) and group.name.lower() == "window"
+    """A group as it is named beside GROUP BY, where Spark does not take the call itself."""
+    call = group.this if isinstance(group, exp.Dot) else group
+    is_window = isinstance(call, exp.Func) and call.name.lower() == "window"
     return exp.column("start", table="window") if is_window else group
 
 

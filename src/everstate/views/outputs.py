@@ -22,7 +22,7 @@ from everstate.views.ordering import shown
 from everstate.views.parsing import DIALECT
 from everstate.views.reading import NotReadable, ValueKind, kind_of_type, postgres_text
 from everstate.views.tables import Sum
-from everstate.views.windows import ENDS_AFTER
+from everstate.views.windows import ENDS_AFTER, end_sql
 
 _FLOATS: Final = frozenset({"DOUBLE", "FLOAT"})
 
@@ -82,7 +82,7 @@ class Outputs:
             grammar.refuse(*_GROUPING_SETS)
         expressions = list(group.expressions)
         if group.args.get("all"):
-            expressions = [e for _, e in wanted if not _aggregates(e)]
+            expressions = [e.unnest() for _, e in wanted if not _aggregates(e)]
         by_name = {name.lower(): e for name, e in wanted}
         texts: list[str] = []
         for expression in expressions:
@@ -110,7 +110,12 @@ class Outputs:
             resolved = grammar.resolved(expression, aggregates=True)
             return self._output(clause, resolved, kind)
 
-        found = shown(grammar, wanted, lambda expression: compiled("ORDER BY", expression))
+        def ordered(expression: exp.Expr) -> str:
+            # The end of a window orders as its start does, which is never null.
+            is_end = ENDS_AFTER in expression.meta
+            return compiled("ORDER BY", expression.unnest() if is_end else expression)
+
+        found = shown(grammar, wanted, ordered)
         having = grammar.select.args.get("having")
         if having is None:
             return found
@@ -145,7 +150,7 @@ class Outputs:
                 made = exp.column(f"g{self.group_texts.index(text)}")
             elif isinstance(node, exp.Filter):
                 made = self._aggregate(node.this, node.expression.this)
-            elif _is_aggregate(node):
+            elif isinstance(node, SUPPORTED_AGGREGATES):
                 made = self._aggregate(node, None)
             if made is not node:
                 made.meta[_WRITTEN] = node
@@ -155,23 +160,34 @@ class Outputs:
         self._check_grouped(replaced)
         later, replaced = replaced.meta.get(ENDS_AFTER), replaced.unnest()
         if later is not None:
-            return f"{replaced.name} + INTERVAL '{later} microseconds'"
+            return end_sql(replaced.name, later)
         try:
             return postgres_text(replaced, self._kinds, kind)
         except NotReadable as refused:
             part = refused.node.transform(lambda part: part.meta.get(_WRITTEN, part))
             self._grammar.refuse(
-                f"{name}: {_plain(part)} {refused.reason}",
-                "Group by the whole expression, use round or CAST … AS DECIMAL(p, s), or compute "
-                "it in the query that reads the view.",
+                f"{name}: {self._grammar.shown(part)} {refused.reason}", self._readable(part)
             )
+
+    def _readable(self, part: exp.Expr) -> str:
+        """What to write in place of a part of an output that only Spark computes."""
+        picked = part.this if isinstance(part, exp.Filter) else part
+        elsewhere = "compute it in the query that reads the view."
+        if not isinstance(picked, (exp.Max, exp.Min)):
+            forms = "Group by the whole expression, use round or CAST … AS DECIMAL(p, s)"
+            return f"{forms}, or {elsewhere}"
+        kind = _number_kind(self._grammar, picked.this)
+        if kind == "exact":
+            return elsewhere.capitalize()
+        text = f"{picked.key}(CAST({self._grammar.shown(picked.this)} AS DECIMAL(18, 4)))"
+        return f"Write {text}{'' if kind == 'float' else ' if it is a number'}, or {elsewhere}"
 
     def _check_grouped(self, output: exp.Expr) -> None:
         for node in output.walk():
             if node is not output and ENDS_AFTER in node.meta:
                 self._grammar.refuse("window.end is used inside an expression", "Use window.start.")
             if image_path(node) is not None:
-                column = ".".join(image_path(node) or ())
+                column = self._grammar.shown(node)
                 self._grammar.refuse(
                     f"the column {column!r} is neither in GROUP BY nor inside an aggregate",
                     f"Add it to GROUP BY, or put it into an aggregate, such as sum({column}).",
@@ -180,8 +196,7 @@ class Outputs:
     def _aggregate(self, node: exp.Expr, condition: exp.Expr | None) -> exp.Expr:
         """The expression that replaces an aggregate in an output; registers its accumulators."""
         grammar = self._grammar
-        named = isinstance(node, exp.Anonymous)
-        arguments = [] if named or node.this is None else [node.this]
+        arguments = [] if node.this is None else [node.this]
         arguments += node.expressions
         if len(arguments) != 1:
             grammar.refuse(
@@ -191,7 +206,7 @@ class Outputs:
         argument = arguments[0]
         if isinstance(argument, exp.Distinct):
             return self._distinct(argument, condition)
-        if any(_is_aggregate(inner) for inner in argument.walk()):
+        if _aggregates(argument):
             grammar.refuse("an aggregate is used inside another aggregate", "Use only one.")
         if isinstance(node, exp.CountIf):
             both = argument if condition is None else exp.and_(condition, argument)
@@ -219,10 +234,11 @@ class Outputs:
         if len(argument.expressions) != 1:
             self._grammar.refuse(
                 "count(DISTINCT a, b) with two expressions is not allowed",
-                "Write count(DISTINCT concat(a, '/', b)).",
+                # Without the length, 'x/y' beside 'z' would be the same as 'x' beside 'y/z'.
+                "Write count(DISTINCT concat(length(a), '/', a, b)).",
             )
         value = argument.expressions[0]
-        if any(_is_aggregate(inner) for inner in value.walk()):
+        if _aggregates(value):
             self._grammar.refuse("an aggregate is used inside another aggregate", "Use only one.")
         return self._pick("distinct", _when(condition, value))
 
@@ -250,21 +266,23 @@ class Outputs:
         name = self._names.setdefault((pick, text), f"m{len(self.picked)}")
         self.picked[name] = (pick, slot)
         path = image_path(value)
-        kind = None if path is None else self._grammar.type_of(path)
-        self._kinds[name] = "number" if pick == "distinct" else kind_of_type(kind)
+        kind = kind_of_type(None if path is None else self._grammar.type_of(path))
+        is_number = pick == "distinct" or _is_exact(self._grammar, value)
+        self._kinds[name] = "number" if is_number else kind
         return exp.column(name)
 
     def _check_sum(self, value: exp.Expr) -> None:
+        shown = self._grammar.shown(value)
         if _number_kind(self._grammar, value) == "float":
             raise InvalidView(
                 self._grammar.view,
-                f"sum and avg over the float {_plain(value)} cannot be updated exactly.",
-                advice=FLOAT_ADVICE.format(_plain(value)),
+                f"sum and avg over the float {shown} cannot be updated exactly.",
+                advice=FLOAT_ADVICE.format(shown),
             )
         path = image_path(value)
         kind = self._grammar.type_of(path) if path else None
         if kind is not None:
-            refuse_sum_type(self._grammar.view, _plain(value), kind)
+            refuse_sum_type(self._grammar.view, shown, kind)
 
     def _count(self, value: exp.Expr) -> exp.Expr:
         return self._accumulator(
@@ -287,11 +305,9 @@ def in_declared_scale(grammar: Grammar) -> None:
         grammar.refuse(
             f"scale is {scale}", f"Give a number of decimal places from 0 to {SCALE_MAX}."
         )
-    for node in list(grammar.select.find_all(exp.Sum, exp.Avg, exp.Anonymous)):
-        if not _is_aggregate(node):
-            continue
-        value = node.expressions[0] if isinstance(node, exp.Anonymous) else node.this
-        if value is None or any(_is_aggregate(inner) for inner in value.walk()):
+    for node in list(grammar.select.find_all(exp.Sum, exp.Avg)):
+        value = node.this
+        if value is None or isinstance(value, exp.Distinct) or _aggregates(value):
             continue  # refused later, with a reason
         if _number_kind(grammar, grammar.resolved(value, aggregates=False)) != "exact":
             value.replace(exp.cast(value.copy(), f"DECIMAL(38, {scale})", dialect=DIALECT))
@@ -318,21 +334,12 @@ def _is_ordered_alike(kind: pa.DataType) -> bool:
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
 
 
-def _is_aggregate(node: exp.Expr) -> bool:
-    named_mean = isinstance(node, exp.Anonymous) and node.name.lower() == "mean"
-    return isinstance(node, SUPPORTED_AGGREGATES) or named_mean
-
-
 def _aggregates(expression: exp.Expr) -> bool:
-    return any(_is_aggregate(node) or isinstance(node, exp.AggFunc) for node in expression.walk())
+    return expression.find(exp.AggFunc) is not None
 
 
 def _when(condition: exp.Expr | None, value: exp.Expr) -> exp.Expr:
     return value if condition is None else exp.case().when(condition, value)
-
-
-def _plain(expression: exp.Expr) -> str:
-    return spark_text(expression).replace("`__image__`.", "").replace("`", "")
 
 
 _EXACT_IN_ALL_PARTS: Final = (
@@ -358,6 +365,20 @@ def _number_kind(grammar: Grammar, node: exp.Expr) -> Literal["float", "exact", 
         return "float"
     is_exact = kinds == {"exact"} and isinstance(node, _EXACT_IN_ALL_PARTS)
     return "exact" if is_exact else "unknown"
+
+
+def _is_exact(grammar: Grammar, node: exp.Expr) -> bool:
+    """Whether a value is known to be a whole number or a decimal."""
+    path = image_path(node)
+    if path is not None:
+        return kind_of_type(grammar.type_of(path)) == "number"
+    if isinstance(node, exp.Cast):
+        return node.to.this in (exp.DType.DECIMAL, *exp.DataType.INTEGER_TYPES)
+    if isinstance(node, exp.Literal):
+        return not node.is_string and _number_kind(grammar, node) == "exact"
+    parts = _parts_of_number(node)
+    is_made_of = bool(parts) and isinstance(node, _EXACT_IN_ALL_PARTS)
+    return is_made_of and all(_is_exact(grammar, part) for part in parts)
 
 
 def _parts_of_number(node: exp.Expr) -> list[exp.Expr]:

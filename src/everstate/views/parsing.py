@@ -13,7 +13,8 @@ DIALECT: Final = "spark"
 def parsed(sql: str) -> list[exp.Expr | None]:
     """Statements of a text in Spark's dialect; raises SqlglotError.
 
-    The parser reads `GROUP BY window(…)` as a WINDOW clause, so the word is quoted first.
+    The parser reads `GROUP BY window(…)` as a WINDOW clause, so the word is quoted first. It does
+    not know that `mean` is an aggregate, so it is read as `avg`.
     """
     spans = []
     tokens = Dialect.get_or_raise(DIALECT).tokenize(sql)
@@ -24,7 +25,10 @@ def parsed(sql: str) -> list[exp.Expr | None]:
     for start, end in reversed(spans):
         sql = f"{sql[:start]}`{sql[start:end]}`{sql[end:]}"
     found = parse(sql, read=DIALECT)
-    for statement in found if spans else ():
-        for call in () if statement is None else statement.find_all(exp.Anonymous):
-            call.set("this", call.name)
+    for statement in found:
+        for call in [] if statement is None else list(statement.find_all(exp.Anonymous)):
+            if spans:
+                call.set("this", call.name)
+            if call.name.lower() == "mean" and len(call.expressions) == 1:
+                call.replace(exp.Avg(this=call.expressions[0]))
     return found

@@ -39,7 +39,7 @@ from everstate.views.late import without_late
 from everstate.views.options import check_options
 from everstate.views.ordering import as_shown, ties_of, unordered
 from everstate.views.outputs import Outputs, in_declared_scale
-from everstate.views.windows import Windows, without_windows
+from everstate.views.windows import Windows, in_calendar, without_windows
 
 _KEPT_ALWAYS = {kind.kind: kind for kind in (LatestPlan, HistoryPlan)}
 
@@ -137,8 +137,9 @@ def _compiled(definition: ViewDefinition, entity_types: Mapping[str, EntityType]
     in_declared_scale(grammar)
     without_late(grammar)
     wanted = _output_expressions(grammar, grammar.select.expressions)
-    as_read = unordered(grammar.select, wanted)
-    whole = as_shown(grammar.select, wanted, ties_of(grammar, wanted))
+    select, outputs = in_calendar(grammar.select, wanted)
+    as_read = unordered(select, outputs)
+    whole = as_shown(select, outputs, ties_of(grammar, wanted))
     windows = without_windows(grammar)
     plan = replace(_plan(grammar, windows), is_ordered=_is_ordered(grammar))
     if plan.batch_as_read or not plan.is_plain_sql:

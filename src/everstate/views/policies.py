@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from math import isfinite
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -39,44 +40,73 @@ class Policy:
     matched: Matched
     per_second: float | None = None
     """Throttled: changes applied per second. ``None``: ignored."""
+    fault: tuple[str, str | None] | None = None
+    """Why no view can have this policy, and the advice; the view that is declared with it tells."""
 
 
-def ignore(**provenance: str | Sequence[str]) -> Policy:
+def ignore(**provenance: str | Collection[str]) -> Policy:
     """Exclude changes with this provenance: ``ignore(service_name="importer")``.
 
     Each field takes one value or several. The view is as if these changes had not happened: an
-    entity stays as its last other change left it.
+    entity stays as its last other change left it. A view with a policy that cannot be used is
+    refused.
     """
-    return Policy(_matched(provenance))
+    fault = _fault(provenance)
+    return Policy((), fault=fault) if fault else Policy(_matched(provenance))
 
 
-def throttle(*, per_second: float, **provenance: str | Sequence[str]) -> Policy:
+def throttle(*, per_second: float, **provenance: str | Collection[str]) -> Policy:
     """Apply at most so many changes per second with this provenance; other changes go first.
 
-    A key's later changes wait behind its throttled ones, so that their order is kept.
+    A key's later changes wait behind its throttled ones, so that their order is kept. All
+    throttles of a view have one rate, which their changes share.
     """
-    if per_second <= 0:
-        raise InvalidView("throttle", f"per_second is {per_second}; it must be more than 0.")
-    return Policy(_matched(provenance), per_second)
+    fault = _fault(provenance)
+    if not _is_rate(per_second):
+        fault = f"per_second is {per_second!r}, and it must be a number above 0.", None
+    return Policy((), fault=fault) if fault else Policy(_matched(provenance), per_second)
 
 
-def _matched(provenance: Mapping[str, str | Sequence[str]]) -> Matched:
+def _is_rate(given: object) -> TypeGuard[float]:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        return False
+    return isfinite(given) and given > 0
+
+
+def _fault(provenance: Mapping[str, object]) -> tuple[str, str | None] | None:
+    """Why a policy cannot match changes by this provenance, and the advice."""
     if not provenance:
-        raise InvalidView(
-            "policy",
-            "it names no field of the provenance, so that it would match every change.",
-            advice='Write service_name="…".',
+        return (
+            "a policy names no field of the provenance, so that it would match every change.",
+            'Write service_name="…".',
         )
-    for name in provenance:
+    for name, given in provenance.items():
         if name not in _FIELDS:
-            raise InvalidView(
-                "policy",
-                f"a provenance has no field {name}; its fields are {', '.join(_FIELDS)}.",
+            return (
+                f"a policy names {name}, which no provenance has.",
+                f"Its fields are {', '.join(_FIELDS)}.",
             )
+        values = [given] if isinstance(given, str) else given
+        if not isinstance(values, (list, tuple, set, frozenset)) or not values:
+            values = [None]
+        if not all(isinstance(each, str) for each in values):
+            return (
+                f"a policy has {given!r} for {name}; expected a text, or several in a list.",
+                f'Write {name}="…".',
+            )
+    return None
+
+
+def _matched(provenance: Mapping[str, str | Collection[str]]) -> Matched:
     return tuple(
-        (name, (value,) if isinstance(value, str) else tuple(value))
+        (name, (value,) if isinstance(value, str) else _in_order(value))
         for name, value in sorted(provenance.items())
     )
+
+
+def _in_order(values: Collection[str]) -> tuple[str, ...]:
+    """The values; those of a set sorted, because its order is another one in each process."""
+    return tuple(sorted(values) if isinstance(values, (set, frozenset)) else values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +123,36 @@ class Rules:
         ignored = tuple(policy for policy in policies if policy.per_second is None)
         throttled = tuple(policy for policy in policies if policy.per_second is not None)
         return cls(trigger, ignored, throttled)
+
+    @classmethod
+    def declared(cls, view: str, trigger: Trigger | None, policies: Sequence[Policy]) -> Rules:
+        """The rules that a project declares for a view; raises InvalidView when they are wrong."""
+        if trigger is not None and not isinstance(trigger, Trigger):
+            raise InvalidView(
+                view,
+                "when has no condition on a change.",
+                advice='Write when=when("field").changes().',
+            )
+        if not isinstance(policies, (list, tuple)) or not all(
+            isinstance(each, Policy) for each in policies
+        ):
+            raise InvalidView(
+                view,
+                "policies is no list of policies.",
+                advice="Write policies=[ignore(…)].",
+            )
+        for fault in (policy.fault for policy in policies if policy.fault is not None):
+            raise InvalidView(view, fault[0], advice=fault[1])
+        rules = cls.of(trigger, policies)
+        rates = {policy.per_second for policy in rules.throttled if policy.per_second}
+        if len(rates) > 1:
+            raise InvalidView(
+                view,
+                f"its throttles have the rates {', '.join(f'{r:,g}' for r in sorted(rates))}, and "
+                "a view applies the changes of all of them at one rate.",
+                advice="Give all of them the same per_second, which they share.",
+            )
+        return rules
 
     @classmethod
     def from_stored(cls, definition: Mapping[str, Any]) -> Rules:

@@ -31,7 +31,7 @@ class Project(Protocol):
 
     @property
     def refused_views(self) -> Mapping[str, InvalidView]:
-        """Declared views that cannot be kept, each with the reason."""
+        """Declared views and derived topics that cannot be kept, each with the reason."""
 
     @property
     def derivations(self) -> Mapping[str, Derivation]:

@@ -2,11 +2,13 @@
 
 A tumbling window is a group like others: its start is computed from the time. With hopping windows
 a row belongs to several: the plan gives a row for each of them. The windows are those of Spark:
-[start, end), counted from 1970 in UTC; a row without a time belongs to none.
+[start, end), counted from 1970 in UTC; a row without a time belongs to none. A window that would
+begin before the year 1 has no row, and an end after the year 9999 is null.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +25,10 @@ VARIABLE: Final = "window__"
 _WORD: Final = "window"
 _SIDES: Final = ("start", "end")
 _WINDOWS_MAX: Final = 1000
+_FIRST: Final = -62_135_596_800_000_000
+_LAST: Final = 253_402_300_799_999_999
+"""The years 1 to 9999 in microseconds since 1970."""
+_AFTER_ALL: Final = "10000-01-01 00:00:00+00"
 _ADVICE: Final = "Write GROUP BY window(ts, '1 hour'), or window(ts, '1 hour', '15 minutes')."
 
 
@@ -52,9 +58,17 @@ class Windows:
         time = spark_text(grammar.resolved(self.time, aggregates=False))
         last = _last(self, time)
         steps = f"TRANSFORM(SEQUENCE(0L, {self.count - 1}L), i -> {last} - i * {self.slide})"
-        if self.size % self.slide == 0:
-            return steps
-        return f"FILTER({steps}, i -> i + {self.size} > UNIX_MICROS({time}))"
+        meant = f"i >= {_FIRST}"
+        if self.size % self.slide:
+            meant += f" AND i + {self.size} > UNIX_MICROS({time})"
+        return f"FILTER({steps}, i -> {meant})"
+
+    def has_start(self) -> exp.Expr | None:
+        """Spark's condition that a time lies in any window; ``None``: each time does."""
+        if (_FIRST - self.begin) % self.slide == 0:
+            return None
+        last = _last(self, self.time.sql(dialect=DIALECT))
+        return parse_one(f"{last} >= {_FIRST}", read=DIALECT)
 
 
 def _last(windows: Windows, time: str) -> str:
@@ -83,7 +97,61 @@ def without_windows(grammar: Grammar) -> Windows | None:
         if column.table.lower() == _WORD and column.name.lower() in _SIDES:
             _put(select, column, _side(windows, column.name.lower()))
     select.where(exp.Not(this=exp.Is(this=windows.time.copy(), expression=exp.Null())), copy=False)
+    if (condition := windows.has_start()) is not None:
+        select.where(condition, copy=False)
     return windows
+
+
+def end_sql(start: str, size: int) -> str:
+    """PostgreSQL's text of the end of a window; null after the year 9999, which Python lacks."""
+    long = f"INTERVAL '{size} microseconds'"
+    return f"CASE WHEN {start} < TIMESTAMPTZ '{_AFTER_ALL}' - {long} THEN {start} + {long} END"
+
+
+def in_calendar(
+    select: exp.Select, wanted: Sequence[tuple[str, exp.Expr]]
+) -> tuple[exp.Select, list[tuple[str, exp.Expr]]]:
+    """A definition and its outputs for Spark, which has windows out of the years 1 to 9999, too.
+
+    As in what is stored, a window that begins before has no row, and an end after is null.
+    """
+    call = next((n for n in select.find_all(exp.Anonymous) if n.name.lower() == _WORD), None)
+    if call is None:
+        return select, list(wanted)
+    sides = [(name, each, _side_of(each)) for name, each in wanted]
+    ends = {name.lower(): place for place, (name, _, side) in enumerate(sides, 1) if side == "end"}
+    copied = select.copy()
+    start, end = (exp.column(side, table=_WORD) for side in _SIDES)
+    begins = parse_one(f"UNIX_MICROS({start.sql()}) >= {_FIRST}", read=DIALECT)
+    copied.having(begins, copy=False)
+    group = copied.args.get("group")
+    if group is not None and group.args.get("all"):
+        # Only a window in GROUP BY has a name in HAVING.
+        groups = [call if side else each for _, each, side in sides if not each.find(exp.AggFunc)]
+        copied.set("group", exp.Group(expressions=[each.copy() for each in dict.fromkeys(groups)]))
+    order = copied.args.get("order")
+    for term in [] if order is None else order.expressions:
+        # An order by the end is one by the start, so it does not see that an end is null.
+        by, name = term.this, term.this.name.lower()
+        is_named = isinstance(by, exp.Column) and len(by.parts) == 1 and name in ends
+        if is_named or (isinstance(by, exp.Literal) and name in map(str, ends.values())):
+            term.set("this", end.copy())
+    outputs = []
+    for name, each, side in sides:
+        if side == "end":
+            is_there = parse_one(f"UNIX_MICROS({each.sql(dialect=DIALECT)}) <= {_LAST}", DIALECT)
+            each = exp.case().when(is_there, each.copy())
+        outputs.append((name, each))
+    return copied, outputs
+
+
+def _side_of(node: exp.Expr) -> str | None:
+    """Whether an output is the start or the end of a window; ``None``: it is neither."""
+    node, name = node.unnest(), node.unnest().name.lower()
+    head = node.this if isinstance(node, exp.Dot) else None
+    is_call = isinstance(head, exp.Anonymous) and head.name.lower() == _WORD
+    is_column = isinstance(node, exp.Column) and node.table.lower() == _WORD
+    return name if (is_call or is_column) and name in _SIDES else None
 
 
 def _replace(grammar: Grammar, windows: Windows, call: exp.Expr) -> None:

@@ -15,11 +15,10 @@ from pyspark.sql import functions as F
 from everstate.archive import ArchiveLog, Ledger, last_commit, table_path
 from everstate.config import Config
 from everstate.errors import ArchiveError, LogError
-from everstate.log.client import changelog_bytes_max
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
-from everstate.log.topics import Topics
 from everstate.pipeline.archiving.selection import Replayed, out_records
+from everstate.pipeline.archiving.targets import prepare
 from everstate.pipeline.spark.session import spark_errors
 
 _RAW: Final = ("raw_key", "raw_value", "raw_headers", "timestamp")
@@ -39,9 +38,9 @@ def replay(
     Partition, order, key (or its absence), value (tombstones included), headers and timestamp are
     the same; unreadable records are written too. Offsets are dense in the new topic: offsets for
     which the log never served a record (markers, aborted records) are not reproduced. A missing
-    topic is created without a retention limit. Raises LogError when the topic is not empty or has
-    another number of partitions, ArchiveError without an archive, Unavailable. Cost: one sort by
-    offset; each partition is written by one task.
+    topic is created without a retention limit. Raises LogError when the topic is one of the
+    project's own, is not empty or has another number of partitions, ArchiveError without an
+    archive, Unavailable. Cost: one sort by offset; each partition is written by one task.
     """
     began = time.monotonic()
     last = last_commit(ArchiveLog(config, entity), Ledger(config, entity))
@@ -51,7 +50,12 @@ def replay(
             advice="Start one with `everstate run`.",
         )
     partitions = len(last.note.positions[generation])
-    _prepare(config, topic, partitions)
+    if (found := prepare(config, topic, partitions)) != partitions:
+        raise LogError(
+            f"topic {topic} has {found} partitions, and the archive has {partitions}; nothing was "
+            "written.",
+            advice="Name a topic that does not exist yet.",
+        )
     archive = spark.read.format("delta").option("versionAsOf", last.version)
     rows = (
         archive.load(table_path(config, entity))
@@ -62,39 +66,16 @@ def replay(
     )
     write = _WritePartitions(config, topic)
     with spark_errors(f"replaying {entity} to {topic}"):
-        counts = rows.mapInArrow(lambda batches: write(batches), "records bigint").collect()
+        columns = "records bigint, restamped bigint"
+        counts = rows.mapInArrow(lambda batches: write(batches), columns).collect()
     return Replayed(
         entity=entity,
         to=topic,
         records=sum(row.records for row in counts),
         partitions=partitions,
         seconds=time.monotonic() - began,
+        restamped=sum(row.restamped for row in counts),
     )
-
-
-def _prepare(config: Config, topic: str, partitions: int) -> None:
-    """Create the topic, or check that it is empty and has as many partitions."""
-    with Topics(config) as topics, Offsets(config) as offsets:
-        try:
-            found = topics.partitions(topic)
-        except LogError:
-            settings = {
-                "retention.ms": "-1",
-                "max.message.bytes": str(changelog_bytes_max(config)),
-            }
-            topics.create(topic, partitions, settings)
-            return
-        if found != partitions:
-            raise LogError(
-                f"topic {topic} has {found} partitions, and the archive has {partitions}; nothing "
-                "was written.",
-                advice="Name a topic that does not exist yet.",
-            )
-        if any(end > 0 for end in offsets.high_watermarks([topic]).values()):
-            raise LogError(
-                f"topic {topic} is not empty; nothing was written.",
-                advice="Name a topic that does not exist yet.",
-            )
 
 
 @dataclass(frozen=True)
@@ -105,20 +86,22 @@ class _WritePartitions:
     topic: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        written = 0
+        written, restamped = 0, 0
         skips = self._already_written()
         with Producer(self.config, client_id="everstate-replay") as producer:
             for batch in batches:
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     for record in out_records(self.topic, batch.slice(start, _BATCH_ROWS)):
                         written += 1
+                        restamped += record.timestamp_ms == 0
                         partition = record.partition or 0
                         if skips.get(partition, 0) > 0:
                             skips[partition] -= 1
                         else:
                             producer.send(record)
             producer.flush(300)
-        yield pa.RecordBatch.from_pydict({"records": pa.array([written], pa.int64())})
+        counts = {"records": written, "restamped": restamped}
+        yield pa.RecordBatch.from_pylist([counts])
 
     def _already_written(self) -> dict[int, int]:
         """Records per partition that an earlier attempt of this task wrote.

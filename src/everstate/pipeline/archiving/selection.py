@@ -6,7 +6,7 @@ import base64
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -23,19 +23,30 @@ import pyarrow.parquet as pq
 from everstate.archive import ArchiveReader, Where
 from everstate.archive.ordered import RECORD_COLUMNS
 from everstate.changes import Provenance
+from everstate.changes.moments import moment_fault
 from everstate.config import Config
-from everstate.errors import ArchiveError, InvalidQuery, LogError
-from everstate.log.client import changelog_bytes_max
-from everstate.log.positions import Offsets
+from everstate.errors import ArchiveError, InvalidQuery
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
-from everstate.log.topics import TopicNames, Topics
+from everstate.pipeline.archiving.targets import prepare
 
 PROVENANCE: Final = tuple(each.name for each in fields(Provenance))
 _OF_PREVIEW: Final = ("partition", "offset", "recorded_at")
 _FILES: Final = (".jsonl", ".parquet")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FLUSH_S: Final = 300.0
+_RECORD: Final = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestamp_type", pa.int32()),
+        ("raw_key", pa.binary()),
+        ("raw_value", pa.binary()),
+        ("raw_headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+"""`RECORD_COLUMNS` with their types, for a file without records."""
 WriteTable = Callable[[pa.Table], None]
 
 
@@ -62,6 +73,9 @@ class Selection:
                     f"a provenance has no field {name!r}.",
                     advice=f"Its fields are {', '.join(PROVENANCE)}.",
                 )
+        for moment in (self.from_, self.until, self.recorded_from, self.recorded_until):
+            if moment is not None and (fault := moment_fault(moment)) is not None:
+                raise InvalidQuery(f"{moment.isoformat()}: {fault}.")
 
     @property
     def where(self) -> Where | None:
@@ -73,10 +87,11 @@ class Selection:
             ("occurred_at", self.from_, self.until),
             ("recorded_at", self.recorded_from, self.recorded_until),
         ):
+            # In UTC, because Arrow has no offsets with seconds.
             if first is not None:
-                found.append((column, ds.field(column) >= pa.scalar(first)))
+                found.append((column, ds.field(column) >= pa.scalar(first.astimezone(UTC))))
             if end is not None:
-                found.append((column, ds.field(column) < pa.scalar(end)))
+                found.append((column, ds.field(column) < pa.scalar(end.astimezone(UTC))))
         for name, value in self.provenance.items():
             camel = name.split("_")[0] + "".join(map(str.capitalize, name.split("_")[1:]))
             found.append(("provenance", pc.field("provenance", camel) == value))
@@ -107,6 +122,9 @@ class Replayed:
     records: int
     partitions: int
     seconds: float
+    restamped: int = 0
+    """Records with the timestamp 0, which Kafka's client cannot send: theirs is the time of
+    writing."""
 
 
 def preview(
@@ -150,19 +168,21 @@ def replay_to_topic(
 
     A missing topic is created without a retention limit. In a topic with another number of
     partitions, records are partitioned by their keys. Raises LogError when the topic has records
-    already, unless ``append``, and when it is the changelog itself; ArchiveError, Unavailable.
+    already, unless ``append``, and when it is one of the project's own; ArchiveError, Unavailable.
     """
-    began, written = time.monotonic(), 0
+    began, written, restamped = time.monotonic(), 0, 0
     partitions = len(_spans(config, entity, generation))
-    same = _prepared(config, entity, topic, partitions, generation, append=append)
+    same = prepare(config, topic, partitions, append=append) == partitions
     with Producer(config, client_id="everstate-replay") as producer:
         for table in _selected(config, entity, selection, generation, RECORD_COLUMNS):
             for record in out_records(topic, table):
                 producer.send(record if same else msgspec.structs.replace(record, partition=None))
+                restamped += record.timestamp_ms == 0
             written += table.num_rows
             on_written(written)
         producer.flush(_FLUSH_S)
-    return Replayed(entity, topic, written, partitions, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Replayed(entity, topic, written, partitions, seconds, restamped)
 
 
 def replay_to_file(
@@ -176,9 +196,10 @@ def replay_to_file(
 ) -> Replayed:
     """Write the selected records to a new file, complete or not at all; by partition and offset.
 
-    `.jsonl`: one message per line, as compact JSON; for a record that is no JSON its place and its
-    bytes as base64. `.parquet`: records byte for byte, with key, headers and timestamp. Raises
-    InvalidQuery for another file suffix or a file that exists, and ArchiveError.
+    `.jsonl`: one message per line, as compact JSON; for a record that is no JSON its place, its
+    key, and its bytes as base64. `.parquet`: records byte for byte, with key, headers and
+    timestamp. Raises InvalidQuery for another file suffix, a file that exists or that cannot be
+    written, and ArchiveError.
     """
     if file.suffix not in _FILES:
         raise InvalidQuery(f"{file}: the name of the file must end in {' or '.join(_FILES)}.")
@@ -197,8 +218,14 @@ def replay_to_file(
                 written += table.num_rows
                 on_written(written)
         partial.replace(file)
+    except OSError as cause:
+        raise InvalidQuery(
+            f"{file} cannot be written: {cause.strerror or cause}.",
+            advice="Name a file in a folder that exists, that you may write to and that has room.",
+        ) from cause
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
     return Replayed(entity, str(file), written, partitions, time.monotonic() - began)
 
 
@@ -226,29 +253,6 @@ def _spans(config: Config, entity: str, generation: int) -> dict[int, tuple[int,
     return {partition: (0, end) for partition, end in position.items()}
 
 
-def _prepared(
-    config: Config, entity: str, topic: str, partitions: int, generation: int, *, append: bool
-) -> bool:
-    """Create or check the topic; returns whether it has as many partitions as the archive."""
-    names = TopicNames(config.log.prefix)
-    if topic in (names.changes(entity, generation), names.state(entity, generation)):
-        raise LogError(
-            f"topic {topic} is the changelog itself; nothing was written.",
-            advice="Name another topic.",
-        )
-    with Topics(config) as topics, closing(Offsets(config)) as offsets:
-        if topic not in topics.existing():
-            size = str(changelog_bytes_max(config))
-            topics.create(topic, partitions, {"retention.ms": "-1", "max.message.bytes": size})
-            return True
-        if not append and any(end > 0 for end in offsets.high_watermarks([topic]).values()):
-            raise LogError(
-                f"topic {topic} is not empty; nothing was written.",
-                advice="Name a topic that does not exist yet, or add to this one with --append.",
-            )
-        return topics.partitions(topic) == partitions
-
-
 @contextmanager
 def _jsonl(path: Path) -> Iterator[WriteTable]:
     with open(path, "wb") as sink:
@@ -261,34 +265,37 @@ def _jsonl(path: Path) -> Iterator[WriteTable]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
+    key, value = row["raw_key"], row["raw_value"] or b""
     try:
-        return msgspec.json.format(row["raw_value"] or b"", indent=-1)
-    except msgspec.DecodeError:
-        value = row["raw_value"]
-        record = {
-            "partition": row["partition"],
-            "offset": row["offset"],
-            "bytes": None if value is None else base64.b64encode(value).decode(),
-        }
-        return msgspec.json.encode({"unreadable": record})
+        value.decode()  # The formatter takes bytes that are no UTF-8.
+        return msgspec.json.format(value, indent=-1)
+    except (ValueError, RecursionError):
+        record = {"partition": row["partition"], "offset": row["offset"]}
+    try:
+        record["key"] = None if key is None else key.decode()
+    except UnicodeDecodeError:
+        record["keyBytes"] = base64.b64encode(key).decode()
+    record["bytes"] = None if row["raw_value"] is None else base64.b64encode(value).decode()
+    return msgspec.json.encode({"unreadable": record})
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[WriteTable]:
     writers: list[pq.ParquetWriter] = []
+    with open(path, "wb") as sink:
 
-    def write(records: pa.Table) -> None:
-        if not writers:
-            writers.append(pq.ParquetWriter(path, records.schema, compression="zstd"))
-        writers[0].write_table(records)
+        def write(records: pa.Table) -> None:
+            if not writers:
+                writers.append(pq.ParquetWriter(sink, records.schema, compression="zstd"))
+            writers[0].write_table(records)
 
-    try:
-        yield write
-        if not writers:
-            write(pa.table({name: pa.nulls(0) for name in RECORD_COLUMNS}))
-    finally:
-        for writer in writers:
-            writer.close()
+        try:
+            yield write
+            if not writers:
+                write(_RECORD.empty_table())
+        finally:
+            for writer in writers:
+                writer.close()
 
 
 def out_records(topic: str, records: pa.RecordBatch | pa.Table) -> Iterator[OutRecord]:

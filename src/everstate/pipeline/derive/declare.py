@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, cast
 
 from everstate.changes.derived import Derivation
@@ -82,8 +82,11 @@ def born(
     control.set_built(derivation.name, version, {"vector": positions})
 
 
-def retire_topics(control: Control, declared: Mapping[str, Derivation]) -> None:
-    """Retire topics that no app declares any more: their records stay, and none are added."""
+def retire_topics(control: Control, declared: Collection[str]) -> None:
+    """Retire topics that no app declares any more: their records stay, and none are added.
+
+    ``declared`` has the names of topics, also of those whose declaration is refused.
+    """
     for row in control.versions():
         if not row.is_topic or row.name in declared:
             continue

@@ -290,7 +290,8 @@ class Deriver:
         topic = self._topics.names.derived(self.name, version)
         firing = [each for each in taken if derivation.takes(entity_type, each.message)]
         if isinstance(form, JoinedStream):
-            asked = [form.wanted(each.message) for each in firing]
+            own_key = form.own_key(self._project.entities)
+            asked = [form.wanted(own_key, each.message) for each in firing]
             beside = entities_as_of(control, form.to, asked)
             self._needed.pop(version, None)
         else:

@@ -23,8 +23,10 @@ from everstate.changes.derived import (
     JoinedStream,
     Patches,
     derivation_of,
+    read_message,
 )
 from everstate.changes.json_numbers import decode, encode, encode_sorted
+from everstate.changes.keys import OwnKey
 from everstate.config import Config
 from everstate.errors import NotFound, Unavailable
 from everstate.log.derived import DerivedNote
@@ -147,10 +149,12 @@ def _with_batch(
 ) -> DataFrame:
     """Adds the joined entity's version that the batch finds at the position in each record."""
     joined_schema = "struct<joined: struct<position: map<string, long>>>"
+    asked_key = _Asked(form, form.own_key(project.entities))
+    to_key = F.udf(asked_key, "string", useArrow=False)
     asked = beside.where("found IS NOT NULL AND raw_value IS NOT NULL").select(
         "partition",
         "offset",
-        F.coalesce(F.col("current"), F.col("original"))[form.on].cast("string").alias("to_key"),
+        to_key("raw_value").alias("to_key"),
         F.col("occurred_at").alias("at"),
         F.from_json(F.col("found").cast("string"), joined_schema)["joined"]["position"].alias(
             "known"
@@ -183,6 +187,17 @@ def _with_batch(
         .agg(F.max_by(F.struct("to_version", "to_raw"), "to_version").alias("batch"))
     )
     return beside.join(then, ["partition", "offset"], "left")
+
+
+class _Asked:
+    """Finds the key of the entity that a record is joined with; pickled to the executors."""
+
+    def __init__(self, form: JoinedStream, own_key: OwnKey) -> None:
+        self._form, self._own_key = form, own_key
+
+    def __call__(self, value: bytes) -> str | None:
+        wanted = self._form.wanted(self._own_key, read_message(bytes(value)))
+        return None if wanted is None else wanted[0]
 
 
 def _judge(

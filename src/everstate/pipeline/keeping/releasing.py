@@ -1,5 +1,9 @@
 """Throttled changes of views: applied at the view's rate, oldest first, in order per key.
 
+Other changes go first: a part is applied while the core does not write its partition, and after
+each part as much time is left to the core as the part has taken. A core that always writes waits
+for a part now and then, so that the rest does not grow without end.
+
 No Spark job is needed: deferred changes are planned already, and are merged by the same code as
 changes that are not deferred.
 """
@@ -26,6 +30,8 @@ logger = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_PATIENCE_S: Final = 5.0
+"""A core that is always writing waits for a part of a view this long after the view's last one."""
 
 
 class Releaser:
@@ -37,6 +43,8 @@ class Releaser:
         self._database = ViewsDatabase(config.views_dsn)
         self._allowed: dict[str, float] = {}
         """How many changes each view may apply now."""
+        self._taken_at: dict[str, float] = {}
+        """When each view applied its last part, or was first found to wait (monotonic time)."""
         self._at = time.monotonic()
 
     def close(self) -> None:
@@ -74,6 +82,7 @@ class Releaser:
             counts = control.deferred_counts()
             if not counts:
                 self._allowed.clear()
+                self._taken_at.clear()
                 return 0
             left = 0
             for views in self._kept.read(control).values():
@@ -99,10 +108,15 @@ class Releaser:
             for partition in list(open_ones):
                 if allowed <= 0:
                     break
-                found = take_part(*place, core, view.table, partition)
-                allowed, taken = allowed - found, taken + found
+                begun = time.monotonic()
+                waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
+                found = take_part(*place, core, view.table, partition, waits=waits)
                 if not found:
                     open_ones.remove(partition)
+                    continue
+                allowed, taken = allowed - found, taken + found
+                self._taken_at[name] = time.monotonic()
+                time.sleep(self._taken_at[name] - begun)
         # Changes beyond the allowance are charged to later steps; an unused allowance is dropped.
         self._allowed[name] = min(allowed, rate or 0.0)
         return taken

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
+from everstate.changes.moments import moment_fault
 from everstate.errors import InvalidQuery
 
 
@@ -24,9 +25,14 @@ class Moment:
         given = [each for each in (self.at, self.recorded_at, self.position) if each is not None]
         if len(given) > 1:
             raise InvalidQuery("give exactly one of at, recorded_at and position.")
-        for moment in (self.at, self.recorded_at):
-            if moment is not None and moment.tzinfo is None:
-                raise InvalidQuery(f"the time {moment.isoformat()} has no UTC offset.")
+        for name in ("at", "recorded_at"):
+            moment: datetime | None = getattr(self, name)
+            if moment is None:
+                continue
+            if (fault := moment_fault(moment)) is not None:
+                raise InvalidQuery(f"{moment.isoformat()}: {fault}.")
+            # In UTC: Arrow has no offsets with seconds, and equal times have one cached result.
+            object.__setattr__(self, name, moment.astimezone(UTC))
 
     def note(self) -> dict[str, str | None]:
         """The moment as plain values, for a database table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Final
 
+from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
@@ -38,6 +39,10 @@ _OF_CHANGE: Final = (
     *("key", "version", "id", "kind", "as_of", "occurred_at", "recorded_at", "schema_version"),
     *("generation", "partition", "offset", "provenance", "transaction", "event"),
     *("current", "original"),
+)
+_HELD: Final = (
+    "SELECT EXISTS (SELECT FROM {} WHERE entity = %(entity)s AND generation = %(generation)s AND "
+    'partition = %(partition)s AND "offset" < %(end)s AND coalesce(released_at >= %(end)s, true))'
 )
 
 
@@ -142,6 +147,22 @@ class Past:
         if entity not in self._positions:
             self._positions[entity] = self._read_positions(self._known(entity))
         return self._positions[entity]
+
+    def holding(self, entity: str) -> list[tuple[int, int]]:
+        """Generation and partition of each place where changes are held at the position.
+
+        They are held by then, and released later or not at all.
+        """
+        found = []
+        with views_errors(self._config.views_dsn), connect_views(self._config.views_dsn) as opened:
+            control = Control(opened, self._config.views.schema_name)
+            query = sql.SQL(_HELD).format(control.table("held"))
+            for (generation, partition), end in sorted(self.positions(entity).items()):
+                place = {"entity": entity, "generation": generation, "partition": partition}
+                row = opened.execute(query, {**place, "end": end}).fetchone()
+                if row is not None and row[0]:
+                    found.append((generation, partition))
+        return found
 
     def _read_positions(self, entity: str) -> PartitionOffsets:
         with views_errors(self._config.views_dsn), connect_views(self._config.views_dsn) as found:

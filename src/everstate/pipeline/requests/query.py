@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from everstate.archive import ArchiveReader
+from everstate.archive import ArchiveLog, ArchiveReader, Ledger, last_commit
 from everstate.config import Config
 from everstate.pipeline.requests.moment import Moment
 from everstate.private import private_folder
@@ -66,8 +66,8 @@ class Queries:
         """A stored result that is still valid, without Spark; ``None``: it has to be computed.
 
         A result for a position is valid for ever. A result for a time is valid until a change is
-        archived that counts at that time, such as a late report. Raises UnknownView. Cost: reading
-        the files that were archived since.
+        archived that counts at that time, such as a late report. No result is valid for the archive
+        of another log. Raises UnknownView. Cost: reading the files that were archived since.
         """
         began = time.monotonic()
         file = self._file(view, moment)
@@ -76,11 +76,11 @@ class Queries:
             summary = json.loads(metadata[_META])
         except (OSError, pa.ArrowInvalid, KeyError, TypeError):
             return None
-        if moment.position is None and not all(
-            self._holds(entity, moment, position)
-            for entity, position in summary["positions"].items()
-        ):
-            return None
+        for entity, position in summary["positions"].items():
+            if summary["topics"][entity] != self._topics(entity, position):
+                return None
+            if not self._holds(entity, moment, position, summary["held"].get(entity, ())):
+                return None
         os.utime(file)
         return _result(view, file, summary, began, from_cache=True)
 
@@ -104,6 +104,11 @@ class Queries:
         past = Past(spark, self._config, self._project, moment, on_progress)
         file = self._file(view, moment)
         positions = {entity: past.positions(entity) for entity in entities_of(self._project, view)}
+        places = {
+            entity: {f"{g}/{p}": offset for (g, p), offset in each.items()}
+            for entity, each in positions.items()
+        }
+        topics = {entity: self._topics(entity, position) for entity, position in places.items()}
         changes = sum(sum(each.values()) for each in positions.values())
         with spark_errors(f"view {view}"):
             rows = past.in_order(view)
@@ -111,9 +116,11 @@ class Queries:
                 table = rows.toArrow()
         summary = {
             "view": view,
-            "positions": {
-                entity: {f"{g}/{p}": offset for (g, p), offset in each.items()}
-                for entity, each in positions.items()
+            "positions": places,
+            "topics": topics,
+            "held": {
+                entity: [f"{g}/{p}" for g, p in past.holding(entity)]
+                for entity in (positions if moment.recorded_at is not None else ())
             },
             "computed_at": datetime.now(UTC).isoformat(),
             "rows": table.num_rows,
@@ -121,16 +128,36 @@ class Queries:
         self._keep(file, table.replace_schema_metadata({_META: json.dumps(summary)}))
         return _result(view, file, summary, began, from_cache=False)
 
-    def _holds(self, entity: str, moment: Moment, position: Mapping[str, int]) -> bool:
-        """Whether no change that counts at the moment was archived after a position."""
+    def _holds(
+        self, entity: str, moment: Moment, position: Mapping[str, int], held: Sequence[str]
+    ) -> bool:
+        """Whether no change that counts at the moment was archived after a position.
+
+        ``held``: the places where changes were held then. The change that releases one may have
+        been recorded at any time, so every change there counts.
+        """
+        if moment.position is not None:
+            return True
         reader = ArchiveReader(self._config, entity)
         places = {_place(place): offset for place, offset in position.items()}
         if moment.at is not None:
             return not reader.has_since(places, "occurred_at", moment.at)
-        if moment.recorded_at is not None:
-            return not reader.has_since(places, "recorded_at", moment.recorded_at)
         archived = reader.position()
-        return all(archived.get(g, {}).get(p, 0) <= at for (g, p), at in places.items())
+        is_same = all(
+            archived.get(g, {}).get(p, 0) <= at
+            for (g, p), at in places.items()
+            if moment.recorded_at is None or f"{g}/{p}" in held
+        )
+        if moment.recorded_at is None or not is_same:
+            return is_same
+        return not reader.has_since(places, "recorded_at", moment.recorded_at)
+
+    def _topics(self, entity: str, position: Mapping[str, int]) -> dict[str, list[str]]:
+        """The archived topics of a position: generation → cluster id and topic id."""
+        commit = last_commit(ArchiveLog(self._config, entity), Ledger(self._config, entity))
+        known = {} if commit is None or commit.note is None else commit.note.topics
+        generations = {_place(place)[0] for place in position}
+        return {str(g): list(known[g]) for g in sorted(generations) if g in known}
 
     def _file(self, view: str, moment: Moment) -> Path:
         """The file of a result; its name is a hash of the view's meaning and the moment."""
@@ -139,6 +166,7 @@ class Queries:
         entity_type = self._project.entities[entity]
         meaning = [view, str(entity_type.arrow_schema) if plan is None else plan.fingerprint]
         meaning += ["" if plan is None else plan.sql, self._config.log.prefix]
+        meaning += [self._config.archive_path, self._config.views.schema_name]
         asked = [str(each) for each in (moment.at, moment.recorded_at, moment.position)]
         name_parts = "\n".join((*meaning, *asked)).encode()
         name = f"{view}-{hashlib.blake2b(name_parts, digest_size=10).hexdigest()}.parquet"

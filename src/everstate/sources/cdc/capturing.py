@@ -95,6 +95,8 @@ class Added:
     """The raw log that the connector writes to."""
     warnings: tuple[Finding, ...] = ()
     """The doctor's warnings about the tables, which do not prevent their capture."""
+    left_out: tuple[str, ...] = ()
+    """Columns that the connector does not read, each with the reason."""
 
     @property
     def changed(self) -> bool:
@@ -136,6 +138,7 @@ class Capturing(CaptureConnector):
             steps = self._make(database, snapshot)
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
+            left_out = not_left_out(self.capture.settings, self._peculiarities(database))
             late = [step.table for step in steps if step.table is not None]
             if snapshot and late:
                 signal_snapshot(database, late)
@@ -144,7 +147,10 @@ class Capturing(CaptureConnector):
         # Warnings with SQL that repairs them are shown by the doctor only.
         warned = tuple(each for each in findings if each.outcome == "warn" and not each.sql)
         names = self.names
-        return Added(self.capture.name, names.connector, tuple(steps), names.raw_log, warned)
+        return Added(
+            *(self.capture.name, names.connector, tuple(steps), names.raw_log, warned),
+            left_out=tuple(left_out),
+        )
 
     def begin_epoch(self, *, wait_s: float = 60.0) -> Added:
         """Start over with a database that was restored, or that replaced another one.

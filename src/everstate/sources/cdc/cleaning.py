@@ -44,11 +44,13 @@ from everstate.sources.cdc.columns import STOPPED, Rows, Slices
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.kinds import kind_of
+from everstate.sources.cdc.lost import doubt_all
 from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of, raw_topic
 from everstate.sources.cdc.restoring import Restoring
 from everstate.sources.cdc.showing import CaptureMetrics
-from everstate.sources.cdc.states import States, held_rows_of
+from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
 from everstate.sources.cdc.stream import EndedSnapshot, Stream, StreamStanding, behind_all
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -86,6 +88,11 @@ class Counting:
     def count(self) -> int:
         """Rows so far."""
         return self._stream.count
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Provenance of the transaction so far."""
+        return self._stream.notes
 
     def add(self, rows: Rows, end: int) -> tuple[int | None, Mapping[str, str]] | None:
         """Count the next rows; out: row count and provenance, once the transaction has ended."""
@@ -128,6 +135,9 @@ class Cleaning:
         self._shown = CaptureMetrics(capture.name)
         self._copy: StateCopy | None = None
         self._held: dict[EntityKey, HeldEntity] = {}
+        self._overlaps = Overlaps(is_trusted=False)
+        self._in_doubt: set[EntityKey] = set()
+        """Held entries that were made because raw rows were lost, until they are published."""
         self._parts = Parts((), ())
         self._read_to: dict[int, int] = {}
         self._stream: Stream | None = None
@@ -181,12 +191,11 @@ class Cleaning:
             for records in self._restoring.refill(copy, entity):
                 self._publish(records, self._note)
                 copy.settle({}, batch=self._batch)
-        has_states = next(copy.scan(b"s"), None) is not None
         self._held = {}
         for value in held_rows_of(copy):
             held = HeldEntity.decode(value)
             self._held[held.entity, held.key] = held
-        self._position(has_states=has_states)
+        self._position(copy)
         rows = dict(self._note.rows)
         for table, count in held_rows(self._held.values()).items():
             # The counts of a table begin with its held rows.
@@ -320,9 +329,11 @@ class Cleaning:
                 self._stream.raise_replaced()
             return None
         records = self._kind.records()
+        batch.held_changed |= self._in_doubt
         held = self._held_values(batch)
-        for (entity, key), value in sorted(held.items()):
-            records.append(OutRecord(self._held_topic, held_key(entity, key), value))
+        kept = {held_key(*entity): value for entity, value in sorted(held.items())}
+        kept |= self._overlaps.records()
+        records += [OutRecord(self._held_topic, key, value) for key, value in kept.items()]
         records += self._dead_letters(batch.refused)
         # Counted again: rows may have been refused because a held record was too large.
         note.rows = self._counts(batch)
@@ -334,8 +345,9 @@ class Cleaning:
         if self._asker is not None:
             for changed in held:
                 self._asker.note(changed, self._held.get(changed))
-        more = {b"h" + held_key(*entity): value for entity, value in held.items()}
+        more = {held_name(key): value for key, value in kept.items()}
         copy.settle({**states.rows(), **more}, batch=self._batch)
+        self._in_doubt.clear()
         if stream is not None:
             stream.resume()
         return self._report(batch, len(rows), time.perf_counter() - started)
@@ -346,6 +358,7 @@ class Cleaning:
         """Number rows: they become changes, or are skipped, held or refused."""
         places, stream = self._parts.places, self._stream
         batch = self._kind.number(rows, places, states, now_s, has_read_all=has_read_all)
+        self._overlaps.close(rows, places)
         if stream is not None and stream.passed:
             names = list(self._capture.tables)
             for table, count in stream.passed.items():
@@ -381,7 +394,7 @@ class Cleaning:
                 "within %.0f s after its last row",
                 *(self.name, wait_s),
             )
-            self._know(None, {})
+            self._know(None, {} if self.counting is None else self.counting.notes)
 
     def _publish(self, records: Sequence[OutRecord], note: CaptureNote) -> None:
         self._publisher.publish(self._batch + 1, records, encode_note(note), timeout_s=_PUBLISH_S)
@@ -471,7 +484,7 @@ class Cleaning:
             )
         return CleanedBatch(rows, batch.changes, held, len(batch.refused), batch.skipped, seconds)
 
-    def _position(self, *, has_states: bool) -> None:
+    def _position(self, copy: StateCopy) -> None:
         """Begin at the stored position; a topic that was made anew is read from its start (C8)."""
         note = self._note
         self._parts = parts_of(self._capture, self._topics, self._offsets, note.at)
@@ -481,7 +494,7 @@ class Cleaning:
             names[topic]: f"{one.cluster_id}/{one.topic_id}" for topic, one in found.items()
         }
         starts = self._offsets.beginnings(names)
-        self._read_to = {}
+        self._read_to, lost = {}, set[str]()
         for number, (topic, partition) in enumerate(self._parts.places):
             name = self._parts.names[number]
             at = note.at.get(name, {}).get(partition)
@@ -491,10 +504,13 @@ class Cleaning:
             start = starts[topic, partition]
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
+                lost |= {self._capture.by_topic()[name]} if name else set(self._capture.tables)
             self._read_to[number] = start if at is None else at
         note.topics = {**note.topics, **identities}
+        self._in_doubt = doubt_all(self._held, copy, self._capture, sorted(lost), self._clock())
         self._rows, self._stream, self.counting = Rows.none(), None, None
         standing = note.stream or StreamStanding()
+        has_states = next(copy.scan(b"s"), None) is not None
         is_trusted = not has_states or note.stream is not None
         if self._capture.epoch > standing.epoch:
             # The declaration has a higher epoch: the positions of the database start over.
@@ -503,7 +519,10 @@ class Cleaning:
             self._stream = Stream(self.name, standing)
             self._news_s = self._clock()
         is_trusted &= self._stream is not None
-        self._kind.begin(self._held, standing.epoch, is_trusted=is_trusted)
+        self._overlaps = Overlaps(older_rows_of(copy), is_trusted=is_trusted)
+        self._kind.begin(
+            *(self._held, standing.epoch), is_trusted=is_trusted, overlaps=self._overlaps
+        )
 
     def _lost(self, topic: str, partition: int, at: int, start: int) -> int:
         """Handle raw records that were deleted before they were cleaned; out: where to resume."""
@@ -517,7 +536,11 @@ class Cleaning:
                 advice="Declare on_loss='resume' for the capture, start again, and take a "
                 f"snapshot with `everstate cdc snapshot {self.name}`.",
             )
-        logger.error("%s It goes on behind it; take a snapshot.", what)
+        logger.error(
+            "%s It goes on behind it. Rows without all columns wait, since the states before are "
+            "uncertain: take a snapshot.",
+            what,
+        )
         return start
 
 

@@ -96,7 +96,8 @@ def complete(
     """The outcome of a row, given our newest state of its entity: changes, skipped or held.
 
     ``is_unsure``: a row of the entity was refused, so its state is uncertain until a whole row
-    comes. ``is_overdue``: the row has waited long enough for parents and names of codes.
+    comes; of a row whose key changed, the state under its old key is. ``is_overdue``: the row
+    has waited long enough for parents and names of codes.
     ``lookup`` finds other entities. Raises Unreadable when the completed state is not valid.
     """
     if known is not None and was_read(row.position, known):
@@ -136,6 +137,13 @@ def was_read(position: Mapping[str, list[int | str]], known: Known) -> bool:
 def is_settling(row: CleanRow) -> bool:
     """Whether a row determines the state of its entity without the state before."""
     return row.op == "d" or row.state is not None or row.covers or row.before is not None
+
+
+def has_settled(row: CleanRow, outcome: Completion) -> bool:
+    """Whether the state of an entity is certain after a row, however uncertain it was before."""
+    if isinstance(outcome, Skipped):
+        return is_settling(row) and outcome.reason not in (READ_BEFORE, OVERTAKEN)
+    return isinstance(outcome, Completed)
 
 
 def _deleted(row: CleanRow, known: Known | None) -> Completion:
@@ -213,7 +221,7 @@ def _base(
         # The row had another key before. The last state under the old key is known only after the
         # delete of the old key has been applied.
         old = lookup(entity, row.moved_from)
-        if old is None or not old.is_deleted:
+        if old is None or not old.is_deleted or is_unsure:
             return None
         if is_after(old.position, row.position):  # type: ignore[arg-type]
             return None

@@ -85,6 +85,8 @@ class Origin(NamedTuple):
     notes: Mapping[str, str]
     """Provenance from its transaction."""
     is_snapshot: bool
+    repeats: int = 0
+    """How many rows of its record before it have its key and operation."""
 
 
 def origin_of(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
@@ -102,6 +104,7 @@ def origin_of(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
         _encode(provenance) if provenance else None,
         _NOTHING,
         row.is_snapshot,
+        row.order[0] if row.order else 0,
     )
 
 
@@ -392,6 +395,8 @@ def _id_text(way: Way, origin: Origin, part: int) -> str:
     else:
         # One record of many rows may delete a row and create another one with the same key.
         at = f"{origin.place.topic} {origin.place.partition} {origin.place.offset} {origin.op}"
+    if origin.repeats:
+        at = f"{at} {origin.repeats}"
     return derived_id_text(way.source + origin.key, at, part)
 
 

@@ -182,7 +182,7 @@ def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict
 
 
 def not_left_out(settings: Mapping[str, str], peculiar: Peculiarities) -> list[str]:
-    """Columns that a connector with these settings does not exclude yet, each with the reason."""
+    """Columns that these settings do not exclude, and that `add` leaves out, with the reason."""
     if "column.include.list" in settings:
         return []
     known = settings.get("column.exclude.list", "").split(",")

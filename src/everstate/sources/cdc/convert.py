@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import MAX_PREC, Context, Decimal
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
@@ -30,7 +30,7 @@ _OTHER_CALENDAR: Final = (
     "{value} is a time before 15 October 1582, which Debezium writes by another calendar in an"
     " array; types={{…}} of its table can say what the field has instead"
 )
-_DAY_US: Final = 86_400_000_000
+_DAY: Final = timedelta(days=1)
 _NO_DAY: Final = (
     "{value} has a time of day, which a date cannot hold; types={{…}} of its table can say what the"
     " field has instead"
@@ -61,6 +61,8 @@ _INNER: Final = re.compile(r"\[+(L[\w.$]+;|[A-Z])@[0-9a-f]+$")
 _NESTED: Final = "Debezium cannot read; types={…} of its table can say what the field has instead"
 _decode_json: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 """Numbers with a fraction keep all their digits until the model has its say."""
+_EXACT: Final = Context(prec=MAX_PREC)
+"""Decimal arithmetic that rounds nothing; the default context rounds to 28 digits."""
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -229,6 +231,8 @@ def _days(value: Any) -> Any:
 
 def _time(unit: str, *, naive: bool, day: bool) -> Converter:
     def convert(value: Any) -> Any:
+        if value.__class__ is datetime:
+            return fitting(value)
         if value.__class__ is not int:
             if value in _INFINITIES or (value.__class__ is str and value[:1] in _SIGNS):
                 raise Unreadable(_OUTSIDE.format(value=value))
@@ -240,8 +244,12 @@ def _time(unit: str, *, naive: bool, day: bool) -> Converter:
             at = _EPOCH + timedelta(microseconds=micros)
         except OverflowError as cause:
             raise Unreadable(_OUTSIDE.format(value=value)) from cause
+        return fitting(at)
+
+    def fitting(at: datetime) -> date | datetime:
+        """The time as the field has it."""
         if day:
-            if micros % _DAY_US:
+            if (at - _EPOCH) % _DAY:
                 raise Unreadable(_NO_DAY.format(value=at.isoformat()))
             return at.date()
         return at.replace(tzinfo=None) if naive else at
@@ -254,7 +262,7 @@ def _decimal(scale: int) -> Converter:
         if value.__class__ is not str:
             return value
         unscaled = int.from_bytes(base64.b64decode(value), "big", signed=True)
-        return Decimal(unscaled).scaleb(-scale)
+        return Decimal(unscaled).scaleb(-scale, _EXACT)
 
     return convert
 

@@ -15,14 +15,26 @@ from typing import Any, Final
 
 import msgspec
 
+from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.completion import PRIOR_UNKNOWN, WAITS_CODE, WAITS_PARENT, Known
+from everstate.sources.cdc.completion import (
+    PRIOR_UNKNOWN,
+    WAITS_CODE,
+    WAITS_PARENT,
+    Known,
+    Lookup,
+    was_read,
+)
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.rows import behind, is_after
+from everstate.sources.cdc.rows import SNAPSHOT, behind, is_after
 
 REFUSED: Final = "a row was refused"
+GONE: Final = "deleted while its state was uncertain"
+"""A row that gets its key from it (``moved_from``) cannot be completed with its last state."""
+_UNPLACED: Final = "unplaced"
+"""Scheme of the position of states that came without one: 1 for the oldest; 0 is before all."""
 HELD = "held"
 """Last part of the topic's name, ``<prefix>.capture.<source>.held``."""
 
@@ -41,6 +53,7 @@ class _Wire(msgspec.Struct, rename="camel"):
     waits_for: tuple[str, str] | None = None
     is_unsure: bool = False
     position: dict[str, list[int | str]] = {}
+    doubts: list[int] = []
 
 
 _decode = msgspec.json.Decoder(_Wire).decode
@@ -65,13 +78,37 @@ class HeldEntity:
     rows: list[CleanRow] = field(default_factory=list)
     waits_for: tuple[str, str] | None = None
     is_unsure: bool = False
+    """Whether the state before the oldest of its rows is uncertain; without rows: its state."""
     position: dict[str, list[int | str]] = field(default_factory=dict)
-    """Only in an entry for a whole table (its key is ""): position of its last refused row."""
+    """Only in an entry for a whole entity type (its key is ""): see :class:`Doubts`."""
+    doubts: list[int] = field(default_factory=list)
+    """Of each row that was refused or lost behind held ones: how many of these come after it."""
 
     @property
     def needs_snapshot(self) -> bool:
         """Whether a snapshot of its key would make its state certain again."""
-        return self.is_unsure or self.reason == PRIOR_UNKNOWN
+        if self.reason == GONE and not self.rows:
+            return False
+        return self.is_unsure or bool(self.doubts) or self.reason == PRIOR_UNKNOWN
+
+    def append(self, row: CleanRow) -> None:
+        """Hold one more row, the newest."""
+        self.rows.append(row)
+        self.doubts = [newer + 1 for newer in self.doubts]
+
+    def doubt(self, newer: int) -> None:
+        """Record that a row was refused or lost; ``newer``: how many held rows come after it."""
+        if newer < len(self.rows):
+            self.doubts = sorted({*self.doubts, newer})
+        else:
+            self.is_unsure = True
+
+    def reach_doubts(self) -> None:
+        """Make the state uncertain once all rows before a refused or lost one are released."""
+        left = [newer for newer in self.doubts if newer < len(self.rows)]
+        if left != self.doubts:
+            self.doubts, self.is_unsure = left, True
+            self.reason = PRIOR_UNKNOWN
 
     @property
     def waits_for_state(self) -> bool:
@@ -101,6 +138,7 @@ class HeldEntity:
                 self.waits_for,
                 self.is_unsure,
                 self.position,
+                self.doubts,
             )
         )
 
@@ -119,79 +157,139 @@ class HeldEntity:
             wire.waits_for,
             wire.is_unsure,
             wire.position,
+            wire.doubts,
         )
 
 
 class Doubts:
     """Entities of which a row was refused: their state is uncertain until a whole row comes.
 
-    Each is a held entry without rows. When a table has too many of them, one entry with the key ""
-    replaces them, for all entities whose newest change is older than the last refused row.
+    Each is a held entry without rows. When an entity type has too many of them, one entry with the
+    key "" replaces them. It has the newest position of their states: every state of the type that
+    is not newer is uncertain then.
     """
 
-    def __init__(self, held: dict[tuple[str, str], HeldEntity], keys_max: int) -> None:
+    def __init__(self, held: dict[EntityKey, HeldEntity], keys_max: int) -> None:
         self._held, self._keys_max = held, max(1, keys_max)
-        self._count = Counter(one.table for one in held.values() if not one.rows)
-        self._whole = {one.table: one for one in held.values() if not one.key}
-        self._tables = {one.entity: one for one in self._whole.values()}
+        self._count = Counter(entity for (entity, _), one in held.items() if not one.rows)
+        """Entity type → entries without rows; those that were settled since are still counted."""
+        for (_, key), one in held.items():
+            if not key and one.position:  # Earlier versions kept a snapshot's place apart.
+                one.position = _newest(one.position)
 
     def is_clear(self, entity: str, key: str) -> bool:
-        """Whether nothing of an entity is held, and its table is not in doubt."""
-        return (entity, key) not in self._held and entity not in self._tables
+        """Whether nothing of an entity is held, and its entity type is not in doubt."""
+        return (entity, key) not in self._held and (entity, "") not in self._held
 
-    def is_unsure(self, entity: tuple[str, str], known: Known | None) -> bool:
+    def is_unsure(self, entity: EntityKey, known: Known | None) -> bool:
         """Whether the state of an entity without a held entry of its own is uncertain."""
-        whole = self._tables.get(entity[0])
+        whole = self._held.get((entity[0], ""))
         if whole is None or known is None:
             return False
-        return is_after(known.position, whole.position) is not True  # type: ignore[arg-type]
+        later = is_after(_newest(known.position), whole.position)  # type: ignore[arg-type]
+        # Of states without a position, none is newer than a state that has one.
+        return later is False or (later is None and _UNPLACED not in whole.position)
 
-    def settled_at(self, table: str, known: Known | None) -> bytes:
-        """Position for a state that came without one: after the table's last refused row."""
-        place = b"" if known is None else known.place
-        whole = self._whole.get(table)
-        if whole is None or not whole.position:
-            return place
-        newer = behind([whole.position, *([known.position] if known else [])])
+    def settled_at(self, entity: EntityKey, known: Known | None) -> bytes:
+        """Position for a state that came without one: newer than those that are uncertain.
+
+        While rows are held behind its row, it is not: these may be older than another's state.
+        """
+        whole, own = self._held.get((entity[0], "")), self._held.get(entity)
+        if whole is None or (own is not None and len(own.rows) > 1):
+            return b"" if known is None else known.place
+        last = _newest(whole.position, *([known.position] if known else []))
+        turn = last.get(_UNPLACED)
+        newer = behind([last]) if turn is None else {_UNPLACED: [int(turn[0]) + 1]}
         return msgspec.json.encode(newer)
 
     def add(
         self,
-        entity: tuple[str, str],
+        entity: EntityKey,
         table: str,
         columns: dict[str, Any],
         position: Mapping[str, list[int | str]],
         now_s: float,
-    ) -> set[tuple[str, str]]:
-        """Record that a row of an entity was refused; out: the changed held entries."""
-        whole = self._whole.get(table)
-        if whole is not None and entity not in self._held:
-            if position and is_after(position, whole.position) is False:  # type: ignore[arg-type]
-                return set()
-            whole.position = dict(position)
-            return {(whole.entity, "")}
-        held = self._held.get(entity)
-        if held is None:
-            held = HeldEntity(table, *entity, columns, REFUSED, now_s)
-            self._held[entity] = held
-            self._count[table] += 1
-        held.is_unsure = True
-        if self._count[table] <= self._keys_max or not position:
-            return {entity}
-        return self._merge(table, entity[0], position, now_s) | {entity}
+        lookup: Lookup,
+        newer: int = 0,
+    ) -> set[EntityKey]:
+        """Record that a row of an entity was refused; out: the changed held entries.
 
-    def _merge(
-        self, table: str, entity: str, position: Mapping[str, list[int | str]], now_s: float
-    ) -> set[tuple[str, str]]:
-        """Replace all entries of a table that have no rows by one entry."""
-        merged = {e for e, one in self._held.items() if one.table == table and not one.rows}
+        A row that is older than the entity's state was read before and changes nothing.
+        ``newer``: how many of its held rows come after it, or more where their positions say so.
+        """
+        known, held = lookup(*entity), self._held.get(entity)
+        if known is not None and was_read(position, known):
+            return set()
+        whole = self._held.get((entity[0], ""))
+        if held is None and whole is not None:
+            if known is None or self.is_unsure(entity, known):
+                return set()
+            whole.position = _newest(whole.position, known.position)
+            return {(whole.entity, whole.key)}
+        if held is None:
+            held = self._held[entity] = HeldEntity(table, *entity, columns, REFUSED, now_s)
+        rows = held.rows
+        while newer < len(rows) and is_after(rows[-1 - newer].position, position):  # type: ignore[arg-type]
+            newer += 1
+        held.doubt(newer)
+        if not rows:
+            held.reason = REFUSED
+        self._count[entity[0]] += 1
+        if self._count[entity[0]] <= self._keys_max:
+            return {entity}
+        return self._merge(table, entity[0], now_s, lookup) | {entity}
+
+    def end_gone(self, before_s: float) -> set[EntityKey]:
+        """Drop the entries of deleted entities since before then; out: these.
+
+        A row that gets its key from one of them is written with the delete, or held.
+        """
+        gone = {
+            entity
+            for entity, one in self._held.items()
+            if one.reason == GONE and not one.rows and one.since_s < before_s
+        }
+        if gone:
+            gone -= {(e[0], row.moved_from) for e, one in self._held.items() for row in one.rows}
+        for entity in gone:
+            del self._held[entity]
+        return gone
+
+    def _merge(self, table: str, entity: str, now_s: float, lookup: Lookup) -> set[EntityKey]:
+        """Replace all entries of an entity type that have no rows by one, if they are too many."""
+        merged = {
+            each
+            for each, one in self._held.items()
+            if each[0] == entity and not one.rows and one.reason != GONE
+        }
+        self._count[entity] = len(merged)
+        if len(merged) <= self._keys_max:
+            return set()
+        states = [known for each in merged if (known := lookup(*each)) is not None]
+        before = [self._held.pop(each).position for each in merged if not each[1]]
         for each in merged:
-            del self._held[each]
+            self._held.pop(each, None)
         whole = HeldEntity(table, entity, "", {}, REFUSED, now_s, is_unsure=True)
-        whole.position = dict(position)
-        self._held[entity, ""] = self._whole[table] = self._tables[entity] = whole
-        self._count[table] = 0
+        whole.position = _newest(*before, *(known.position for known in states))
+        self._held[entity, ""] = whole
+        self._count[entity] = 1
         return {*merged, (entity, "")}
+
+
+def _newest(*positions: Mapping[str, list[int | str]]) -> dict[str, list[int | str]]:
+    """The newest of these positions, of rows of the log and of snapshots taken at a place in it.
+
+    An empty one is the oldest of those that are no place in the log.
+    """
+    newest: dict[str, list[int | str]] = {_UNPLACED: [0]}
+    for position in positions:
+        for scheme, place in (position or {_UNPLACED: [1]}).items():
+            name = scheme.removeprefix(SNAPSHOT)
+            newest[name] = max(newest.get(name, []), place)
+    if len(newest) > 1:
+        del newest[_UNPLACED]
+    return newest
 
 
 def held_key(entity: str, key: str) -> bytes:
@@ -207,8 +305,8 @@ def read_held(config: Config, source: str) -> list[HeldEntity]:
     found: dict[bytes, HeldEntity] = {}
     with Consumer(config, client_id="everstate-held") as consumer:
         for record in consumer.read_topic(TopicNames(config.log.prefix).capture(source, HELD)):
-            if record.key is None:
-                continue
+            if record.key is None or record.key.startswith(b"\n"):
+                continue  # a row of `overlaps`, which waits for nothing
             found.pop(record.key, None)
             if record.value is not None:
                 found[record.key] = HeldEntity.decode(record.value)

@@ -18,6 +18,7 @@ from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.numbering import NumberedBatch, Numbering, RawPartitions
 from everstate.sources.cdc.outbox_numbering import OutboxNumbering, RoutedRecords
 from everstate.sources.cdc.outbox_reading import RoutedReader
+from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.states import States
 
@@ -42,7 +43,14 @@ class CaptureKind(Protocol):
     def records(self) -> list[OutRecord]:
         """The records of that batch."""
 
-    def begin(self, held: HeldEntities, epoch: int, *, is_trusted: bool) -> None:
+    def begin(
+        self,
+        held: HeldEntities,
+        epoch: int,
+        *,
+        is_trusted: bool,
+        overlaps: Overlaps | None = None,
+    ) -> None:
         """Begin with these held rows; see :class:`Numbering` for the other arguments."""
 
     @property
@@ -70,7 +78,14 @@ class Tables:
         self._composer = CaptureComposer(config, capture, entities)
         self.begin({}, 1, is_trusted=False)
 
-    def begin(self, held: HeldEntities, epoch: int, *, is_trusted: bool) -> None:
+    def begin(
+        self,
+        held: HeldEntities,
+        epoch: int,
+        *,
+        is_trusted: bool,
+        overlaps: Overlaps | None = None,
+    ) -> None:
         """Begin with these held rows."""
         self._numbering = Numbering(
             self.reader,
@@ -79,6 +94,7 @@ class Tables:
             held_max=self._held_max,
             epoch=epoch,
             is_trusted=is_trusted,
+            overlaps=overlaps,
         )
 
     def number(
@@ -128,9 +144,16 @@ class OutboxRows:
         self._records = RoutedRecords(TopicNames(config.log.prefix))
         self.begin({}, 1, is_trusted=False)
 
-    def begin(self, held: HeldEntities, epoch: int, *, is_trusted: bool) -> None:
+    def begin(
+        self,
+        held: HeldEntities,
+        epoch: int,
+        *,
+        is_trusted: bool,
+        overlaps: Overlaps | None = None,
+    ) -> None:
         """Begin with these held rows; versions, not source positions, decide what is new."""
-        del epoch, is_trusted
+        del epoch, is_trusted, overlaps
         self._numbering = OutboxNumbering(
             self._capture, self._entities, self._records, held, held_max=self._held_max
         )

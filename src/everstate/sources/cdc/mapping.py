@@ -75,7 +75,7 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     position: dict[str, list[int | str]] = {}
     """Source position, by scheme; the driver puts the epoch in front of each."""
     order: tuple[int, ...] = ()
-    """Unused; rows that earlier versions stored in the held topic contain it."""
+    """How many rows of its record before it have its key and operation; empty: none."""
     transaction: str | None = None
     index: int | None = None
     time_us: int | None = None
@@ -101,6 +101,7 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
             (self.state is not None or self.op == "d")
             and self.known is None
             and self.moved_from is None
+            and not self.order
             and self.is_snapshot == (self.op == "r")
         )
 

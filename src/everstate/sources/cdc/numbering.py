@@ -31,7 +31,6 @@ from everstate.sources.cdc.columns import (
     decode_source,
 )
 from everstate.sources.cdc.completion import (
-    ABSENT,
     DELETED_BEFORE,
     NEVER_SEEN,
     PRIOR_UNKNOWN,
@@ -45,6 +44,7 @@ from everstate.sources.cdc.completion import (
     Known,
     Skipped,
     complete,
+    has_settled,
     is_settling,
     was_read,
 )
@@ -55,11 +55,12 @@ from everstate.sources.cdc.composing import (
     RefusedRecord,
     origin_of,
 )
-from everstate.sources.cdc.holding import Doubts, HeldEntity
+from everstate.sources.cdc.gone import lacking, truncated
+from everstate.sources.cdc.holding import GONE, Doubts, HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
-from everstate.sources.cdc.rows import Unreadable, behind, is_after
+from everstate.sources.cdc.rows import Unreadable, behind
 from everstate.sources.cdc.states import States, encoded_position
 from everstate.sources.cdc.stream import SEEN
 
@@ -120,18 +121,18 @@ class Numbering:
         held_max: int = 10_000,
         epoch: int = 1,
         is_trusted: bool = False,
+        overlaps: Overlaps | None = None,
     ) -> None:
-        """``epoch``: the epoch of the positions of the next rows.
+        """``epoch``: of the positions of the next rows; ``overlaps``: ``None``: there are none.
 
         ``is_trusted``: the stream has dropped all re-reads; else the position of each row is
         compared with that of its entity.
         """
         self._reader, self._composer, self._held = reader, composer, held
-        self._capture = reader.capture
-        self._held_max = held_max
+        self._capture, self._held_max = reader.capture, held_max
         self.epoch, self.is_trusted = epoch, is_trusted
         self._doubts = Doubts(held, held_max)
-        self._overlaps = Overlaps(is_trusted=is_trusted)
+        self._overlaps = overlaps or Overlaps(is_trusted=is_trusted)
         self._waiting: dict[EntityKey, set[EntityKey]] = defaultdict(set)
         self._names = list(self._capture.tables)
         self._now_s = 0.0
@@ -343,7 +344,7 @@ class Numbering:
             elif outcome is None:
                 self._doubt(batch, entity, row.table, row.columns, row.position)
             return
-        held.rows.append(row)
+        held.append(row)
         batch.held_changed.add(entity)
         self._release(batch, entity, held)
 
@@ -359,6 +360,8 @@ class Numbering:
         """Complete one row and apply its changes; ``None``: it was refused."""
         entity = self._entity(row.table)
         known, mapping = self._states.get(entity, row.key), self._reader.mapping(row.table)
+        if row.moved_from is not None:  # What it lacks is taken from the state under that key.
+            is_unsure = not self._doubts.is_clear(entity, row.moved_from)
         try:
             found = self._overlaps.resolve((entity, row.key), row, known, mapping)
             outcome: Completion
@@ -384,6 +387,11 @@ class Numbering:
             self._overlaps.add((entity, row.key), row, known)
         if isinstance(outcome, Skipped):
             batch.skip(row.table, outcome.reason)
+            if is_unsure and known is not None and outcome.reason == UNCHANGED:
+                place_now = encoded_position(row.position)
+                place_now = place_now or self._doubts.settled_at((entity, row.key), known)
+                settled = msgspec.structs.replace(known, place=place_now)
+                self._states.put(f"{entity}\0{row.key}", settled)
         return outcome
 
     def _apply(
@@ -421,7 +429,7 @@ class Numbering:
         image = step.original if is_deleted else step.current
         assert image is not None
         if not position:
-            position = self._doubts.settled_at(row.table, known)
+            position = self._doubts.settled_at((way.entity, row.key), known)
         self._states.put(way.prefix + row.key, Known(version, image, is_deleted, position))
 
     def _hold(
@@ -442,6 +450,7 @@ class Numbering:
     ) -> None:
         """Process the held rows of an entity, oldest first, until one has to wait again."""
         while held.rows:
+            held.reach_doubts()
             row = held.rows[0]
             assert row.at is not None
             outcome = self._try(
@@ -458,19 +467,26 @@ class Numbering:
             held.rows.pop(0)
             batch.held_changed.add(entity)
             if outcome is None:
-                held.is_unsure = True
-            elif isinstance(outcome, Completed) or is_settling(row):
-                held.is_unsure = False
+                left = len(held.rows)
+                self._doubt(batch, entity, row.table, row.columns, row.position, left)
+            elif has_settled(row, outcome):
+                known = self._states.get(*entity)
+                if held.is_unsure and known is not None and known.is_deleted:
+                    held.reason, held.since_s = GONE, self._now_s
+                else:
+                    held.is_unsure = False
             if is_overdue:
                 batch.overdue += 1
                 is_overdue = False
             if isinstance(outcome, Completed):
                 self._wake(batch, entity)
-        if held.is_unsure:
-            return
+        held.reach_doubts()
         if held.waits_for is not None:
             self._waiting[held.waits_for].discard(entity)
-        self._held.pop(entity, None)
+            held.waits_for = None
+        if not held.is_unsure:
+            self._held.pop(entity, None)
+            self._wake(batch, entity)
 
     def _supersede(self, batch: NumberedBatch, held: HeldEntity) -> bool:
         """Skip held rows that come before a row that determines the entity's state by itself.
@@ -485,6 +501,7 @@ class Numbering:
                 for given_up in held.rows[:index]:
                     batch.skip(given_up.table, SUPERSEDED)
                 del held.rows[:index]
+                held.is_unsure |= row.op == "d"  # The state that it deletes is not known.
                 return True
         return False
 
@@ -518,44 +535,28 @@ class Numbering:
         table: str,
         columns: dict[str, Any],
         position: Mapping[str, list[int | str]],
+        newer: int = 0,
     ) -> None:
         """Record a refused row: its entity's state is uncertain until a whole row comes."""
-        batch.held_changed |= self._doubts.add(entity, table, columns, position, self._now_s)
+        batch.held_changed |= self._doubts.add(
+            entity, table, columns, position, self._now_s, self._states.get, newer
+        )
 
     def _truncate(self, batch: NumberedBatch, row: CleanRow, place: RawPlace) -> None:
-        """Delete every known entity of the table whose newest change is before the truncation."""
+        """Delete every entity of the table whose newest row is before the truncation."""
         entity = self._entity(row.table)
         batch.skip(row.table, TRUNCATED)
-        self._overlaps.forget()
-        for key in list(self._states.alive(entity)):
-            known = self._states.get(entity, key)
-            assert known is not None
-            if row.position and is_after(row.position, known.position) is False:  # type: ignore[arg-type]
-                continue
-            gone = msgspec.structs.replace(row, op="d", key=key, columns={})
-            batch.added[row.table] += 1
+        self._overlaps.forget(entity)
+        for gone in truncated(row, entity, self._states, self._held):
+            batch.added[gone.table] += 1
             self._take(batch, gone, place)
 
     def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
-        """Delete every known entity that is missing in a first snapshot that was taken again."""
+        """Delete every entity that is missing in a first snapshot that was taken again."""
         batch, self._now_s, self._states = NumberedBatch(), now_s, states
-        schemes = _decode(absent.position)
-        position = {name: [self.epoch, *place] for name, place in schemes.items()}
-        for table, entity in absent.tables.items():
-            there = absent.keys[entity]
-            for key in [key for key in states.alive(entity) if key not in there]:
-                gone = CleanRow(
-                    table=table,
-                    op="d",
-                    key=key,
-                    columns={},
-                    position=position,
-                    time_us=absent.time_us,
-                    is_snapshot=True,
-                    provenance={"reason": ABSENT},
-                )
-                batch.added[table] += 1
-                self._take(batch, gone, absent.place)
+        for gone in lacking(absent, self.epoch, states, self._held):
+            batch.added[gone.table] += 1
+            self._take(batch, gone, absent.place)
         return batch
 
     def _let_overdue_go(self, batch: NumberedBatch) -> None:
@@ -564,6 +565,7 @@ class Numbering:
             late = self._now_s - held.since_s > self._capture.parent_wait_s
             if late and held.waits_for_other and entity in self._held:
                 self._release(batch, entity, held, is_overdue=True)
+        batch.held_changed |= self._doubts.end_gone(self._now_s - self._capture.parent_wait_s)
 
     def _make_room(self, batch: NumberedBatch) -> None:
         """While too many rows are held, release the oldest that wait for other entities only."""

@@ -14,7 +14,7 @@ from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import Parsed, RawReader, RefusedRow
-from everstate.sources.cdc.rows import AGGREGATE, KIND
+from everstate.sources.cdc.rows import AGGREGATE, FACTS, KIND
 from everstate.sources.outbox.router_records import RouterReader
 
 POSITION: Final = "outbox"
@@ -116,7 +116,7 @@ class RoutedReader(RawReader):
         tombstone gives an empty list.
         """
         kind, aggregate, *_ = headers
-        if kind is not None:
+        if kind in FACTS and not name:
             return self._fact(kind, key, value)
         name = name or (aggregate or b"").decode(errors="replace").strip('"')
         if name not in self._routes:

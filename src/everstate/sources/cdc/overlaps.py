@@ -6,30 +6,123 @@ So the delete of key 2 comes after the new row of key 2, and it is the delete of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from everstate.changes.keys import EntityKey
+from everstate.sources.cdc.columns import ENDED, OTHER, Rows
 from everstate.sources.cdc.completion import OVERTAKEN, Known, Skipped
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.rows import is_after
+from everstate.sources.cdc.stream import SEEN
 
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
+class Older(msgspec.Struct):
+    """The rows of one key that a newer row of the same transaction has."""
+
+    transaction: str | int
+    time_us: int | None
+    part: tuple[str, int]
+    """Topic and partition of the raw log that has its rows."""
+    states: list[bytes]
+    """The state of each of these rows, oldest first."""
+
+    def is_before(self, transaction: str | int | None, time_us: int | None) -> bool:
+        """Whether a row is of a later transaction, so that this one has ended.
+
+        A connector that restarts writes rows of earlier transactions once more.
+        """
+        is_later = time_us is None or self.time_us is None or time_us > self.time_us
+        return transaction != self.transaction and is_later
+
+
+class _Wire(msgspec.Struct, rename="camel"):
+    """One of these rows as the held topic has it: together they may be larger than a record."""
+
+    entity: str
+    key: str
+    index: int
+    transaction: str | int
+    time_us: int | None
+    part: tuple[str, int]
+    state: msgspec.Raw
+
+
+_encode_wire: Final = msgspec.json.Encoder().encode
+_decode_wire: Final = msgspec.json.Decoder(_Wire).decode
+
+
 class Overlaps:
-    """The rows whose key another row got within one transaction, until they are deleted."""
+    """The rows whose key another row got within one transaction, until they are deleted.
 
-    def __init__(self, *, is_trusted: bool) -> None:
-        """``is_trusted``: no row is read twice, so that a created row is always a new one."""
+    A transaction may be cleaned in several batches. What is known after one of them is committed
+    with it (:meth:`records`), so that a new process continues with it.
+    """
+
+    def __init__(self, stored: Iterable[bytes] = (), *, is_trusted: bool) -> None:
+        """``stored``: the values of the records.
+
+        ``is_trusted``: no row is read twice, so that a created row is always a new one.
+        """
         self._is_trusted = is_trusted
-        self._older: dict[EntityKey, tuple[str | int, list[bytes]]] = {}
-        """Entity → its transaction, and the states of these rows, oldest first."""
+        self._older: dict[EntityKey, Older] = {}
+        for wire in sorted(map(_decode_wire, stored), key=lambda wire: wire.index):
+            new = Older(wire.transaction, wire.time_us, wire.part, [])
+            older = self._older.setdefault((wire.entity, wire.key), new)
+            older.states.append(bytes(wire.state))
+        self._changed: set[EntityKey] = set()
+        self._stored = {entity: len(older.states) for entity, older in self._older.items()}
+        """How many records there are of each entity."""
 
-    def forget(self) -> None:
+    def records(self) -> dict[bytes, bytes | None]:
+        """Key and value of each record that changed since the last call; ``None``: it is gone."""
+        found: dict[bytes, bytes | None] = {}
+        for entity in sorted(self._changed):
+            count = 0
+            if (older := self._older.get(entity)) is not None:
+                count = len(older.states)
+                name, time_us, part = older.transaction, older.time_us, older.part
+                for index, state in enumerate(older.states):
+                    wire = _Wire(*entity, index, name, time_us, part, msgspec.Raw(state))
+                    found[_record_key(entity, index)] = _encode_wire(wire)
+            for index in range(count, self._stored.pop(entity, 0)):
+                found[_record_key(entity, index)] = None
+            if count:
+                self._stored[entity] = count
+        self._changed.clear()
+        return found
+
+    def forget(self, entity_type: str) -> None:
         """Called when a table is truncated: all its rows are deleted, older and newest ones."""
-        self._older.clear()
+        for entity in [entity for entity in self._older if entity[0] == entity_type]:
+            self._drop(entity)
+
+    def close(self, rows: Rows, parts: Sequence[tuple[str, int]]) -> None:
+        """Forget the rows of each transaction that ended in these rows of the log.
+
+        It did if its END record is there, or if the last row there is of a later transaction.
+        ``parts``: topic and partition of each number in ``rows.part``.
+        """
+        if not self._older:
+            return
+        ended = {tx for what, tx in zip(rows.what, rows.tx, strict=True) if what == ENDED}
+        last: dict[tuple[str, int], tuple[str | int, int | None]] = {}
+        columns = zip(
+            *(rows.what, rows.op, rows.part, rows.tx, rows.time_us, rows.block), strict=True
+        )
+        for what, op, part, tx, time_us, block in columns:
+            name = time_us if tx is None else tx
+            # Rows that a snapshot reads may be within a transaction of others.
+            if what <= OTHER and op != "r" and block is not SEEN and name is not None:
+                last[parts[part]] = name, time_us
+        for entity, older in list(self._older.items()):
+            row = last.get(older.part, (older.transaction, None))
+            if older.transaction in ended or older.is_before(*row):
+                self._drop(entity)
 
     def has(self, entity: EntityKey) -> bool:
         """Whether a row of this entity may be of another row with its key."""
@@ -42,7 +135,12 @@ class Overlaps:
             return
         if not self._is_trusted and is_after(row.position, known.position) is not True:  # type: ignore[arg-type]
             return
-        self._older.setdefault(entity, (name, []))[1].append(known.image)
+        assert row.at is not None
+        older = self._older.get(entity)
+        if older is None or older.transaction != name:
+            older = self._older[entity] = Older(name, row.time_us, (row.at[0], row.at[1]), [])
+        older.states.append(known.image)
+        self._changed.add(entity)
 
     def resolve(
         self, entity: EntityKey, row: CleanRow, known: Known | None, mapping: TableMapping
@@ -54,29 +152,42 @@ class Overlaps:
         """
         if entity not in self._older:
             return row
-        name, older = self._older[entity]
-        if known is None or name != _transaction(row):
-            del self._older[entity]
+        name, one = _transaction(row), self._older[entity]
+        if known is None or name != one.transaction:
+            if known is None or one.is_before(name, row.time_us):
+                self._drop(entity)
             return row
+        older = one.states
         image, is_full = _before(row, mapping)
         if image is None:
             return row
         at = older.index(image) if image in older else 0
         if image in older and row.op == "u" and row.state is not None:
             older[at] = row.state
+            self._changed.add(entity)
             return Skipped(OVERTAKEN)
         if row.op != "d":
             return row
         is_newest = image == known.image and image not in older
         if not is_newest and image not in older and not is_full:
-            del self._older[entity]
+            self._drop(entity)
             return row
         state = older.pop() if is_newest else older.pop(at)
+        self._changed.add(entity)
         if not older:
-            del self._older[entity]
+            self._drop(entity)
         if not is_newest:
             return Skipped(OVERTAKEN)
         return msgspec.structs.replace(row, op="u", state=state, before=None, was=None)
+
+    def _drop(self, entity: EntityKey) -> None:
+        del self._older[entity]
+        self._changed.add(entity)
+
+
+def _record_key(entity: EntityKey, index: int) -> bytes:
+    """Key in the held topic: no key of a held entity begins with a line feed."""
+    return f"\n{entity[0]}\n{entity[1]}\n{index}".encode()
 
 
 def _before(row: CleanRow, mapping: TableMapping) -> tuple[bytes | None, bool]:

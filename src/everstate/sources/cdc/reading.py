@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from everstate.sources.cdc.convert import may_have_java_names, refuse_java_name
 from everstate.sources.cdc.mapping import CleanRow, TableMapping, position_in
 from everstate.sources.cdc.placeholders import setting_of
 from everstate.sources.cdc.rows import (
+    FACTS,
     KIND,
     MESSAGE,
     SCHEMA,
@@ -114,9 +116,11 @@ _MISSHAPEN: Final = (
     *(msgspec.MsgspecError, struct.error),
 )
 """Errors that a reader raises for a message that does not have the declared form."""
-_TRUNCATED: Final = (
-    "the table was truncated, and its entities stay as they were; with truncate='delete' of its"
-    " Table the next TRUNCATE deletes them"
+_TRUNCATED: Final = "the table was truncated, and its entities stay as they were; "
+_TRUNCATED_ALONE: Final = "with truncate='delete' of its Table the next TRUNCATE deletes them"
+_TRUNCATED_SHARED: Final = (
+    "a TRUNCATE cannot delete them, since {others} {have} the same entity type {entity!r}: use"
+    " DELETE, which the log has row by row, or give the table an entity type of its own"
 )
 _TRUNCATED_OURS: Final = (
     "{said}, and `everstate cdc snapshot {capture} --new-epoch` deletes now each entity whose row"
@@ -125,6 +129,15 @@ _TRUNCATED_OURS: Final = (
 _REPLACED: Final = (
     "the table was {how}, and its entities stay as they were; `everstate cdc snapshot {capture}"
     " --new-epoch` brings them to what the table of that name has now"
+)
+_LEFT_OUT: Final = (
+    "{field}: DMS left out its column, which may be NULL, empty or not changed; with"
+    " IncludeNullAndEmpty=true of the Kafka endpoint it writes NULL and empty columns, and a source"
+    " that logs whole rows gives it all others"
+)
+_NOT_AFTER: Final = (
+    "{field}: there is its value before, and none after; Maxwell writes a value that became NULL"
+    " only with output_nulls=true"
 )
 _NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 _decode_source = msgspec.json.Decoder(SourceIdentity).decode
@@ -188,7 +201,7 @@ class RawReader:
         """
         del timestamp_ms
         kind, old_key = headers
-        if kind is not None:
+        if kind in FACTS and not name:
             return self._fact(kind, key, value)
         message_headers = _NO_HEADERS if old_key is None else {debezium.OLD_KEY: old_key}
         table = self._tables[name] if name else ""
@@ -208,6 +221,8 @@ class RawReader:
                         continue
                 keys = self.capture.tables[table].key_columns
                 found += [self._mapped(table, part, is_odd) for part in moved(row, keys)]
+            if len(found) > 1:
+                _number_repeats(found)
             return found
         except Unreadable as cause:
             return [RefusedRow(table=table, reason=str(cause))]
@@ -233,10 +248,15 @@ class RawReader:
             return RefusedRow(table=table, reason="a logical message, and no row")
         try:
             if row.op == "t" and mapping.table.truncate == "refuse":
-                raise Unreadable(self._truncated)
+                raise Unreadable(self._truncated(table))
             if is_odd and row.after and not self.is_bare:
                 _refuse_java_names(mapping, row.after)
-            return mapping.named(row) if self.is_bare else mapping.map(row)
+            if self.is_bare:
+                return mapping.named(row)
+            found = mapping.map(row)
+            if self.capture.form != "debezium":
+                _refuse_left_out(self.capture.form, mapping, row, found)
+            return found
         except Unreadable as cause:
             key, columns = mapping.key_if_present(row) if row.op != "t" else (None, {})
             transaction = row.transaction
@@ -303,11 +323,18 @@ class RawReader:
     def _prefixes(self) -> frozenset[str | None]:
         return frozenset(t.provenance.message_prefix for t in self.capture.tables.values())
 
-    @property
-    def _truncated(self) -> str:
+    def _truncated(self, table: str) -> str:
+        """Why a TRUNCATE is refused, with advice that the declaration of the table can follow."""
+        tables, said = self.capture.tables, _TRUNCATED + _TRUNCATED_ALONE
+        entity = tables[table].entity
+        others = [name for name, one in tables.items() if name != table and one.entity == entity]
+        if others:
+            have = "has" if len(others) == 1 else "have"
+            shared = {"others": ", ".join(others), "have": have, "entity": entity}
+            said = _TRUNCATED + _TRUNCATED_SHARED.format(**shared)
         if not self.capture.is_ours:
-            return _TRUNCATED
-        return _TRUNCATED_OURS.format(said=_TRUNCATED, capture=self.capture.name)
+            return said
+        return _TRUNCATED_OURS.format(said=said, capture=self.capture.name)
 
     def _misshapen(self, cause: Exception) -> str:
         form = self.capture.form
@@ -321,6 +348,28 @@ def _refuse_java_names(mapping: TableMapping, image: Mapping[str, Any]) -> None:
         field = mapping.field_of(column)
         if field is not None and column.lower() not in declared:
             refuse_java_name(field, value, mapping.annotations[field])
+
+
+def _number_repeats(rows: Sequence[Parsed]) -> None:
+    """Number the rows of one record that have the key and the operation of an earlier one of it."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if isinstance(row, CleanRow):
+            name = row.key, row.op
+            if seen[name]:
+                row.order = (seen[name],)
+            seen[name] += 1
+
+
+def _refuse_left_out(form: str, mapping: TableMapping, row: SourceRow, found: CleanRow) -> None:
+    """Raise Unreadable for a row of a flat form that lacks a value which may have become NULL."""
+    if form == "dms" and found.known is not None and not found.covers:
+        columns = mapping.sources(tuple(row.after or ()))
+        missing = min(field for field, column in columns.items() if column is None)
+        raise Unreadable(_LEFT_OUT.format(field=missing))
+    for column in row.unknown:
+        if row.op != "d" and (field := mapping.field_of(column)) is not None:
+            raise Unreadable(_NOT_AFTER.format(field=field))
 
 
 def _names_in(source: Mapping[str, Any]) -> tuple[str | None, str | None]:

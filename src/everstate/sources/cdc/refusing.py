@@ -69,7 +69,7 @@ def shape_findings(
     ``settings``: those of the connector. Without a table's entity type only columns are checked at
     which the connector would fail, since none is left out.
     """
-    chooses = "column.include.list" not in settings
+    leaves_out = "column.include.list" not in settings
     findings = []
     for table, shape in shapes.items():
         declared = capture.tables[table]
@@ -95,7 +95,7 @@ def shape_findings(
         fields = {column: field for field, column in sources.items() if column is not None}
         missing = [field for field, column in sources.items() if column is None]
         findings += [_missing(table, field) for field in missing]
-        left_out = _unread(shape, mapping) if chooses and mapping is not None else {}
+        left_out = _unread(shape, mapping) if leaves_out and mapping is not None else {}
         findings += [
             Finding(f"column {table}.{name}", "ok", f"left out, since no field has it: {why}")
             for name, why in left_out.items()

@@ -22,6 +22,8 @@ KIND: Final = "kind"
 TRANSACTION, MESSAGE, HEARTBEAT, SCHEMA = b"transaction", b"message", b"heartbeat", b"schema"
 SOURCE: Final = b"source"
 """Value of that header for a record that `everstate cdc` itself writes."""
+FACTS: Final = frozenset({TRANSACTION, MESSAGE, HEARTBEAT, SCHEMA, SOURCE})
+"""All values of that header; a record with another one is a row with a header of somebody else."""
 AGGREGATE: Final = "aggregateType"
 """Header with the aggregate type of a row of an outbox."""
 SNAPSHOT: Final = "snapshot "

@@ -15,6 +15,7 @@ FORM: Final = "clean-1"
 """Version of the format of the rows below; a copy with another version is not used."""
 _STATE: Final = b"s"
 _HELD: Final = b"h"
+_OLDER: Final = b"o"
 _HEAD = struct.Struct(">QBH")
 
 
@@ -91,13 +92,19 @@ def state_name(entity: str, key: str) -> bytes:
 
 
 def held_name(key: bytes) -> bytes:
-    """Name of a held entity's row in the copy; ``key`` is its key in the held topic."""
-    return _HELD + key
+    """Name in the copy of a record of the held topic, by its key there."""
+    return (_OLDER if key.startswith(b"\n") else _HELD) + key
 
 
 def held_rows_of(copy: StateCopy) -> Iterator[bytes]:
     """Values of all held entities, as the held topic has them."""
     for _, row in copy.scan(_HELD):
+        yield row
+
+
+def older_rows_of(copy: StateCopy) -> Iterator[bytes]:
+    """Values of all records of rows whose key a newer row has (``overlaps``)."""
+    for _, row in copy.scan(_OLDER):
         yield row
 
 

@@ -9,6 +9,7 @@ of the connector (decision 25).
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -21,11 +22,13 @@ from everstate.sources.cdc.columns import (
     ENDED,
     NOTE,
     NOWHERE,
+    REFUSED,
     SOURCE,
     UNKNOWN,
     Block,
     Rows,
     decode_note,
+    decode_refusal,
     decode_source,
 )
 from everstate.sources.cdc.shapes.places import lacks_position
@@ -35,7 +38,7 @@ logger = logging.getLogger("everstate.sources.cdc")
 SEEN: Final = Block("", {}, None)
 """Block of a row that was read before."""
 StreamRow = tuple[int, str | None, str | None]
-"""Number of the table, op and key."""
+"""Number of the table, op and key; see :func:`_keys`."""
 
 
 class EndedSnapshot(NamedTuple):
@@ -98,7 +101,7 @@ def behind_all(standing: StreamStanding | None, rows: Rows) -> StreamStanding | 
     now, last = standing or StreamStanding(), max(places)
     group = set(now.group) if last == now.place else set()
     if last >= now.place:
-        columns = zip(rows.table, rows.op, rows.key, rows.place, strict=True)
+        columns = zip(rows.table, rows.op, _keys(rows), rows.place, strict=True)
         group.update((table, op, key) for table, op, key, place in columns if place == last)
     else:
         last, group = now.place, set(now.group)
@@ -107,6 +110,40 @@ def behind_all(standing: StreamStanding | None, rows: Rows) -> StreamStanding | 
     return msgspec.structs.replace(
         now, place=last, group=list(group), time_us=time_us, open=None, snapshot=None
     )
+
+
+class _Images(msgspec.Struct):
+    """The images of a row in its record: only they are the same when it is written once more."""
+
+    before: msgspec.Raw = msgspec.Raw(b"null")
+    after: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_images: Final = msgspec.json.Decoder(_Images).decode
+
+
+def _keys(rows: Rows) -> list[str | None]:
+    """The key of each row; of a refused row without one, a digest of what its record says of it.
+
+    So rows of one COPY that are all refused, and whose keys cannot be read, are told apart.
+    """
+    if REFUSED not in rows.what:
+        return rows.key
+    columns = zip(rows.what, rows.key, rows.rest, strict=True)
+    return [
+        _digest(rest) if what == REFUSED and key is None and rest is not None else key
+        for what, key, rest in columns
+    ]
+
+
+def _digest(rest: bytes) -> str:
+    _, key, value = decode_refusal(rest)
+    try:
+        images = _decode_images(value or b"")
+        parts = [key or b"", bytes(images.before), bytes(images.after)]
+    except msgspec.MsgspecError:
+        parts = [key or b"", value or b""]
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()
 
 
 class Stream:
@@ -171,6 +208,11 @@ class Stream:
         return self._index
 
     @property
+    def notes(self) -> Mapping[str, str]:
+        """Provenance of the open transaction so far."""
+        return {} if self._open is None else self._open.notes
+
+    @property
     def first_offset(self) -> int | None:
         """Offset in the raw log of the first row that waits; ``None``: none waits."""
         if self._kept is None:
@@ -192,10 +234,13 @@ class Stream:
         return Stream(self._capture, self._kept)
 
     def know(self, count: int | None, notes: Mapping[str, str]) -> None:
-        """Set the number of rows of the open transaction and release them; ``None``: unknown."""
+        """Set the number of rows of the open transaction and release them; ``None``: unknown.
+
+        ``notes``: provenance that was read beyond the rows so far.
+        """
         block = self._open
         assert block is not None
-        block.count, block.notes = count, dict(notes)
+        block.count, block.notes = count, {**block.notes, **notes}
         self._is_known, self._kept = True, None
 
     def raise_replaced(self) -> None:
@@ -240,7 +285,8 @@ class Stream:
         indexes: list[int | None] = []
         add, number = blocks.append, indexes.append
         columns = zip(
-            rows.what, rows.place, rows.tx, rows.table, rows.op, rows.key, rows.time_us, strict=True
+            *(rows.what, rows.place, rows.tx, rows.table, rows.op, _keys(rows), rows.time_us),
+            strict=True,
         )
         for at, (what, here, tx, table, op, key, time_us) in enumerate(columns):
             if self._snapshot is not None and (here is not None or what == ENDED):
@@ -283,8 +329,7 @@ class Stream:
             else:
                 place = here
                 group = self._group = {(table, op, key)}
-            if time_us is not None and time_us > self._time_us:
-                self._time_us = time_us
+            self._time_us = max(self._time_us, time_us or 0)
             block = self._open
             if block is None or what == NOTE:
                 if block is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -70,6 +70,7 @@ SELECT (SELECT count(*) FROM due), (SELECT count(*) FROM gone)
 """)
 
 _REFILL: Final = sql.SQL("""
+WITH again AS (
 INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
 SELECT id, xid, entity, key,
     coalesce(octet_length(before), 0) + coalesce(octet_length(after), 0)
@@ -81,6 +82,9 @@ FROM (
 JOIN everstate_store.outbox ON outbox.id >= lower(each.run) AND outbox.id < upper(each.run)
 WHERE NOT EXISTS (SELECT FROM everstate_store.outbox_parked AS parked WHERE parked.id = outbox.id)
 ON CONFLICT (id) DO NOTHING
+RETURNING entity
+)
+SELECT entity, count(*) FROM again GROUP BY entity
 """)
 
 _OLDEST: Final = sql.SQL("""
@@ -200,15 +204,21 @@ def trim(connection: OutboxConnection, keep_s: float) -> int:
             return total
 
 
-def refill(connection: OutboxConnection, since: datetime) -> int:
+def refill(
+    connection: OutboxConnection, since: datetime, prepare: Callable[[str, int], None]
+) -> int:
     """Mark changes that were published since then as unpublished again; returns how many.
 
-    The log need not have the batches that were published until now.
+    ``prepare`` is called with each entity type and its number of changes before they are marked
+    for good; if it raises, none is. The log need not have the batches that were published until
+    now.
     """
     with connection.transaction():
-        count = connection.execute(_REFILL, [since]).rowcount
+        counts = connection.execute(_REFILL, [since]).fetchall()
+        for entity, count in counts:
+            prepare(entity, count)
         connection.execute(BEGIN)
-    return count
+    return sum(count for _, count in counts)
 
 
 def oldest_unpublished_s(connection: OutboxConnection) -> float | None:

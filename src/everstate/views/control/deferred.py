@@ -49,6 +49,15 @@ class DeferredChanges(Schema):
             found.setdefault((view, version), {})[partition] = changes
         return found
 
+    def deferred_first(self, view: str, version: int) -> dict[tuple[int, int], int]:
+        """The first offset that a version has deferred, by generation and partition."""
+        query = sql.SQL(
+            "SELECT generation, partition, min(offsets[1]) FROM {} WHERE view = %s "
+            "AND version = %s GROUP BY generation, partition"
+        ).format(self.table("deferred"))
+        rows = self.connection.execute(query, (view, version))
+        return {(generation, partition): first for generation, partition, first in rows}
+
     def deferred_offsets(self, view: str, version: int) -> list[tuple[int, int, list[int]]]:
         """Generation, partition and offsets of each deferred part."""
         query = sql.SQL(

@@ -170,13 +170,19 @@ class Positions(Schema):
         moved = set(rows.fetchall())
         return {table.name for table in riders if (table.view, table.version) in moved}
 
-    def core_position(self, core: Core, partition: int, *, hold: bool = False) -> int | None:
-        """The core's position; ``hold`` locks it until the transaction ends (V7)."""
+    def core_position(
+        self, core: Core, partition: int, *, hold: bool = False, waits: bool = True
+    ) -> int | None:
+        """The core's position; ``hold`` locks it until the transaction ends (V7).
+
+        ``None``: there is none, or the core moves it just now and ``waits`` is false.
+        """
         query = sql.SQL(
             "SELECT next_offset FROM {} WHERE "
             + _PLACE
             + " AND fingerprint = %s"
             + (" FOR SHARE" if hold else "")
+            + (" SKIP LOCKED" if hold and not waits else "")
         ).format(self.table("position"))
         place = (core.view, core.version, core.generation, partition, CORE_FINGERPRINT)
         row = self.connection.execute(query, place).fetchone()

@@ -24,6 +24,8 @@ _ADVICE: Final = (
     "Write QUALIFY row_number() OVER (PARTITION BY customer_id ORDER BY ordered_at DESC) <= 30."
 )
 _PLACE: Final = "place"
+_NUMBER: Final = "__number"
+"""Column of the row_number in the batch."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,7 @@ def last_plan(
     """Plan of a SELECT with QUALIFY; raises InvalidView."""
     if grammar.of_changes:
         grammar.refuse("QUALIFY over changes is not allowed", "Write ORDER BY … LIMIT n.")
-    named = {name.lower(): expression for name, expression in wanted}
-    window, count = _qualified(grammar, named)
+    window, count = _qualified(grammar, wanted)
     place = None
     outputs = list(wanted)
     for index, (name, expression) in enumerate(wanted):
@@ -119,31 +120,39 @@ def last_plan(
                 grammar.refuse("the only window function allowed is that of QUALIFY", _ADVICE)
             place = (index, name)
             del outputs[index]
+    _name_outputs_in_order(grammar, wanted)
+    category_of, order_of = _of_columns(grammar, window, outputs)
     base = row_plan(grammar, outputs, where_sql)
     row = list(base.row)
 
     def compiled(expression: exp.Expr) -> str:
         return column_of(grammar, row, expression)
 
-    category = tuple(compiled(each) for each in window.args["partition_by"])
-    first = terms_of(grammar, window.args["order"].expressions, outputs, compiled)
+    category = tuple(compiled(each) for each in category_of)
+    first = terms_of(grammar, order_of, lambda expression: expression, compiled)
     texts = ["last", base.fingerprint, *category, *(by.sql for by in first), str(count)]
     texts += [f"{c.name}: {c.spark_sql}" for c in row] + [str(place)]
     given = {each.name: getattr(base, each.name) for each in fields(base)}
     given |= {
         "row": tuple(row),
         "fingerprint": fingerprint(grammar.entity_type, texts),
-        **_in_total_order(grammar, wanted, window, count),
+        **_in_total_order(grammar, wanted, category_of, order_of, count),
     }
     return LastPlan(**given, category=category, first=first, count=count, place=place)
 
 
-def _qualified(grammar: Grammar, named: dict[str, exp.Expr]) -> tuple[exp.Window, int]:
+def _qualified(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]]) -> tuple[exp.Window, int]:
     """The window of QUALIFY and the number of rows per category; raises InvalidView."""
     condition = grammar.select.args["qualify"].this
     window, count = condition.this, condition.args.get("expression")
     if isinstance(window, exp.Column) and len(window.parts) == 1:
-        window = named.get(window.name.lower())
+        name = window.name.lower()
+        window = {name.lower(): expression for name, expression in wanted}.get(name)
+        if window is not None and name in (column.lower() for column in grammar.columns()):
+            grammar.refuse(
+                f"the name {name} in QUALIFY is both a column and an alias",
+                "Give the alias another name.",
+            )
     number = int(count.this) if isinstance(count, exp.Literal) and count.is_int else 0
     number -= isinstance(condition, exp.LT)
     is_first = isinstance(condition, (exp.LTE, exp.LT)) or (
@@ -166,21 +175,82 @@ def _qualified(grammar: Grammar, named: dict[str, exp.Expr]) -> tuple[exp.Window
     return window, number
 
 
+def _name_outputs_in_order(grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]]) -> None:
+    """Write names for the numbers in ORDER BY; refuse an order by the row_number."""
+    order = grammar.select.args.get("order")
+    named = {name.lower(): (name, expression) for name, expression in wanted}
+    for ordered in [] if order is None else order.expressions:
+        output = grammar.ordinal(ordered.this, wanted, "ORDER BY")
+        if output is not None:
+            name = next(name for name, expression in wanted if expression is output)
+            ordered.set("this", exp.column(name, quoted=True))
+        for column in ordered.this.find_all(exp.Column):
+            _, expression = named.get(column.name.lower(), ("", None))
+            if len(column.parts) == 1 and isinstance(expression, exp.Window):
+                grammar.refuse(
+                    f"ORDER BY names {column.name}, which is the row_number",
+                    "Write ORDER BY with the category and the order of the window.",
+                )
+
+
+def _of_columns(
+    grammar: Grammar, window: exp.Window, outputs: Sequence[tuple[str, exp.Expr]]
+) -> tuple[list[exp.Expr], list[exp.Expr]]:
+    """The category and the order of a window, over columns of the entity only.
+
+    In a window a number is a constant in SQL, and a name that is a column is no alias.
+    """
+
+    def meant(expression: exp.Expr) -> exp.Expr:
+        return grammar.without_aliases(expression, outputs, "QUALIFY")
+
+    order = [each.copy() for each in window.args["order"].expressions]
+    for ordered in order:
+        if isinstance(ordered.this, exp.Literal):
+            grammar.refuse(
+                f"ORDER BY {ordered.this.sql(dialect=DIALECT)} in a window is a constant, so it "
+                "orders nothing",
+                "Write the column's name.",
+            )
+        ordered.set("this", meant(ordered.this))
+    return [meant(each) for each in window.args["partition_by"]], order
+
+
 def _in_total_order(
-    grammar: Grammar, wanted: Sequence[tuple[str, exp.Expr]], window: exp.Window, count: int
+    grammar: Grammar,
+    wanted: Sequence[tuple[str, exp.Expr]],
+    category: Sequence[exp.Expr],
+    order: Sequence[exp.Expr],
+    count: int,
 ) -> dict[str, str]:
-    """The definition with the key as tie-breaker, in the order that readers see."""
-    whole = window.copy()
-    order = whole.args["order"]
-    last = order.expressions[-1]
-    tie = exp.Ordered(
-        this=exp.column("__key"), desc=last.args.get("desc"), nulls_first=last.args["nulls_first"]
+    """The definition with the key as tie-breaker, in the order that readers see.
+
+    The rows are numbered in a subquery that has all columns, because beside the outputs an alias
+    may have the name of a column.
+    """
+    last = order[-1]
+    way = {name: last.args.get(name) for name in ("desc", "nulls_first")}
+    ties = [*order, exp.Ordered(this=exp.column("__key"), **way)]
+    number = exp.Window(
+        this=exp.RowNumber(),
+        partition_by=[each.copy() for each in category],
+        order=exp.Order(expressions=[each.copy() for each in ties]),
     )
-    order.append("expressions", tie)
+    known, name = {column.lower() for column in grammar.columns()}, _NUMBER
+    while name in known:
+        name += "_"
     select = grammar.select.copy()
-    select.set(
-        "qualify", exp.Qualify(this=exp.LTE(this=whole, expression=exp.Literal.number(count)))
-    )
-    outputs = [(name, whole if each == window else each) for name, each in wanted]
+    table = select.args["from_"].this
+    numbered = exp.select("*", exp.alias_(number, name)).from_(table.copy())
+    numbered.set("where", select.args.get("where"))
+    table.replace(numbered.subquery(exp.to_identifier(table.alias_or_name, quoted=True)))
+    select.set("where", None)
+    select.set("qualify", None)
+    first = exp.LTE(this=exp.column(name), expression=exp.Literal.number(count))
+    select.where(first, copy=False)
+    outputs = [
+        (output, exp.column(name) if isinstance(each, exp.Window) else each)
+        for output, each in wanted
+    ]
     shown = as_shown(select, outputs, [exp.column("__key")])
     return {"batch_as_read": unordered(select, outputs), "batch_as_shown": shown}

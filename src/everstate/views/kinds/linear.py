@@ -143,7 +143,7 @@ class LinearPlan(ViewPlan):
         """Groups as Spark types them, and exact sums; a sum of floats is refused (C16)."""
         for each in self.accumulators:
             if each.kind == "sum":
-                refuse_sum_type(self.name, f"the sum {each.spark_sql}", types[each.name])
+                refuse_sum_type(self.name, _plain(each.spark_sql or ""), types[each.name])
         check_order(self.name, self.shown, {c.name: types[c.name] for c in self.group})
         sums = [_column(each, types) for each in self.accumulators]
         empty = Index("empty", ("shard",), f"{ROWS} = 0")

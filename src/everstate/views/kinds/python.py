@@ -8,6 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -135,6 +136,13 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
                 f"{entity_type.name} has no field {name!r}.",
                 advice=f"Its fields are {', '.join(schema.names)}.",
             )
+    meaning = _meaning(definition.function)
+    if meaning is None or not hasattr(definition.function, "__qualname__"):
+        raise InvalidView(
+            definition.name,
+            f"{definition.function!r} is no function, so a change of its code cannot be seen.",
+            advice="Decorate a function (def), which may call it.",
+        )
     given = tuple(definition.columns)
     if not given or len({field.name for field in given} | set(_OWN)) != len(given) + len(_OWN):
         raise InvalidView(
@@ -152,7 +160,7 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
             )
     state = tuple(_nullable(schema.field(name)) for name in names)
     parts = [f"python/{_FORMAT}", entity_type.name, str(definition.version)]
-    parts += [str(field) for field in (*state, *given)] + [_meaning(definition.function)]
+    parts += [str(field) for field in (*state, *given)] + [meaning]
     return PythonPlan(
         definition.name,
         entity_type.name,
@@ -176,16 +184,35 @@ def _nullable(given: pa.Field) -> pa.Field:
     return pa.field(given.name, kind)
 
 
-def _meaning(function: Callable[..., Any]) -> str:
-    """The code of a function without layout, comments and docstring; not of what it calls."""
+def _meaning(function: Callable[..., Any]) -> str | None:
+    """The code of a function without layout, comments and docstring; not of what it calls.
+
+    ``None``: it is no function, and has no code of its own.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
-        code = function.__code__
-        return f"{code.co_code.hex()} {code.co_consts!r} {code.co_names!r}"
+        code = getattr(function, "__code__", None)
+        return None if code is None else _code_text(code)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.decorator_list = []
             if ast.get_docstring(node) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
+
+
+def _code_text(code: CodeType) -> str:
+    """Compiled code as a text that is the same in every process."""
+    return f"{code.co_code.hex()} {_constant_text(code.co_consts)} {code.co_names!r}"
+
+
+def _constant_text(value: Any) -> str:
+    """A constant as `repr` shows it, but with its sets sorted, and code without its address."""
+    if isinstance(value, CodeType):
+        return f"<{_code_text(value)}>"
+    if isinstance(value, frozenset):
+        return f"frozenset({{{', '.join(sorted(map(_constant_text, value)))}}})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant_text, value))}{',' * (len(value) == 1)})"
+    return repr(value)

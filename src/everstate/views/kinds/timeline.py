@@ -29,7 +29,7 @@ _OF_CHANGE: Final = {
     "event": ("event ->> 'type'", "GET_JSON_OBJECT(event, '$.type')"),
 }
 """Columns of the change that set a value: expressions in PostgreSQL and in Spark."""
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _OWN: Final = ("key", "version", "valid_from", "valid_to", *_OF_CHANGE)
 
 
@@ -88,28 +88,30 @@ class TimelinePlan(ComposedPlan):
 
     @property
     def _plain_names(self) -> tuple[str, ...]:
-        """Names without dots, which Spark would read as nested fields."""
+        """Names without dots, which Spark would read as nested fields, and that are not taken."""
         return tuple(f"a{place}" for place in range(len(self.attributes)))
 
     def read(self, names: Names) -> Composed:
         """One row for each period in which no attribute changed."""
-        shown = SQL(", ").join(map(Identifier, self.defined))
-        return SQL("SELECT {} FROM ({}) AS timeline").format(shown, self._query(names))
+        plain = dict(zip(self._names, self._plain_names, strict=True))
+        shown = [
+            SQL("{} AS {}").format(Identifier(plain.get(name, name)), Identifier(name))
+            for name in self.defined
+        ]
+        return SQL("SELECT {} FROM ({}) AS timeline").format(
+            SQL(", ").join(shown), self._query(names)
+        )
 
     def compared(self, names: Names) -> Composed:
         """The same with the key first."""
-        columns: list[Composable] = [Identifier(name) for name in _OWN]
-        columns += [
-            SQL("{} AS {}").format(Identifier(name), Identifier(plain))
-            for name, plain in zip(self._names, self._plain_names, strict=True)
-        ]
-        shown = SQL(", ").join(columns)
+        shown = SQL(", ").join(map(Identifier, (*_OWN, *self._plain_names)))
         return SQL("SELECT {} FROM ({}) AS timeline").format(shown, self._query(names))
 
     def _query(self, names: Names) -> Composed:
+        """The periods, with :attr:`_plain_names`: an attribute may have any name used here."""
         values = [
-            SQL("{} AS {}").format(names.field(name.split("."), kind), Identifier(name))
-            for name, kind in self.attributes
+            SQL("{} AS {}").format(names.field(name.split("."), kind), Identifier(plain))
+            for (name, kind), plain in zip(self.attributes, self._plain_names, strict=True)
         ]
         of_change = [SQL(f"{text} AS {name}") for name, (text, _) in _OF_CHANGE.items()]
         given = SQL("SELECT key, version, as_of, state IS NOT NULL AS there, {} FROM {}").format(
@@ -117,10 +119,9 @@ class TimelinePlan(ComposedPlan):
         )
         before: list[Composable] = [SQL("lag(there) OVER w AS was_there")]
         changed: list[Composable] = [SQL("there IS DISTINCT FROM coalesce(was_there, false)")]
-        for place, name in enumerate(self._names):
-            was = Identifier(f"was_{place}")
-            before.append(SQL("lag({}) OVER w AS {}").format(Identifier(name), was))
-            changed.append(SQL("{} IS DISTINCT FROM {}").format(Identifier(name), was))
+        for name in self._plain_names:
+            before.append(SQL(f"lag({name}) OVER w AS was_{name}"))
+            changed.append(SQL(f"{name} IS DISTINCT FROM was_{name}"))
         steps = SQL(
             "SELECT *, {} FROM ({}) AS given WINDOW w AS (PARTITION BY key ORDER BY version)"
         ).format(SQL(", ").join(before), given)
@@ -135,7 +136,7 @@ class TimelinePlan(ComposedPlan):
         """The same by Spark over all accepted changes."""
         (table,) = tables.values()
         both = zip(self._names, self._plain_names, strict=True)
-        values = ", ".join(f"current.{name} AS {plain}" for name, plain in both)
+        values = ", ".join(f"current.{_quoted(name)} AS {plain}" for name, plain in both)
         of_change = ", ".join(f"{text} AS {name}" for name, (_, text) in _OF_CHANGE.items())
         over = "OVER (PARTITION BY key ORDER BY version)"
         same = " AND ".join(
@@ -161,6 +162,15 @@ def timeline_plan(definition: TimelineDefinition, entity_type: EntityType) -> Ti
     attributes = tuple(
         (name, _kind(definition, entity_type, name)) for name in definition.attributes
     )
+    seen: set[str] = set()
+    for name in definition.attributes:
+        if name.lower() in seen:
+            raise InvalidView(
+                definition.name,
+                f"it names the attribute {name} twice.",
+                advice="Name each attribute once.",
+            )
+        seen.add(name.lower())
     parts = [f"timeline/{_FORMAT}", HISTORY_FINGERPRINT, entity_type.name]
     parts += [f"{name} {kind}" for name, kind in attributes]
     return TimelinePlan(
@@ -193,6 +203,16 @@ def _kind(definition: TimelineDefinition, entity_type: EntityType, name: str) ->
             "values.",
             advice=f"Name one of them, as in {name}.x, or read {entity_type.name}_history.",
         )
-    if name in _OWN:
-        raise InvalidView(definition.name, f"every timeline already has a column {name}.")
+    if name.lower() in _OWN:
+        raise InvalidView(
+            definition.name,
+            f"every timeline already has a column {name.lower()}.",
+            advice=f"Read this attribute from {history_of(entity_type.name)}, or give the field "
+            "another name.",
+        )
     return kind
+
+
+def _quoted(name: str) -> str:
+    """A dotted name in Spark's quotes."""
+    return ".".join(f"`{part}`" for part in name.split("."))

@@ -135,7 +135,12 @@ def read_goldengate(message: RawMessage) -> list[SourceRow]:
 
 
 def read_dms(message: RawMessage) -> list[SourceRow]:
-    """AWS DMS: ``data`` is the row after (before, for a delete), ``metadata`` has the rest."""
+    """AWS DMS: ``data`` is the row after (before, for a delete), ``metadata`` has the rest.
+
+    ``data`` may lack columns: by default those that are NULL or empty, and those that the source's
+    log does not have. So it is not known to be whole, and tells nothing of what a before image
+    lacks, which by default has the key only.
+    """
     found = _object(message)
     if found is None:
         return []
@@ -153,7 +158,11 @@ def read_dms(message: RawMessage) -> list[SourceRow]:
         shared["transaction"] = RowTransaction(id=str(about["transaction-id"]))
     if op == "t":
         return [SourceRow(op="t", **shared)]
-    return [_image(op, _columns(found, "data"), found.get("before-image"), None, shared)]
+    data, before = _columns(found, "data"), found.get("before-image")
+    if op == "d":
+        return [_row(op, data, None, None, shared)]
+    before = before if op == "u" and isinstance(before, dict) else None
+    return [_row(op, before, data, None, shared)]
 
 
 def _object(message: RawMessage) -> dict[str, Any] | None:
@@ -199,8 +208,10 @@ def _image(
         return _row("d", data, None, names, shared)
     if op != "u":
         return _row(op, None, data, names, shared, is_whole=True)
-    before = {**data, **old} if isinstance(old, dict) else None
-    return _row("u", before, data, names, shared)
+    if not isinstance(old, dict):
+        return _row("u", None, data, names, shared)
+    unknown = tuple(column for column in old if column not in data)
+    return _row("u", {**data, **old}, data, names, shared, unknown=unknown)
 
 
 def _row(
@@ -211,6 +222,7 @@ def _row(
     shared: Mapping[str, Any],
     *,
     is_whole: bool = False,
+    unknown: tuple[str, ...] = (),
 ) -> SourceRow:
     image = after if after is not None else before
     return SourceRow(
@@ -219,6 +231,7 @@ def _row(
         before=before,
         after=after,
         is_whole=is_whole,
+        unknown=unknown,
         is_snapshot=op == "r",
         **shared,
     )

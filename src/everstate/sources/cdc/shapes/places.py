@@ -14,6 +14,7 @@ from everstate.sources.cdc.rows import SourcePosition
 SourceBlock = Mapping[str, Any]
 
 _NUMBERS: Final = re.compile(r"\d+")
+_HEX: Final = re.compile(r"(?:0x)?([0-9a-f]+)", re.IGNORECASE)
 
 
 def position_of(connector: str, source: SourceBlock, order: int = 0) -> SourcePosition:
@@ -99,12 +100,14 @@ def _binlog(source: SourceBlock) -> SourcePosition | None:
     if at is None or number is None:
         return None
     place = (number, int(at), int(source.get("row") or 0))
-    position: dict[str, tuple[int | str, ...]] = {}
     writer, sequence = _gtid(source.get("gtid"))
-    if writer is not None:
-        # Not part of the scheme: the server that is read. A replica continues the primary's GTIDs.
-        position[f"gtid {writer}"] = (sequence, *place)
-    return {**position, "binlog": place}
+    if writer is None:
+        return {"binlog": place}
+    # Not part of the scheme: the server that is read. A replica continues the primary's GTIDs.
+    position = {f"gtid {writer}": (sequence, *place)}
+    # A server of MySQL that takes over numbers under its own name, in a binlog of its own. Rows
+    # of two servers cannot be compared then: a place in the binlog would tell a wrong order.
+    return {**position, "binlog": place} if writer.isdigit() else position
 
 
 def _lsn(*names: str) -> Callable[[SourceBlock], SourcePosition | None]:
@@ -132,7 +135,7 @@ def _oracle(source: SourceBlock) -> SourcePosition | None:
     scn = source.get("scn")
     if scn is None:
         return None
-    record = [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", source.get("rs_id") or "")]
+    record = [int(part, 16) for part in _HEX.findall(source.get("rs_id") or "")]
     place = (int(scn), *[*record, 0, 0, 0][:3], int(source.get("ssn") or 0))
     return {"scn": place}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ _SEMANTICS: Final = {
     "io.debezium.data.Json": "json",
 }
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EXTENDED: Final = {
     "$numberLong": int,
     "$numberInt": int,
@@ -70,5 +72,16 @@ def _plain(value: Any) -> Any:
         if name in _EXTENDED:
             return _EXTENDED[name](inner)
         if name == "$date":
-            return _plain(inner)
+            found = _date(_plain(inner))
+            return value if found is None else found
     return {name: _plain(part) for name, part in value.items()}
+
+
+def _date(value: Any) -> datetime | None:
+    """The time of a `$date`, in milliseconds or as text; ``None``: no field can hold it."""
+    try:
+        if isinstance(value, str):
+            return datetime.fromisoformat(value)
+        return _EPOCH + timedelta(milliseconds=value)
+    except (OverflowError, TypeError, ValueError):
+        return None

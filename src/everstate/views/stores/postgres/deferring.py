@@ -24,7 +24,8 @@ from everstate.views.tables import KeptTable, planned_columns
 
 DEFERRED_MAX: Final = 2_000_000
 """Most deferred changes of a view; with more, the view is behind until there is room."""
-PART_CHANGES: Final = 2_000
+PART_CHANGES: Final = 500
+"""Changes that are applied in one transaction, for which the core may have to wait."""
 _NEEDED: Final = ("offset", "key", "version", "occurred_at", "recorded_at")
 _APPENDED: Final = (*_NEEDED, "id", "kind", "schema_version", "raw_value")
 """Columns of changes that merges read besides the planned columns of the view."""

@@ -9,17 +9,27 @@ from everstate.views.stores.postgres.session import session
 from everstate.views.tables import Core, KeptTable
 
 
-def take_part(dsn: str, schema_name: str, core: Core, table: KeptTable, partition: int) -> int:
+def take_part(
+    dsn: str,
+    schema_name: str,
+    core: Core,
+    table: KeptTable,
+    partition: int,
+    *,
+    waits: bool = True,
+) -> int | None:
     """Apply a view's oldest deferred part of a partition in one commit; returns its changes.
 
-    0: there is none, or the view's position is of another plan meanwhile. Raises Unavailable,
-    psycopg's errors.
+    0: there is none, or the view's position is of another plan meanwhile. ``None``: the core is
+    writing this partition just now, and ``waits`` is false. Raises Unavailable, psycopg's errors.
     """
     with session(dsn) as found:
         writes.prepare_view(found, schema_name, table)
         control = Control(found.connection, schema_name)
         with found.connection.transaction():
-            control.core_position(core, partition, hold=True)
+            at = control.core_position(core, partition, hold=True, waits=waits)
+            if at is None and not waits:
+                return None
             if not control.hold_view(table, core.generation, partition):
                 return 0
             deferred = Deferred(control, table, core.generation, partition)

@@ -1,0 +1,179 @@
+"""Clean begins again on a real broker: within a transaction, and behind raw rows that are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from clean_cases import ITEM, Database, capture_of
+from everstate.config import Config
+from everstate.declarations.captures import Capture
+from everstate.errors import DataLoss
+from everstate.log.client import admin_settings
+from everstate.log.consumer import Consumer
+from everstate.log.positions import Offsets, Range
+from everstate.log.producer import Producer
+from everstate.log.topics import TopicNames, Topics
+from everstate.sources.cdc.cleaning import Cleaning
+from everstate.sources.cdc.holding import read_held
+from everstate.sources.cdc.lost import LOST
+from running_stack import RunningStack
+
+DSN = "postgresql://nobody@localhost/shop"
+"""Of a database that no test of these connects to: the capture has one raw log."""
+Message = tuple[dict[str, Any], dict[str, Any] | None]
+
+
+@pytest.fixture
+def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
+    found = stack.config
+    log = found.log.model_copy(update={"prefix": topic_prefix, "partitions": 1})
+    project = found.project.model_copy(update={"data_dir": tmp_path})
+    found = found.model_copy(update={"log": log, "project": project})
+    with Topics(found) as topics:
+        topics.ensure(["item"])
+        topics.ensure_raw([TopicNames(topic_prefix).raw_prefix("shop")], partitions=1, settings={})
+        yield found
+
+
+class Rig:
+    """Writes raw records, and cleans them in the batches that a test says."""
+
+    def __init__(self, config: Config, capture: Capture) -> None:
+        self.config, self.capture = config, capture
+        self.names = TopicNames(config.log.prefix)
+        self.raw = self.names.raw_prefix("shop")
+
+    def send(self, log: list[Message]) -> None:
+        with Producer(self.config) as producer:
+            for key, value in log:
+                producer.send_raw(self.raw, json.dumps(key).encode(), json.dumps(value).encode())
+
+    def clean(self, *sizes: int) -> None:
+        """Read what there is, in batches of these sizes; each is that of a new process."""
+        for size in sizes:
+            cleaning = Cleaning(self.config, self.capture, {"item": ITEM})
+            try:
+                cleaning.open()
+                self._add(cleaning, size)
+                cleaning.step()
+            finally:
+                cleaning.close()
+
+    def _add(self, cleaning: Cleaning, size: int) -> None:
+        with Offsets(self.config) as offsets, Consumer(self.config) as consumer:
+            start = cleaning.read_to[0]
+            end = min(start + size, offsets.stable_ends([self.raw])[self.raw, 0])
+            records = [
+                (0, one.offset, one.key, one.value, (None, None), 0)
+                for one in consumer.read(self.raw, 0, start, end)
+            ]
+        columns = cleaning.slices().begin().columns(records)
+        cleaning.add(pa.Table.from_batches([columns]), {0: Range(start, end)})
+
+    def lose_raw_rows(self) -> None:
+        with Offsets(self.config) as offsets:
+            end = offsets.stable_ends([self.raw])[self.raw, 0]
+        admin: Any = AdminClient(admin_settings(self.config))
+        for future in admin.delete_records([TopicPartition(self.raw, 0, end)]).values():
+            future.result(10)
+
+    def states(self) -> dict[str, Any]:
+        """The newest state of each entity that is not deleted."""
+        found = {}
+        with Consumer(self.config) as consumer:
+            for record in consumer.read_topic(self.names.changes("item")):
+                change = json.loads(record.value or b"")
+                found[change["key"]] = change["currentEntityState"]
+        return {key: state for key, state in found.items() if state is not None}
+
+
+@pytest.fixture
+def make_rig(config: Config) -> Callable[[Capture], Rig]:
+    return lambda capture: Rig(config, capture)
+
+
+def passed_on() -> list[Message]:
+    """`UPDATE t SET id = id + 1` over three rows, with a deferred key and whole rows in the log."""
+    log: list[Message] = []
+
+    def add(op: str, key: int, name: str, lsn: int, transaction: int) -> None:
+        source = {"connector": "postgresql", "schema": "public", "table": "item", "lsn": lsn}
+        source |= {"snapshot": "false", "txId": transaction, "ts_us": transaction}
+        source |= {"sequence": f'["{transaction}","{lsn}"]'}
+        image = {"id": key, "name": name, "amount": None, "note": None}
+        images = {"before": image, "after": None} if op == "d" else {"before": None, "after": image}
+        log.append(({"id": key}, {"op": op, **images, "source": source}))
+
+    for key, name in enumerate("abc", 1):
+        add("c", key, name, 100 + key, 7)
+    for key, name in enumerate("abc", 1):
+        add("d", key, name, 200 + key, 8)
+        add("c", key + 1, name, 200 + key, 8)
+    return log
+
+
+@pytest.mark.parametrize("is_copy_lost", [False, True])
+def test_a_restart_within_a_transaction_loses_no_row_whose_key_another_row_has(
+    make_rig: Callable[[Capture], Rig], is_copy_lost: bool, tmp_path: Path
+) -> None:
+    rig = make_rig(capture_of("debezium", dsn=DSN))
+    rig.send(passed_on())
+    for size in (3, 2, 2, 100):
+        rig.clean(size)
+        if is_copy_lost:
+            for path in (tmp_path / "clean").rglob("*"):
+                if path.is_file():
+                    path.unlink()
+        assert read_held(rig.config, "shop") == []
+    assert {key: one["name"] for key, one in rig.states().items()} == {"2": "a", "3": "b", "4": "c"}
+    with Consumer(rig.config) as consumer:
+        kept: dict[bytes | None, bytes | None] = {}
+        for record in consumer.read_topic(rig.names.capture("shop", "held")):
+            kept[record.key] = record.value
+    assert kept
+    assert set(kept.values()) == {None}
+
+
+def test_behind_raw_rows_that_are_gone_a_partial_row_waits_for_a_snapshot(
+    make_rig: Callable[[Capture], Rig],
+) -> None:
+    database = Database("debezium, default")
+    rig = make_rig(capture_of("debezium", dsn=DSN))
+    for key in (1, 2):
+        database.write(key, {"name": "a", "amount": 1, "note": "old"})
+    rig.send(database.log)
+    rig.clean(100)
+    database.log.clear()
+    database.write(1, {"note": "new"})
+    rig.send(database.log)
+    rig.lose_raw_rows()
+    database.log.clear()
+    database.write(1, {"amount": 2})
+    rig.send(database.log)
+    with pytest.raises(DataLoss, match="on_loss='resume'"):
+        rig.clean(100)
+    rig.capture = replace(rig.capture, on_loss="resume")
+    rig.clean(0)
+    assert [(one.key, one.reason) for one in read_held(rig.config, "shop")] == [("", LOST)]
+    rig.clean(100)
+    assert rig.states()["1"]["amount"] == 1
+    assert [(one.key, len(one.rows)) for one in read_held(rig.config, "shop")] == [
+        ("", 0),
+        ("1", 1),
+    ]
+    database.log.clear()
+    database.read(1)
+    database.write(1, {"amount": 3})
+    rig.send(database.log)
+    rig.clean(100)
+    assert rig.states()["1"] == database.rows[1]
+    assert [one.key for one in read_held(rig.config, "shop")] == [""]
