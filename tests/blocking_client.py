@@ -28,7 +28,7 @@ _CHANGES: Final = (
     (r"\bAsync(Client|Iterator)\b", r"\1"),
     (r"__aenter__", "__enter__"),
     (r"__aexit__", "__exit__"),
-    (r"\.(?:aclose|aread|aiter_lines)\b", lambda found: "." + found[0][2:]),
+    (r"\.(?:aclose|aread|aiter_bytes)\b", lambda found: "." + found[0][2:]),
 )
 
 

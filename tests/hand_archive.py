@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -97,7 +97,7 @@ def _row(record: Record) -> dict[str, object]:
         "raw_key": record.key,
         "raw_value": record.value,
         "raw_headers": [{"key": name, "value": value} for name, value in record.headers],
-        "timestamp": datetime.fromtimestamp(record.timestamp_ms / 1000, UTC),
+        "timestamp": 1_000 * record.timestamp_ms,
         "timestamp_type": record.timestamp_type,
     }
 

@@ -106,9 +106,14 @@ def test_a_changed_record_is_found_against_the_log(shop: Shop) -> None:
         updates={"raw_value": "arrow_cast('{}', 'Binary')"},
         predicate="partition = 0 AND offset = 1",
     )
+    DeltaTable(path_of(shop)).update(
+        updates={"timestamp": "timestamp + INTERVAL '1 hour'"},
+        predicate="partition = 1 AND offset = 2",
+    )
     assert run(shop).holds
     report = run(shop, against_log=True)
-    assert rules(report) == {"differs"}
+    found = [(problem.rule, problem.where, problem.count) for problem in report.problems]
+    assert found == [("differs", "g1[0]", 1), ("differs", "g1[1]", 1)]
 
 
 @pytest.mark.full

@@ -269,9 +269,6 @@ def test_explain_finds_file_and_commit_of_an_offset_and_the_changes_of_a_key(sho
     assert place is not None
     assert (place.commit_version, place.epoch) == (1, 1)
     assert any(file.path == place.file for file in reader.files())
-    record = reader.record(1, found[1]["partition"], found[1]["offset"])
-    assert record is not None
-    assert record["key"] == "o3"
     assert reader.locate(1, 0, 10_000) is None
     with pytest.raises(ArchiveError, match="no archive yet"):
         ArchiveReader(shop.config, "nothing").files()

@@ -28,6 +28,8 @@ def sales_app(random: Random) -> App:
         app.view(f"row_{number}", sql=writer.row())
     for name in counted(["ratio"], full=SALE.arrow_schema.names):
         app.view(f"by_{name}", sql=f"SELECT {name}, count(*) AS n FROM sale GROUP BY {name}")
+    app.view("reals", sql="SELECT sale_id, CAST(ratio AS FLOAT) AS ratio FROM sale")
+    app.view("by_real", sql="SELECT CAST(ratio AS REAL) AS r, count(*) AS n FROM sale GROUP BY 1")
     app.view("big_sums", sql="SELECT shop, moment, sum(big) AS total FROM sale GROUP BY ALL")
     return app
 

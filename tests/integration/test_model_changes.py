@@ -20,6 +20,7 @@ from everstate.changes import Kind
 from everstate.cli.plan import planned
 from everstate.errors import InvalidModelChange
 from everstate.log.record import OutRecord
+from everstate.pipeline.archiving.audit import audit
 from everstate.pipeline.batch.accepted import REVIVED, accepted_changes
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.spark.archived import read_archive
@@ -62,6 +63,13 @@ def go_on(world: World, model: type[BaseModel], app: App, *orders: BaseModel) ->
         world.archive()
         drain(keeper)
     return [report.name for report in world.verify().values() if not report.holds]
+
+
+def audited(world: World) -> list[str]:
+    """What the audit of the archive finds, by the model that the app has now."""
+    entity_type = world.app.entity_type("ordr")
+    report = audit(world.spark, world.config, "ordr", against_log=False, entity_type=entity_type)
+    return [problem.message for problem in report.problems]
 
 
 class WithNote(Order):
@@ -109,6 +117,7 @@ def test_a_field_that_no_view_uses_is_removed(world: World) -> None:
     begun(world)
     one = WithoutParts(order_id="o-1", country="BE", amount=Decimal(200))
     assert go_on(world, WithoutParts, app_of(WithoutParts), one) == []
+    assert audited(world) == []
     assert sorted(world.rows("SELECT country, orders FROM by_country")) == [("BE", 1), ("NL", 9)]
 
 
@@ -122,6 +131,27 @@ def test_the_type_of_a_field_that_a_view_uses_is_changed(world: World) -> None:
     assert go_on(world, PartsAsText, app, one) == []
     assert ("seven", 1) in world.rows("SELECT parts, orders FROM parts")
     assert world.rows("SELECT version FROM view WHERE name = 'parts' AND published") == [(2,)]
+
+
+class WithPhones(Order):
+    phone: str | None = None
+    mobile: str | None = None
+
+
+def test_the_audit_finds_a_value_that_has_moved_to_another_field(world: World) -> None:
+    world.app = app_of(WithPhones)
+    world.__post_init__()
+    one = WithPhones(order_id="o-1", country="BE", amount=Decimal(1), phone="7")
+    two = one.model_copy(update={"order_id": "o-2"})
+    world.send(*(world.change(each.order_id, each) for each in (one, two, two)))
+    world.archive()
+    assert audited(world) == []
+    world.states["o-1"] = (1, one.model_copy(update={"phone": None, "mobile": "7"}))
+    world.send(world.change("o-1", one))
+    world.archive()
+    assert audited(world) == [
+        "the original state of version 2 is not the current state of version 1"
+    ]
 
 
 class Renamed(Order):
@@ -192,6 +222,7 @@ def test_a_type_is_widened(world: World) -> None:
     )
     one = WithWiderAmount(order_id="o-1", country="NL", amount=Decimal("1.125"))
     assert go_on(world, WithWiderAmount, app_of(WithWiderAmount), one) == []
+    assert audited(world) == []
     assert world.rows("SELECT orders, amount FROM by_country") == [(10, Decimal("1351.125"))]
 
 

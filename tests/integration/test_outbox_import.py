@@ -223,6 +223,27 @@ def test_a_mended_file_goes_on_where_it_ended_with_no_state_twice(
     assert sum(versions) == 30
 
 
+def test_an_import_that_was_interrupted_goes_on_with_no_state_twice_and_none_lost(
+    store: EntityStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "CHUNK_ROWS", 1)
+    path = tmp_path / "x.csv"
+    rows = [f"a,2013-01-01,{size}" for size in (1, 2, 1, 3)]
+    path.write_text("\n".join(["thing_id,day,size", *rows]))
+
+    def interrupt(_: Imported) -> None:
+        raise KeyboardInterrupt
+
+    said: list[tuple[int, int]] = []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            import_file(store, path, provenance=CLERK, on_progress=interrupt)
+    imported = import_file(store, path, provenance=CLERK, on_resume=lambda *at: said.append(at))
+    assert (imported.rows, imported.changes, said) == (2, 2, [(3, 2)])
+    assert store.get("a") == (Thing(thing_id="a", day=DAY, size=3), 4)
+    assert import_file(store, path, provenance=CLERK).changes == 0, "the whole file, again"
+
+
 def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ TABLE: list[tuple[str, bytes | None, bytes | None, str | None]] = [
     ("no transaction", b"p1", changed("provenance.transaction", ...), None),
     ("optional left out", b"p1", changed("currentEntityState.due", ...), None),
     ("decimal as number", b"p1", changed("currentEntityState.price", 12.5), None),
+    ("zeros after it", b"p1", changed("currentEntityState.price", "12.5000"), None),
     ("integer as float field", b"p1", changed("currentEntityState.weight", 2), None),
     ("number as text", b"p1", changed("currentEntityState.parcel_id", 5), None),
     ("text of an escaped backslash", b"p1", changed("event", {"type": "\\u0000"}), None),
@@ -267,6 +268,15 @@ MISFITS: list[tuple[str, bytes, list[str]]] = [
             ("weight", "NaN"),
             ("fragile", "yes"),
             ("price", "dear"),
+            ("price", "12.505"),
+            ("price", 12.505),
+            ("price", "1e-3"),
+            ("price", "12,5"),
+            ("due", "2026-01-01T10:00:00"),
+            ("due", "2013-02-03Tanything"),
+            ("seen", "2013-02-03T04:05:06.1234567-05:00"),
+            ("stops", [{"at": "2013-02-03T00:00:00.0000001Z"}]),
+            ("moves", {"in": "2013-02-03T00:00:00.0000001"}),
             ("price", {"amount": 5}),
             ("home", "c"),
             ("home.number", "two"),
@@ -277,6 +287,16 @@ MISFITS: list[tuple[str, bytes, list[str]]] = [
         )
     ),
     ("too large", GOOD.replace(b'"weight": 1.5', b'"weight": 1e999', 1), ["weight"]),
+    (
+        "more digits than a float",
+        GOOD.replace(b'"12.50"', b"12.50000000000000000000000000000001", 1),
+        ["price"],
+    ),
+    (
+        "another spelling of the name",
+        changed("currentEntityState.price", "12.505").replace(b'"price"', b'"pric\\u0065"'),
+        ["price"],
+    ),
     (
         "two",
         changed("currentEntityState", {**STATE, "pieces": "3", "home": {"number": "two"}}),
@@ -347,6 +367,45 @@ def test_a_state_that_does_not_fit_is_accepted_and_only_what_does_not_fit_is_nul
             assert [row.current[name][part] for part in parts] == [None] * len(parts)
         else:
             assert row.current[name] == kept
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "read"),
+    [
+        ("price", "12.500000000000", Decimal("12.50")),
+        ("price", 12, Decimal("12.00")),
+        ("price", "1250e-2", Decimal("12.50")),
+        ("due", " 2013-02-03\t", date(2013, 2, 3)),
+        (
+            "moves",
+            {"in": "2013-02-03T00:00:00.1234560"},
+            {"in": datetime.fromisoformat("2013-02-03T00:00:00.123456")},
+        ),
+    ],
+)
+def test_an_equal_value_fits_however_it_is_written(
+    spark: SparkSession, field: str, value: Any, read: Any
+) -> None:
+    written = changed(f"currentEntityState.{field}", value)
+    (row,) = parse(records(spark, [(b"p1", written)]), PARCEL).collect()
+    assert (row.reason, row.misfits, row.current[field]) == (None, None, read)
+
+
+def test_what_is_read_exactly_needs_no_second_look_and_nothing_else_passes(
+    spark: SparkSession,
+) -> None:
+    plain = [
+        changed("currentEntityState.price", "12.5000"),
+        changed("currentEntityState.price", -12.5),
+        changed("currentEntityState.due", None),
+        changed("currentEntityState.seen", "2013-02-03 04:05:06Z"),
+        changed("currentEntityState.moves", {}),
+        changed("currentEntityState.labels", {"x": "10:00 é", "y": "2013-02-03T04:05:06.1234567Z"}),
+    ]
+    values = [*plain, *(value for _, value, _ in MISFITS)]
+    rows: list[tuple[bytes | None, bytes | None]] = [(b"p1", value) for value in values]
+    found = parse(records(spark, rows), PARCEL, unjudged="unjudged").orderBy("offset").collect()
+    assert [row.reason for row in found] == [None] * len(plain) + ["unjudged"] * len(MISFITS)
 
 
 def test_what_does_not_fit_in_an_original_is_null_and_not_counted_again(

@@ -16,6 +16,7 @@ from everstate.changes import EntityType
 from everstate.changes.json_numbers import decode
 from everstate.changes.triggers import when
 from everstate.pipeline.batch.rules import fires
+from everstate.pipeline.derive.expressions import typed_states
 from everstate.pipeline.spark.parse import parse
 
 
@@ -53,6 +54,8 @@ _TIMES = [
         *("2026-01-01T12:00:00", " 2026-1-1 12:00", "2026-01-01T12:00Z", "2026-01-01", "2026"),
         *("2026-01-01T12:00:00.5UTC+01:30", "2026-01-01T12:00:00z", "20260101T120000Z", "10:00"),
         *("0001-01-01T00:00:00+12:00", "2026-02-30", "2026-01-01T24:00:00Z", "10000-01-01"),
+        *("2026-01-01T12:00:00.1234560Z", "2026-01-01T12:00:00.123456Z", "2026-01-01Tanything"),
+        *("2026-01-01 \x7f", "\t2026-01-01", "2026-01-01T", "2026-01-01T12:00:00.1234567 UTC"),
     )
 ] + ["1767268800", "true"]
 TEXTS: dict[str, list[str]] = {
@@ -66,6 +69,8 @@ TEXTS: dict[str, list[str]] = {
     "price": [
         *('"2.5"', "2.50", '"2.505"', "2.504", '"12345.6"', '"9999.995"', '"1e2"', "100", '" 1"'),
         *('"+2.5"', '".5"', '"5."', '"1_0"', "true", '"NaN"', '"2,5"', "25", "-0.001", "0"),
+        *('"12.505"', "12.505", "12.50", '"12.500"', "12.5000", "12.50000000000000000000000001"),
+        *("1e-2", '"1e-3"', "150e-2", '"1500E-3"', "1.50", "0e-9", '"-0.000"', '"\u0661.5"', "1e9"),
     ],
     "day": _TIMES,
     "at": _TIMES,
@@ -75,8 +80,14 @@ TEXTS: dict[str, list[str]] = {
         *('{"city": "W", "number": null, "more": 1}', '{"city": "W", "number": "x"}', '"x"', "[]"),
     ],
     "counts": ["[1, 2]", "[2, 1]", '[1, "x"]', "[1, null]", "[]", "1", "[1, 2.0]", "{}"],
-    "prices": ['["2.5", 2.50]', '["2.50", "2.5"]', "[2.504, 2.505]", '["x"]'],
-    "seen": ['["2026-01-01T12:00:00Z"]', '["2026-01-01T13:00:00+01:00"]', '["10:00"]', "[5]"],
+    "prices": [
+        *('["2.5", 2.50]', '["2.50", "2.5"]', "[2.504, 2.505]", '["x"]', "[2.50, null]", "[2.5]"),
+        *('[2.50, "2.505"]', "[2.5000]", "[ ]", "[2.5000000000000000000001]", "[25e-1]"),
+    ],
+    "seen": [
+        *('["2026-01-01T12:00:00Z"]', '["2026-01-01T13:00:00+01:00"]', '["10:00"]', "[5]"),
+        *('["2026-01-01T12:00:00.0000001Z"]', '["2026-01-01T12:00:00.0000000Z"]'),
+    ],
     "stops": ['[{"city": "W"}]', '[{"number": null, "city": "W"}]', '[{"number": "x"}]', "[null]"],
     "tags": ['["5", "1.5"]', "[5, 1.50]", "[[1]]", '["[1]"]'],
 }
@@ -104,14 +115,19 @@ def test_python_and_spark_agree_on_which_changes_fire(spark: SparkSession) -> No
         for trigger in (when(field).changes(), when(field).changes(to=None))
     ]
     told = [fires(trigger).alias(f"t{number}") for number, trigger in enumerate(asked)]
-    parsed = parse(records(spark, rows), STAY).where("reason IS NULL").select("offset", *told)
-    found = {row["offset"]: row for row in parsed.collect()}
-    assert len(found) == len(pairs)
+    written = records(spark, rows)
+    ways = {
+        "accepted": parse(written, STAY).where("reason IS NULL").select("offset", *told),
+        "raw": written.select("offset", *typed_states(STAY)).select("offset", *told),
+    }
     wrong = []
-    for offset, (field, before, after) in enumerate(pairs):
-        old, new = ({"id": "a", field: decode(text)} for text in (before, after))
-        for number in (2 * list(TEXTS).index(field), 2 * list(TEXTS).index(field) + 1):
-            expected = found[offset][f"t{number}"]
-            if asked[number].fires(STAY, old, new) is not expected:
-                wrong.append(f"{field}: {before} -> {after}: Spark says {expected}")
+    for way, parsed in ways.items():
+        found = {row["offset"]: row for row in parsed.collect()}
+        assert len(found) == len(pairs)
+        for offset, (field, before, after) in enumerate(pairs):
+            old, new = ({"id": "a", field: decode(text)} for text in (before, after))
+            for number in (2 * list(TEXTS).index(field), 2 * list(TEXTS).index(field) + 1):
+                expected = found[offset][f"t{number}"]
+                if asked[number].fires(STAY, old, new) is not expected:
+                    wrong.append(f"{way} {field}: {before} -> {after}: Spark says {expected}")
     assert wrong == []

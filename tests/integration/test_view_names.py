@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +14,7 @@ from typing import Annotated, Any
 import psycopg
 import pytest
 from psycopg import sql
-from pydantic import BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime
 
 from everstate.app import App
 from everstate.changes import EntityType
@@ -49,6 +51,17 @@ class WithNote(BaseModel):
     amount: Amount
 
 
+class Dated(BaseModel):
+    """Fields whose type cannot hold every value that PostgreSQL reads for it."""
+
+    id: str
+    price: Annotated[Decimal, Field(max_digits=7, decimal_places=2)] | None = None
+    day: date | None = None
+    seen: AwareDatetime | None = None
+    clock: NaiveDatetime | None = None
+
+
+DATED = EntityType("dated", Dated, "id")
 ORDER = EntityType("ordr", Order, "order_id")
 NOTED = EntityType("ordr", WithNote, "order_id")
 
@@ -69,9 +82,9 @@ def columns(control: Control) -> list[str]:
     return [column.name for column in described or ()]
 
 
-def kept(control: Control, key: str, state: str) -> None:
+def kept(control: Control, key: str, state: str, table: str = "ordr_latest__v1") -> None:
     control.connection.execute(
-        "INSERT INTO ordr_latest__v1 (key, version, change_id, kind, as_of, occurred_at, "
+        f"INSERT INTO {table} (key, version, change_id, kind, as_of, occurred_at, "
         'recorded_at, generation, partition, "offset", provenance, state) VALUES '
         "(%s, 1, gen_random_uuid(), 'created', now(), now(), now(), 1, 0, 0, '{}', %s)",
         (key, state),
@@ -140,6 +153,34 @@ def test_a_value_that_does_not_fit_its_column_is_null_and_fails_no_reader(
         "WHERE attrelid = 'ordr'::regclass AND attname IN ('parts', 'amount') ORDER BY attname"
     )
     assert kinds.fetchall() == [("numeric(12,2)",), ("bigint",)]
+
+
+def test_a_value_that_its_column_cannot_hold_exactly_is_null(control: Control) -> None:
+    with control.connection.transaction():
+        core_tables(control, DATED)
+    seen = "2026-01-02 03:04:05"
+    moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for field, value, found in (
+        ("price", "12.500", Decimal("12.50")),
+        ("price", "125e-1", Decimal("12.50")),
+        ("price", "12.505", None),
+        ("price", "NaN", None),
+        ("price", "1_0", None),
+        ("price", "99999.995", None),
+        ("day", "2026-01-02", moment.date()),
+        ("day", "2026-01-02T10:00:00", None),
+        ("day", "today", None),
+        ("seen", f"{seen}.0000000Z", moment),
+        ("seen", seen, moment),
+        ("seen", f"{seen}.0000001Z", None),
+        ("seen", "now", None),
+        ("seen", f"{seen} BC", None),
+        ("clock", f"{seen}.0000000", moment.replace(tzinfo=None)),
+        ("clock", f"{seen}.0000001", None),
+    ):
+        kept(control, value, json.dumps({"id": "a", field: value}), "dated_latest__v1")
+        read = sql.SQL("SELECT {} FROM dated WHERE _key = %s").format(sql.Identifier(field))
+        assert control.connection.execute(read, [value]).fetchall() == [(found,)], (field, value)
 
 
 DEPENDENTS = {

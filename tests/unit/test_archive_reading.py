@@ -73,10 +73,13 @@ def served(request: pytest.FixtureRequest, config: Config) -> dict[int, list[Rec
     return found
 
 
-@pytest.fixture(params=["in memory", "as they come", "by way of the disk"])
+@pytest.fixture(params=["in memory", "as they come", "by way of the disk", "large"])
 def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much may be read at once: so little that the other ways have to be gone."""
-    if request.param != "in memory":
+    if request.param == "large":
+        monkeypatch.setattr(ordered_module, "_MEMORY_BYTES", 3_000)
+        monkeypatch.setattr(ordered_module, "_SLICE_BYTES", 1_000)
+    elif request.param != "in memory":
         monkeypatch.setattr(ordered_module, "_DIRECT_ROWS", 1)
     if request.param == "by way of the disk":
         monkeypatch.setattr(ordered_module, "_BUCKET_OFFSETS", 50)
@@ -103,6 +106,44 @@ def test_records_come_whole_once_and_in_order(
     ]
     for each in spans:
         assert read(config, each) == wanted(served, each)
+
+
+@pytest.mark.parametrize("direct_rows", [1, 50_000])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_large_messages_are_bounded_by_their_bytes(
+    config: Config, monkeypatch: pytest.MonkeyPatch, direct_rows: int, is_mixed: bool
+) -> None:
+    """They are small on disk, and Arrow cannot sort more than 2 GiB of messages."""
+    archive = HandArchive(config, "order")
+    archive.begin({0: 0})
+    message = b'{"key": "k%d", "recordedAt": "2026-01-01T00:00:00Z", "text": "%b"}'
+    served = [
+        Record("t", 0, n, n, b"k%d" % (n % 7), message % (n % 7, b"%05d" % n * 2_000), ())
+        for n in range(300)
+    ]
+    archive.append(served, {0: 300})
+    if is_mixed:
+        archive.mix()
+    slices, put_down, sizes = ordered_module._slices, ordered_module.OrderedRecords._put_down, [0]
+
+    def sorted_(records: pa.Table) -> Any:
+        sizes.append(records.nbytes)
+        return slices(records)
+
+    def written_(self: Any, spans: Any, width: int, records: pa.Table) -> None:
+        sizes.append(records.nbytes)
+        put_down(self, spans, width, records)
+
+    monkeypatch.setattr(ordered_module, "_slices", sorted_)
+    monkeypatch.setattr(ordered_module.OrderedRecords, "_put_down", written_)
+    monkeypatch.setattr(ordered_module, "_DIRECT_ROWS", direct_rows)
+    monkeypatch.setattr(ordered_module, "_MEMORY_BYTES", 400_000)
+    monkeypatch.setattr(ordered_module, "_SLICE_BYTES", 100_000)
+    monkeypatch.setattr(ordered_module, "_SLICE_ROWS", 20)
+    found = list(ArchiveReader(config, "order").records(1, {0: (0, 300)}))
+    assert [r for table in found for r in records_of("t", table)] == served
+    assert max(sizes) <= 400_000
+    assert max(table.nbytes for table in found) <= 110_000
 
 
 def test_what_was_put_on_the_disk_is_gone_when_nobody_reads_on(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
 
@@ -23,8 +26,11 @@ from everstate.errors import (
     PositionMoved,
     Unavailable,
 )
+from everstate.log.client import READ_COMMITTED
 from everstate.log.positions import Range
+from everstate.log.record import LOG_APPEND_TIME, Record
 from everstate.pipeline.archiving.audit import tiling_problems
+from everstate.pipeline.archiving.audit_offsets import PieceResult, _compare, _Proofs
 from everstate.pipeline.spark.session import session_settings, translate
 from everstate.pipeline.spark.source import fair_spans
 
@@ -89,6 +95,89 @@ def test_c26_holes_overlaps_and_forgotten_commits_are_told() -> None:
         "the position is 20, but the ranges end at 9",
         "the position is 5, but the ranges end at 0",
     ]
+
+
+RECORD = Record("t", 0, 7, 1_700_000_000_123, b"k", b"v", (("h", b"1"), ("h", None)))
+
+
+def archived(*records: Record) -> pa.Table:
+    """Rows of the archive as Spark hands them to a task."""
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows: list[tuple[pa.Array[Any], str]] = [
+        (pa.array([r.partition for r in records], pa.int32()), "partition"),
+        (pa.array([r.offset for r in records], pa.int64()), "offset"),
+        (
+            pa.array([1_000 * r.timestamp_ms for r in records], pa.timestamp("us", tz="UTC")),
+            "timestamp",
+        ),
+        (pa.array([r.timestamp_type for r in records], pa.int32()), "timestamp_type"),
+        (pa.array([r.key for r in records], pa.binary()), "raw_key"),
+        (pa.array([r.value for r in records], pa.binary()), "raw_value"),
+        (
+            pa.array(
+                [[{"key": n, "value": v} for n, v in r.headers] or None for r in records], headers
+            ),
+            "raw_headers",
+        ),
+    ]
+    return pa.table({name: column for column, name in rows})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": None},
+        {"value": b""},
+        {"headers": (("h", b"1"), ("h", b""))},
+        {"headers": (("h", None), ("h", b"1"))},
+        {"headers": ()},
+        {"timestamp_ms": 1_700_000_000_124},
+        {"timestamp_ms": 1_700_000_000_123_000},
+        {"timestamp_type": LOG_APPEND_TIME},
+    ],
+    ids=str,
+)
+def test_the_audit_compares_every_part_of_a_record_with_the_log(change: dict[str, Any]) -> None:
+    other = msgspec.structs.replace(RECORD, **change)
+    for row, record in ((RECORD, other), (other, RECORD)):
+        result = PieceResult(1, 0, 0)
+        _compare(result, archived(row), (0, 10), iter([record]))
+        assert (result.compared, result.differing, result.differing_at) == (1, 1, [7])
+        same = PieceResult(1, 0, 0)
+        _compare(same, archived(row), (0, 10), iter([row]))
+        assert (same.compared, same.differing) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("run", "log", "lost", "unproved"),
+    [
+        ((90, 110), (100, 200), range(100, 110), [(90, 100)]),
+        ((190, 210), (100, 200), range(190, 200), [(200, 210)]),
+        ((90, 210), (100, 200), range(100, 200), [(90, 100), (200, 210)]),
+        ((120, 130), (100, 200), range(120, 130), []),
+        ((50, 60), (100, 200), [], [(50, 60)]),
+        ((250, 260), (100, 200), [], [(250, 260)]),
+        ((90, 110), (0, 0), [], [(90, 110)]),
+        ((90, 110), (100, 100), [], [(90, 100), (100, 110)]),
+    ],
+)
+def test_a_missing_run_is_looked_up_in_the_log_as_far_as_the_log_has_it(
+    run: tuple[int, int], log: tuple[int, int], lost: list[int], unproved: list[tuple[int, int]]
+) -> None:
+    def served(runs: Any, isolation: str) -> set[int]:
+        at = {offset for start, end in runs for offset in range(start, end)}
+        assert all(log[0] <= offset < log[1] for offset in at), isolation
+        return at if isolation == READ_COMMITTED else set()
+
+    nothing: Any = None
+    proofs, result = _Proofs(nothing, "t", 0), PieceResult(1, 0, 0)
+    proofs._served = served  # type: ignore[method-assign]
+    proofs.prove(result, [run], log)
+    assert (result.lost, result.lost_at) == (len(lost), list(lost)[:20])
+    assert result.unproved_offsets == sum(end - start for start, end in unproved)
+    assert (result.aborted_offsets, result.marker_offsets) == (0, 0)
+    found = zip(result.run_starts, result.run_ends, result.run_kinds, strict=True)
+    assert [(start, end) for start, end, kind in found if kind == "unproved"] == unproved
 
 
 def test_a_batch_is_bounded_and_takes_a_fair_part_of_each_partition() -> None:

@@ -49,6 +49,28 @@ def test_a_planted_difference_is_found(row: int, wrong: tuple[Any, ...]) -> None
     assert all(difference.key.startswith("as read: ") for difference in found)
 
 
+@pytest.mark.parametrize(
+    ("expected", "kept"),
+    [
+        (("Wien", 3_000_000), ("Wien", 3_000_001)),
+        (("Wien", 3_000_000), ("Wien", Decimal("3000001.00"))),
+        ((10_000_000_001, 5), (10_000_000_002, 5)),
+        ((2**60, 5), (2**60 + 1, 5)),
+    ],
+)
+def test_whole_numbers_are_equal_to_the_last_digit(
+    expected: tuple[Any, ...], kept: tuple[Any, ...]
+) -> None:
+    assert len(read_differently([expected], [kept])) == 1
+
+
+def test_keys_are_equal_to_the_last_digit_unless_they_are_floats() -> None:
+    one, other = (Decimal("1000000.01"), 0.5), (Decimal("1000000.02"), 0.5)
+    assert read_differently([one], [other]) == []
+    assert len(read_differently([one], [other], keys=[0])) == 1
+    assert read_differently([(0.10000000149011612,)], [(0.1,)], keys=[0]) == []
+
+
 def test_missing_extra_and_doubled_rows_are_found() -> None:
     assert [d.what for d in read_differently(ROWS, ROWS[1:])] == ["missing"]
     assert [d.what for d in read_differently(ROWS, [*ROWS, ROWS[0]])] == ["extra"]

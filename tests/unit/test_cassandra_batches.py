@@ -156,6 +156,14 @@ def test_changes_that_are_sent_again_come_to_an_end_too() -> None:
     assert announced == []
 
 
+def test_an_event_goes_to_the_log_with_all_digits() -> None:
+    tables, log, data = Tables({"a": 1}), Log(), '{"amount":12345678901234567890.12}'
+    tables.rows["a"][0].event = f'{{"type":"Paid","data":{data}}}'
+    steps(publisher_of(tables, log, [announcement("a", 1)]))
+    (batch,) = log.batches
+    assert all(f'"data":{data}'.encode() in (record.value or b"") for record in batch)
+
+
 def test_what_the_log_refuses_blocks_its_own_key_only() -> None:
     """Kafka's error names the first record of the batch, which is another one."""
     tables, log = Tables(dict.fromkeys("abcdefgh", 2)), Log(refuses="f")

@@ -13,6 +13,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from pydantic import (
+    AliasChoices,
+    AliasPath,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -20,11 +22,14 @@ from pydantic import (
     NaiveDatetime,
     computed_field,
     create_model,
+    model_validator,
 )
+from pydantic.alias_generators import to_camel
 
 from everstate.changes import DomainEvent, EntityType
 from everstate.errors import InvalidChange, InvalidEntityType
 from everstate.sources.commands.facts import fact_json
+from everstate.sources.crud.bodies import read_entity
 from everstate.sources.stores.rows import event_text
 
 
@@ -197,7 +202,7 @@ class Box(BaseModel):
     box_id: str
     plain: set[int]
     frozen: frozenset[int]
-    named: Annotated[set[Colour | None], Field(serialization_alias="NAMED")] = set()
+    named: Annotated[set[Colour | None], Field(alias="NAMED")] = set()
     listed: list[set[int]] = []
     mapped: dict[str, set[int]] = {}
     weight: float = 1e16
@@ -227,6 +232,138 @@ def test_an_entity_with_sets_has_one_encoding_whatever_their_order() -> None:
     written = json.loads(box([8, 0]))
     assert (written["plain"], written["more"]) == ([0, 8], {"deep": [[0, 8]]})
     assert (written["listed"], written["doubled"]) == ([[0, 8], [1, 3]], [0, 16])
+
+
+class Computing(BaseModel):
+    """A model with a computed field, and an alias for it."""
+
+    n: int = 9
+
+    @computed_field
+    def total(self) -> int:
+        return 2 * self.n
+
+    @computed_field(alias="fourfold")
+    def twice(self) -> int:
+        return 4 * self.n
+
+
+class Closed(Computing):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Keeping(Computing):
+    model_config = ConfigDict(extra="allow")
+
+
+class Aliased(BaseModel):
+    n: int = Field(9, alias="theN")
+
+
+class Named(Aliased):
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class Chosen(BaseModel):
+    n: int = Field(9, serialization_alias="theN", validation_alias=AliasChoices("old", "theN"))
+
+
+class Generated(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+    n_of_it: int = 9
+
+    @computed_field
+    def in_all(self) -> int:
+        return 2 * self.n_of_it
+
+
+class Swapped(BaseModel):
+    one: int = Field(1, alias="other")
+    other: int = Field(2, alias="one")
+
+
+class Converting(BaseModel):
+    n: int = Field(9, serialization_alias="theN")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, given: Any) -> Any:
+        return {"n": given["theN"]} if "theN" in given else given
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Computing(n=3),
+        Closed(n=3),
+        Keeping.model_validate({"n": 3, "more": 1}),
+        Aliased(theN=3),
+        Named(n=3),
+        Chosen(theN=3),
+        Generated(nOfIt=3),
+        Swapped(one=3, other=4),
+        Converting(n=3),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_an_entity_is_read_as_it_was_written_whatever_its_names(part: BaseModel) -> None:
+    kind: Any = type(part)
+    columns: dict[str, Any] = {
+        "one": (kind, ...),
+        "many": (list[kind], []),
+        "by": (dict[str, kind], {}),
+    }
+    nested = create_model("Nested", key=(str, ...), **columns)
+    flat = create_model("Flat", __base__=kind, key=(str, "k"))
+    for model, made in (
+        (nested, nested(key="k", one=part, many=[part, part], by={"a": part})),
+        (flat, flat.model_validate(part.model_dump(by_alias=True, exclude_computed_fields=True))),
+    ):
+        thing = EntityType("thing", model, "key")
+        stored = thing.encode(made)
+        state = json.loads(stored)
+        assert set(thing.field_names) <= state.keys()
+        for read in (thing.validate_json(stored), thing.validate(state), thing.accept(state)):
+            assert read == made
+            assert thing.encode(read) == stored
+        assert read_entity(thing, stored) == made
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        Field(0, validation_alias="lvl"),
+        Field(0, validation_alias=AliasChoices("lvl", "grade")),
+        Field(0, validation_alias=AliasPath("levels", 0)),
+        Field(0, serialization_alias="lvl"),
+        Field(0, validation_alias="lvl", serialization_alias="Level"),
+    ],
+)
+def test_a_field_that_is_written_under_a_name_that_is_not_read_is_refused(field: Any) -> None:
+    inner = create_model("Inner", level=(int, field))
+    outer = create_model("Outer", key=(str, "k"), parts=(list[inner], []))
+    flat = create_model("Flat", __base__=inner, key=(str, "k"))
+    for model, where in ((outer, "Inner"), (flat, "Flat")):
+        with pytest.raises(InvalidEntityType, match=rf"{where}\.level is written as") as caught:
+            EntityType("thing", model, "key")
+        assert "Field(alias=" in str(caught.value.advice)
+
+
+def test_states_of_earlier_releases_are_read_by_the_names_of_their_fields() -> None:
+    nested = create_model("Nested", key=(str, ...), inner=(Aliased, ...))
+    state = b'{"key":"k","inner":{"n":3}}'
+    thing = EntityType("thing", nested, "key")
+    assert thing.validate_json(state) == thing.validate(json.loads(state))
+    assert thing.encode(thing.validate_json(state)) == b'{"key":"k","inner":{"theN":3}}'
+
+
+def test_a_closed_model_refuses_what_is_unknown_and_says_so() -> None:
+    thing = EntityType("thing", create_model("Flat", __base__=Closed, key=(str, "k")), "key")
+    for state in ({"n": 1, "total": 2, "m": 3}, {"n": "x", "total": 2}):
+        with pytest.raises(InvalidChange, match=r"'?[mn]'?:"):
+            thing.accept(state)
+        with pytest.raises(InvalidChange, match=r"'?[mn]'?:"):
+            thing.validate_json(json.dumps(state))
 
 
 class Open(BaseModel):

@@ -7,10 +7,12 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pytest
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, computed_field
 
 import command_cases as bank
 from everstate.app import App
 from everstate.changes import ChangeCodec, derived_change_id
+from everstate.changes.values import model_json
 from everstate.declarations.commands import CommandGroup, group_of
 from everstate.errors import (
     InvalidChange,
@@ -173,6 +175,94 @@ def test_what_cannot_be_decided_is_parked_and_changes_nothing(
     assert reason in (decided.parked or "")
     assert (decided.changes, decided.held) == ((), held)
     assert decode_answer(decided.answer).outcome is Outcome.PARKED
+
+
+class Aliased(BaseModel):
+    by: int = Field(1, alias="byHow")
+
+
+class Chosen(BaseModel):
+    by: int = Field(1, validation_alias=AliasChoices("byHow", "much"), serialization_alias="BY")
+
+
+class Written(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True)
+    by: int = Field(1, alias="byHow")
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    by: int = Field(1, alias="byHow")
+
+    @computed_field
+    def doubled(self) -> int:
+        return 2 * self.by
+
+
+class Holding(BaseModel):
+    inner: Aliased
+    many: list[Closed] = []
+
+    @property
+    def by(self) -> int:
+        return self.inner.by
+
+
+class Pathed(BaseModel):
+    by: int = Field(1, validation_alias=AliasPath("many", 0))
+
+
+class Swapped(BaseModel):
+    by: int = Field(1, alias="other")
+    other: int = Field(2, alias="by")
+
+
+class Unread(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True)
+    by: int = Field(1, serialization_alias="byHow")
+
+
+def _decided(asked: BaseModel, data: bytes) -> Decided:
+    def decide(account: bank.Account | None, asked: Any) -> Any:
+        return bank.Opened(account_id="a1", owner=str(asked.by))
+
+    models: list[type[BaseModel]] = [
+        Aliased,
+        Chosen,
+        Written,
+        Closed,
+        Holding,
+        Pathed,
+        Swapped,
+        Unread,
+    ]
+    group = CommandGroup(bank.GROUP.entity_type, decide, bank.GROUP.evolve, models)
+    sent = command(asked, data=msgspec.Raw(data))
+    return Decider(group, message_bytes_max=1_048_576).decide(NOTHING, sent, NOW)
+
+
+@pytest.mark.parametrize("model", [Aliased, Chosen, Written, Closed, Holding, Pathed])
+def test_a_command_with_aliases_is_decided_as_it_was_asked(model: type[BaseModel]) -> None:
+    body = {
+        Holding: '{"inner":{"byHow":5},"many":[{"byHow":5}]}',
+        Pathed: '{"many":[5]}',
+    }.get(model, '{"byHow":5}')
+    asked = CommandGroup(bank.GROUP.entity_type, bank.decide, bank.evolve, [model]).read(
+        model.__name__, body
+    )
+    for data in (model_json(asked), body.encode()):
+        decided = _decided(asked, data)
+        assert decided.parked is None
+        assert isinstance(decided.held.state, bank.Account)
+        assert decided.held.state.owner == "5"
+
+
+@pytest.mark.parametrize("asked", [Swapped(by=5, other=6), Unread(by=5)])
+def test_a_command_that_would_be_read_otherwise_than_it_was_written_is_parked(
+    asked: BaseModel,
+) -> None:
+    decided = _decided(asked, model_json(asked))
+    assert f"{type(asked).__name__}.by" in (decided.parked or "")
 
 
 def test_facts_are_all_or_nothing() -> None:

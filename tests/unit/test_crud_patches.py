@@ -98,6 +98,15 @@ def test_a_patch_that_is_applied_again_to_a_later_state_does_the_same() -> None:
     assert applied({}, operations) == applied({}, operations) == {"tags": ["a", "b"]}
 
 
+def test_a_member_may_have_the_name_of_the_element_after_the_last_one() -> None:
+    operations = [
+        {"op": "test", "path": "/-", "value": 1},
+        {"op": "copy", "from": "/-", "path": "/a"},
+        {"op": "remove", "path": "/-"},
+    ]
+    assert applied({"-": 1}, operations) == {"a": 1}
+
+
 def test_copies_are_bounded_by_the_bytes_that_they_make() -> None:
     """40 kB of copies made 650 MB of a state of 650 kB."""
     operations = [{"op": "copy", "from": "/a", "path": "/l/-"}] * 1_000
@@ -142,6 +151,14 @@ def test_the_reason_of_a_refusal_does_not_quote_a_whole_document() -> None:
         ([{"op": "add", "path": "/~2", "value": 2}], "patch.0"),
         ([{"op": "move", "from": "/l", "path": "/l/0"}], "patch.0"),
         ([{"op": "copy", "from": "", "path": "/l/-"}] * 40, "patch."),
+        # `-` is the element after the last one, which there is not (RFC 6901).
+        ([{"op": "copy", "from": "/l/-", "path": "/b"}], "patch.0"),
+        ([{"op": "copy", "from": "/l/-/a", "path": "/b"}], "patch.0"),
+        ([{"op": "move", "from": "/l/-", "path": "/b"}], "patch.0"),
+        ([{"op": "move", "from": "/l/-", "path": "/l/-"}], "patch.0"),
+        ([{"op": "remove", "path": "/l/-"}], "patch.0"),
+        ([{"op": "replace", "path": "/l/-", "value": 1}], "patch.0"),
+        ([{"op": "test", "path": "/l/-", "value": None}], "patch.0"),
         ([{"op": "test", "path": "/a", "value": 1}] * 1_001, "patch"),
     ],
 )

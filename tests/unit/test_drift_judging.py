@@ -82,6 +82,10 @@ STATE = '{"a": 1}'
         (2, Stored("k", 2, ID, STATE), (2, ID, '{"a":1}'), None),
         (2, Stored("k", 2, ID, STATE), (3, ID, STATE), "extra"),
         (None, None, (1, ID, STATE), "extra"),
+        # The log has a record that cannot be read, of a key that the source never had.
+        (None, None, (0, "", None), "extra"),
+        (None, Stored("k", 1, ID, STATE), (0, "", None), None),
+        (1, Stored("k", 1, ID, STATE), (0, "", None), "missing"),
         # It was written and published while the job ran.
         (1, Stored("k", 2, ID, STATE), (2, ID, STATE), None),
         (None, Stored("k", 1, ID, STATE), (1, ID, STATE), None),
@@ -111,15 +115,19 @@ def test_what_the_source_has_yet_to_publish_is_lag() -> None:
     assert judge(2, stored, (3, ID, STATE), waits=True) == "extra"
 
 
-def test_both_sides_give_an_entity_the_same_fingerprint_and_range() -> None:
-    value = (
+def record(version: int = 7) -> bytes:
+    """A record of `.state`."""
+    return (
         b'{"id":"0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77","entity":"e","schemaVersion":1,"key":"k",'
-        b'"version":7,"kind":"created","occurredAt":"2026-01-01T00:00:00Z",'
+        b'"version":%d,"kind":"created","occurredAt":"2026-01-01T00:00:00Z",'
         b'"recordedAt":"2026-01-01T00:00:00Z","event":null,"provenance":{"apiVersion":"v1",'
         b'"serviceName":"s","identifier":"i","transaction":null},'
-        b'"currentEntityState":{"b":[1.50],"a":"\\u00e9"},"originalEntityState":null}'
+        b'"currentEntityState":{"b":[1.50],"a":"\\u00e9"},"originalEntityState":null}' % version
     )
-    records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [value], "offset": [3]})
+
+
+def test_both_sides_give_an_entity_the_same_fingerprint_and_range() -> None:
+    records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [record()], "offset": [3]})
     logged: dict[str, Any] = next(iter(decoding(16, None)([records]))).to_pylist()[0]
     truth = Listed({"k": Stored("k", 7, ID, '{"a": "é", "b": [1.5]}')})
     numbers = pa.RecordBatch.from_pydict({"id": [0]})
@@ -130,9 +138,38 @@ def test_both_sides_give_an_entity_the_same_fingerprint_and_range() -> None:
     assert next(iter(decoding(16, others)([records]))).num_rows == 0
 
 
-def test_a_record_that_cannot_be_read_is_older_than_anything() -> None:
-    records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"{"], "offset": [3]})
-    assert next(iter(decoding(16, None)([records]))).to_pylist()[0]["version"] == 0
+@pytest.mark.parametrize(
+    "value", [b"{", *(record(version) for version in (2**63, 2**63 - 1, 2**64, 0, -1, -(2**63)))]
+)
+def test_a_record_that_cannot_be_read_is_older_than_anything(value: bytes) -> None:
+    """A version that no store has ended each comparison; -1 was taken for a tombstone."""
+    records = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [value], "offset": [3]})
+    (found,) = next(iter(decoding(16, None)([records]))).to_pylist()
+    assert (found["version"], found["change_id"]) == (0, "")
+    assert found["hash"] == fingerprint(0, "", None)
+
+
+@pytest.mark.parametrize("key", ["a\x00b", "k" * 5_000, ".."])
+def test_a_key_that_no_store_can_have_is_reported_and_not_asked_for(key: str) -> None:
+    """One such record, of another writer, ended each comparison, or the repair of all others."""
+    asked: list[str] = []
+
+    class Strict(Listed):
+        def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
+            asked.extend(keys)
+            return super().look(keys)
+
+    rows = [dict.fromkeys(SIDES) | {"key": each, "logged_version": 1} for each in (key, "k")]
+    schema = pa.schema({name: pa.string() if name == "key" else pa.int64() for name in SIDES})
+    truth = Strict({})
+    (judged,) = judging(truth, None)([pa.RecordBatch.from_pylist(rows, schema=schema)])
+    assert [(row["key"], row["what"]) for row in judged.to_pylist()] == [
+        (key, "extra"),
+        ("k", "extra"),
+    ]
+    assert asked == ["k"]
+    assert list(repairing(truth)([judged.select(["key", "what", "stored", "logged"])]))
+    assert [each.key for each in truth.repaired] == ["k"]
 
 
 def test_repairs_reach_the_source_as_they_were_found() -> None:

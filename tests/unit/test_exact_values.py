@@ -17,6 +17,7 @@ from psycopg.pq import Format
 from psycopg.types.json import set_json_loads
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 
+from clean_cases import CONFIG
 from everstate.changes import (
     Change,
     ChangeCodec,
@@ -44,6 +45,8 @@ from everstate.serving.differences import differences
 from everstate.serving.words import difference_text, value_text
 from everstate.sources.crud.bodies import read_entity, read_json
 from everstate.sources.crud.patches import merge
+from everstate.sources.outbox.compose import Composer, OutboxRow
+from everstate.sources.outbox.pending import Pending, Transaction
 from everstate.sources.stores.postgres.files import read_rows
 
 Exact = Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
@@ -366,6 +369,29 @@ def test_a_change_is_read_and_written_with_all_its_digits() -> None:
     assert read.current["amount"] == Decimal(AMOUNT)
     assert value.count(AMOUNT.encode()) == 3
     assert codec.encode(read)[1].count(AMOUNT.encode()) == 3
+
+
+@pytest.mark.parametrize("amount", [AMOUNT, "0.1234567890123456789", str(10**29 + 1)])
+def test_an_event_goes_from_the_outbox_to_the_log_with_all_digits(amount: str) -> None:
+    row = OutboxRow(
+        id=1,
+        xid="1",
+        entity="sale",
+        key="s1",
+        version=1,
+        kind="created",
+        change_id=UUID(int=1),
+        schema_version=1,
+        occurred_at="2026-01-01T00:00:00+00:00",
+        recorded_at=datetime.fromisoformat("2026-01-01T00:00:00Z"),
+        provenance='{"api_version":"v1","service_name":"till","identifier":"1"}',
+        event=f'{{"type":"Sold","data":{{"amount":{amount}}}}}',
+        before=None,
+        after='{"sale_id":"s1"}',
+    )
+    transaction = Transaction("1", [Pending(1, "1", "sale", "s1", 9)])
+    for record in Composer(CONFIG, [SALE]).compose([transaction], {1: row}):
+        assert f'"data":{{"amount":{amount}}}'.encode() in (record.value or b"")
 
 
 class Cash(BaseModel):

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 from typer.testing import CliRunner
 
 from everstate.changes import EntityType, Provenance
 from everstate.cli import cli
 from everstate.errors import ImportFailed
-from everstate.sources.stores.postgres import Checked, check_file
+from everstate.sources.stores.postgres import (
+    Checked,
+    EntityStore,
+    Imported,
+    check_file,
+    import_file,
+    importing,
+    progress,
+)
 from everstate.sources.stores.postgres.files import guesses, read_file, read_rows
 from everstate.sources.stores.postgres.settling import Settling, repeated_keys
-from everstate.sources.stores.rows import prepare
+from everstate.sources.stores.postgres.statements import ADVANCE, FINISH, PROGRESS
+from everstate.sources.stores.rows import PreparedRow, Settle, prepare
+from everstate.sources.stores.store import WrittenMany
 
 
 class Guest(BaseModel):
@@ -268,3 +281,207 @@ def test_the_last_given_value_of_each_field_is_the_last_state_of_rows_that_keep(
     path = file(tmp_path, "g.jsonl", first + '{"guest_id": "g1", "name": "Ida"}\n')
     last = repeated_keys(path, GUEST, 1, (), "keep")
     assert json.loads(last["g1"]) == {"guest_id": "g1", "name": "Ida", "city": "Rome"}
+
+
+class Measured(BaseModel):
+    id: int
+    value: float | None = None
+    at: datetime | None = None
+    nick: str | None = Field(None, alias="nickName")
+    notes: list[str] = []
+
+
+MEASURED = EntityType("measured", Measured, "id")
+
+
+def reasons(path: Path, ignored: tuple[str, ...] = ()) -> list[str | None]:
+    return [read.reason for read in read_rows(path, MEASURED, 1, ignored)]
+
+
+def test_infinity_is_refused_in_every_form_and_never_null(tmp_path: Path) -> None:
+    path = file(tmp_path, "a.jsonl", '{"id": 1, "value": Infinity, "z": 1}')
+    assert reasons(path, ("z",)) == ["value: infinity is no number in JSON"]
+    path = file(tmp_path, "b.jsonl", '{"id": 1, "nickName": "NaN", "value": -Infinity}')
+    assert reasons(path) == ["value: infinity is no number in JSON"]
+    table = {"id": [1, 2, 3], "value": [float("inf"), 1.0, float("nan")], "z": [float("inf")] * 3}
+    pq.write_table(pa.table(table), tmp_path / "c.parquet")
+    found = ["value: infinity is no number in JSON", None, None]
+    assert reasons(tmp_path / "c.parquet", ("z",)) == found
+
+
+def test_a_time_with_parts_of_a_microsecond_is_refused(tmp_path: Path) -> None:
+    times = pa.array(
+        [1_700_000_000_123_456_789, 1_700_000_000_123_456_000], pa.timestamp("ns", "UTC")
+    )
+    pq.write_table(pa.table({"id": [1, 2], "at": times}), tmp_path / "a.parquet")
+    first, second = read_rows(tmp_path / "a.parquet", MEASURED)
+    assert "at: 2023-11-14 22:13:20.123456789+00:00 has parts of a microsecond" in str(first.reason)
+    assert isinstance(second.entity, Measured)
+    assert second.entity.at == datetime(2023, 11, 14, 22, 13, 20, 123_456, UTC)
+
+
+@pytest.mark.parametrize("deep", [150, 600, 3_000])
+def test_what_is_nested_too_deeply_is_a_bad_row(tmp_path: Path, deep: int) -> None:
+    nested = "[" * deep + "]" * deep
+    path = file(tmp_path, "a.jsonl", '{"id": 1, "nickName": "NaN", "notes": ' + nested + "}\n")
+    assert reasons(path) != [None]
+    path = file(tmp_path, "a.csv", f"id,notes\n1,{nested}\n2,[]\n")
+    first, second = reasons(path)
+    assert (first is not None, second) == (True, None)
+
+
+def test_an_empty_cell_is_null_in_a_field_with_an_alias(tmp_path: Path) -> None:
+    (read,) = read_rows(file(tmp_path, "a.csv", "id,nickName\n1,\n"), MEASURED)
+    assert isinstance(read.entity, Measured)
+    assert read.entity.nick is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "id,value\n7,1\n007,2\n8,1\n"),
+        ("a.csv", "id,value\n7,1\n 7.0,2\n8,1\n"),
+        ("a.jsonl", '{"id": 7}\n{"id": "07"}\n{"id": 8}\n'),
+        ("a.jsonl", '{"id": 7}\n{"id": 7.0}\n{"id": true}\n'),
+        ("a.jsonl", '{"id": true}\n{"id": 1}\n{"id": 7}\n'),
+    ],
+)
+def test_integer_keys_that_are_equal_repeat_however_they_are_written(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    path = file(tmp_path, name, content)
+    keys = [MEASURED.key_of(read.entity) for read in read_rows(path, MEASURED) if read.entity]
+    twice = {key for key in keys if keys.count(key) > 1}
+    assert repeated_keys(path, MEASURED, 1, (), "refuse").keys() == twice
+    assert len(twice) == 1
+
+
+class Killed(BaseException):
+    """The process of an import ended."""
+
+
+class Transactions:
+    """A store of guests in memory, with the transactions of an import; it may be killed."""
+
+    entity_type = GUEST
+
+    def __init__(self) -> None:
+        self.history: list[str] = []
+        self.stored: dict[str, str] = {}
+        self.progress: dict[str, tuple[int, int]] = {}
+        self.chunks_until_killed = 10_000
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        yield self
+
+    def execute(self, statement: object, given: Any) -> Any:
+        if statement is PROGRESS:
+            return SimpleNamespace(fetchone=lambda: self.progress.get(given[0]))
+        if statement is FINISH:
+            kept = {id_: at for id_, at in self.progress.items() if not id_.startswith(given[0])}
+            self.progress = kept
+            return None
+        assert statement is ADVANCE
+        if self.progress.get(given["id"], (given["from_row"], 0))[0] != given["from_row"]:
+            return SimpleNamespace(rowcount=0)
+        self.progress[given["id"]] = (given["next_row"], given["rows"])
+        return SimpleNamespace(rowcount=1)
+
+    def write_rows(
+        self,
+        rows: Sequence[PreparedRow],
+        recorded_at: datetime,
+        *,
+        settle: Settle,
+        also: Callable[[Any], None],
+    ) -> WrittenMany:
+        if not rows:
+            return WrittenMany(changes=0, keys=0, unchanged=0)
+        if self.chunks_until_killed == 0:
+            raise Killed
+        self.chunks_until_killed -= 1
+        settled: Mapping[int, str] = settle(self.stored, rows)
+        written: list[str] = []
+        stored = dict(self.stored)
+        for n, row in enumerate(rows):
+            state = settled.get(n, row.state or "")
+            if stored.get(row.key) != state:
+                written.append(json.loads(state)["name"])
+            stored[row.key] = state
+        also(self)
+        self.stored = stored
+        self.history += written
+        return WrittenMany(changes=len(written), keys=1, unchanged=len(rows) - len(written))
+
+
+@pytest.fixture
+def transactions(monkeypatch: pytest.MonkeyPatch) -> Transactions:
+    monkeypatch.setattr(importing, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(progress, "install", lambda *_, **__: None)
+    return Transactions()
+
+
+def imported(store: Transactions, path: Path, **more: Any) -> Imported:
+    return import_file(cast(EntityStore, store), path, provenance=CLERK, **more)
+
+
+@pytest.mark.parametrize("names", ["123", "ABA", "ABAB"])
+@pytest.mark.parametrize("committed", [0, 1, 2])
+def test_an_import_that_was_killed_goes_on_with_no_version_twice_and_none_lost(
+    tmp_path: Path, transactions: Transactions, names: str, committed: int
+) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name\n" + "".join(f"g1,{name}\n" for name in names))
+    transactions.chunks_until_killed = committed
+    with pytest.raises(Killed):
+        imported(transactions, path)
+    assert transactions.history == list(names[:committed])
+    transactions.chunks_until_killed = 10_000
+    said: list[tuple[int, int]] = []
+    found = imported(transactions, path, on_resume=lambda *at: said.append(at))
+    assert transactions.history == list(names)
+    assert found.rows == found.changes == len(names) - committed
+    assert said == ([(committed + 1, committed)] if committed else [])
+    assert imported(transactions, path).changes == 0
+    assert transactions.history == list(names)
+    assert transactions.progress == {}
+
+
+def test_a_first_row_that_is_given_begins_anew_and_its_end_is_that_of_the_file(
+    tmp_path: Path, transactions: Transactions
+) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name\ng1,A\ng2,B\ng3,C\n")
+    transactions.chunks_until_killed = 2
+    with pytest.raises(Killed):
+        imported(transactions, path)
+    transactions.chunks_until_killed = 10_000
+    assert imported(transactions, path, first_row=1).rows == 3
+    assert transactions.history == ["A", "B", "C"]
+    assert imported(transactions, path).rows == 3
+
+
+def test_another_file_or_other_options_do_not_go_on(
+    tmp_path: Path, transactions: Transactions
+) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name\ng1,A\ng2,B\n")
+    transactions.chunks_until_killed = 1
+    with pytest.raises(Killed):
+        imported(transactions, path)
+    transactions.chunks_until_killed = 10_000
+    mended = file(tmp_path, "h.csv", "guest_id,name\ng1,A\ng2,C\n")
+    assert imported(transactions, mended).rows == 2
+    assert imported(transactions, path, missing="reset").rows == 2
+
+
+def test_an_import_beside_another_of_the_same_file_is_refused(
+    tmp_path: Path, transactions: Transactions
+) -> None:
+    path = file(tmp_path, "g.csv", "guest_id,name\ng1,A\ng1,B\ng1,C\n")
+    with pytest.raises(ImportFailed, match="another import of it is running"):
+        imported(transactions, path, on_progress=lambda _: moved(transactions))
+    assert transactions.history == ["A"]
+
+
+def moved(store: Transactions) -> None:
+    """Another import advances."""
+    store.progress = {id_: (row + 1, rows + 1) for id_, (row, rows) in store.progress.items()}

@@ -16,6 +16,7 @@ from everstate.errors import ArchiveError, InvalidQuery, LogError
 from everstate.log.record import OutRecord, Record
 from everstate.pipeline.archiving.selection import (
     Selection,
+    out_records,
     preview,
     replay_to_file,
     replay_to_topic,
@@ -248,3 +249,25 @@ def test_nothing_is_written_over_and_no_other_form_is_written(
     with pytest.raises(ArchiveError, match="no generation 2"):
         preview(config, "order", Selection(), generation=2)
     assert (tmp_path / "there.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_record_with_a_time_that_python_cannot_hold_is_replayed(
+    tmp_path: Path, suffix: str
+) -> None:
+    """A producer that gives microseconds where Kafka has milliseconds."""
+    config = load(tmp_path, archive={"path": str(tmp_path / "far")})
+    archive = HandArchive(config, "order")
+    archive.begin({0: 0})
+    given = Record("t", 0, 0, 1_700_000_000_000_000, b"k", b'{"a":1}', (("h", None),))
+    archive.append([given], {0: 1})
+    file = tmp_path / f"out.{suffix}"
+    assert replay_to_file(config, "order", Selection(), file).records == 1
+    if suffix == "jsonl":
+        assert file.read_bytes() == b'{"a":1}\n'
+        return
+    table = pq.read_table(file)
+    assert list(records_of("t", table)) == [given]
+    assert list(out_records("x", table)) == [
+        OutRecord("x", b"k", b'{"a":1}', [("h", None)], 0, given.timestamp_ms)
+    ]

@@ -79,7 +79,7 @@ def test_the_text_of_a_long_number_has_all_its_digits(number: str) -> None:
     """A proof that reads numbers as floats finds two unequal states equal."""
     texts = [f'{{"a": {number}}}', f'{{"a": {number[:-1]}5}}', f'{{"b": [1], "a": {number}}}']
     messages = pa.array([f'{{"currentEntityState":{text}}}'.encode() for text in texts])
-    wanted = [f'{{"a":"{number}"}}', f'{{"a":"{number[:-1]}5"}}', f'{{"a":"{number}","b":[1]}}']
+    wanted = [f'{{"a":{number}}}', f'{{"a":{number[:-1]}5}}', f'{{"a":{number},"b":[1]}}']
     assert fragments(RAW, messages).to_pylist() == wanted
     assert kept_fragments(RAW, pa.binary(), pa.array(texts)).to_pylist() == wanted
     nested = pa.struct([("a", pa.decimal128(38, 9))])
@@ -88,6 +88,28 @@ def test_the_text_of_a_long_number_has_all_its_digits(number: str) -> None:
     if number == LONG:
         values = pa.array([{"a": Decimal(LONG)}, {"a": Decimal(f"{LONG[:-1]}5")}], nested)
         assert fragments("v", values).to_pylist() == wanted[:2]
+
+
+def test_a_number_is_not_the_text_of_it() -> None:
+    states = ['{"a": 1.5, "n": 9007199254740993}', '{"a": "1.5", "n": "9007199254740993"}']
+    one, other = fragments(
+        RAW, pa.array([f'{{"currentEntityState":{text}}}'.encode() for text in states])
+    ).to_pylist()
+    assert (one, other) == (
+        '{"a":1.5,"n":9007199254740993}',
+        '{"a":"1.5","n":"9007199254740993"}',
+    )
+    assert kept_fragments(RAW, pa.binary(), pa.array(states)).to_pylist() == [one, other]
+
+
+def test_numbers_of_32_bits_are_those_that_postgresql_keeps_as_real() -> None:
+    values = [0.1, 16777216.0, 1e-45, 3.4028235e38, -0.0, 1 / 3, float("nan"), float("-inf"), None]
+    kept = ["0.1", "1.6777216e+07", "1e-45", "3.4028235e+38", "-0", "0.33333334", "NaN"]
+    kind = pa.float32()
+    texts = fragments("v", pa.array(values, kind)).to_pylist()
+    assert texts[0] == "0.1"
+    copied = pa.array([*kept, "-Infinity", None], pa.string())
+    assert kept_fragments("v", kind, copied).to_pylist() == texts
 
 
 def test_nested_values_are_compared_as_they_are_kept() -> None:

@@ -100,7 +100,14 @@ def fires(trigger: Trigger, original: Any, current: Any) -> bool:
                 ("rates", ["2.5", "1"], ["1", "2.5"], True),
                 ("scores", [1], [1.0], False),
                 ("seen", ["2026-01-01T12:00:00Z"], ["2026-01-01T13:00:00+01:00"], False),
-                ("at", "2026-01-01T12:00:00.0000001Z", "2026-01-01T12:00:00Z", False),
+                ("at", "2026-01-01T12:00:00.0000000Z", "2026-01-01T12:00:00Z", False),
+                ("price", "12.500", 12.5, False),
+                # A value that its type cannot hold exactly is null.
+                ("at", "2026-01-01T12:00:00.0000001Z", "2026-01-01T12:00:00Z", True),
+                ("at", "2026-01-01T12:00:00.0000001Z", None, False),
+                ("price", "12.505", "12.51", True),
+                ("price", "12.505", "2,5", False),
+                ("rates", ["2.5", "2.123456789"], None, False),
                 # A value that does not fit its type is null: one in a list, the whole list.
                 ("rooms", "x", "y", False),
                 ("rooms", None, "x", False),

@@ -315,6 +315,20 @@ def test_states_are_typed_as_their_model_says_and_what_does_not_fit_is_null() ->
     assert third is None
 
 
+def test_a_value_that_a_column_cannot_hold_exactly_is_null() -> None:
+    """Arrow would fail for such a decimal, and so would the view, at each later change."""
+    fields = (*FIELDS, pa.field("sums", pa.map_(pa.string(), pa.decimal128(12, 2))))
+    texts = [
+        '{"amount": "12.505", "at": "2026-01-02T03:04:05.0000001Z", "day": "2026-01-02T03:04:05",'
+        ' "sums": {"a": 1.505}}',
+        '{"amount": 12.500, "at": "2026-01-02T03:04:05.0000000Z", "sums": {"a": 1.50}}',
+    ]
+    first, second = typed_states(texts, fields).to_pylist()
+    assert {name for name, value in first.items() if value is not None} == set()
+    assert (second["amount"], second["sums"]) == (Decimal("12.50"), [("a", Decimal("1.50"))])
+    assert second["at"] == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
 def table(function: Callable[[pa.Table], Any]) -> PythonTable:
     columns = (pa.field("n", pa.int64()),)
     fields = (pa.field("shop", pa.string()),)

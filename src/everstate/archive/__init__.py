@@ -13,10 +13,11 @@ from everstate.archive.commits import (
 )
 from everstate.archive.files import ArchiveFile
 from everstate.archive.layout import app_id, ledger_path, table_path
-from everstate.archive.ledger import Ledger, LedgerRow, last_commit
+from everstate.archive.ledger import Ledger, LedgerRow, frozen, last_commit
 from everstate.archive.lookup import KeyRecords
 from everstate.archive.ordered import Where
 from everstate.archive.reader import ArchiveReader, Counts, Location
+from everstate.archive.records import record_parts
 
 __all__ = [
     "AddedFile",
@@ -34,7 +35,9 @@ __all__ = [
     "Position",
     "Where",
     "app_id",
+    "frozen",
     "last_commit",
     "ledger_path",
+    "record_parts",
     "table_path",
 ]

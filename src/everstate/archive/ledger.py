@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -20,6 +21,8 @@ from everstate.archive.commits import (
 )
 from everstate.archive.layout import archive_errors, ledger_path
 from everstate.config import Config
+
+logger = logging.getLogger("everstate.archive")
 
 _FILES_MAX: Final = 100
 
@@ -72,9 +75,22 @@ class Ledger:
         self.path = ledger_path(config, entity)
 
     def sync(self, log: ArchiveLog) -> int:
-        """Append the ranges of commits that it does not have yet; returns how many."""
-        rows = [row for commit in log.commits(after=self.newest()) for row in ledger_rows(commit)]
+        """Append the ranges of commits that it does not have yet; returns how many.
+
+        Logs a warning when the table's log lost commits before they were copied.
+        """
+        known = self._read(columns=["commit_version", "epoch"])
+        newest, epoch = _newest(known, "commit_version"), _newest(known, "epoch")
+        rows = [row for commit in log.commits(after=newest) for row in ledger_rows(commit)]
         if rows:
+            if rows[0].epoch > epoch + 1:
+                logger.warning(
+                    "appends %d to %d of %s are no longer in its table's log and were never copied "
+                    "to the ledger; `everstate archive verify` shows which offsets it cannot prove",
+                    epoch + 1,
+                    rows[0].epoch - 1,
+                    self.entity,
+                )
             with archive_errors(f"writing the ledger of {self.entity}"):
                 table = pa.Table.from_pylist(
                     [asdict(row) for row in rows], schema=pa.schema(_FIELDS)
@@ -87,9 +103,7 @@ class Ledger:
 
     def newest(self) -> int:
         """Newest commit in the ledger, -1: none. Cost: one narrow column."""
-        found = self._read(columns=["commit_version"])
-        newest = pc.max(found["commit_version"]).as_py() if found is not None else None
-        return -1 if newest is None else int(newest)
+        return _newest(self._read(columns=["commit_version"]), "commit_version")
 
     def brought(self, generation: int, partition: int, offset: int) -> LedgerRow | None:
         """The range that contains one offset. Cost: the ledger's files that may hold it."""
@@ -139,6 +153,11 @@ class Ledger:
             return DeltaTable(self.path).to_pyarrow_dataset().to_table(**what)
 
 
+def _newest(found: pa.Table | None, column: str) -> int:
+    newest = pc.max(found[column]).as_py() if found is not None else None
+    return -1 if newest is None else int(newest)
+
+
 def last_commit(log: ArchiveLog, ledger: Ledger) -> Commit | None:
     """The newest commit that moved the position; ``None`` before the first.
 
@@ -153,6 +172,21 @@ def last_commit(log: ArchiveLog, ledger: Ledger) -> Commit | None:
         if found is None:
             raise
         return found
+
+
+def frozen(log: ArchiveLog, ledger: Ledger) -> tuple[int, Commit] | None:
+    """A version of the table and the append whose position it has; ``None`` before the first.
+
+    The newest version, not the append's own: compaction replaces the files of an append, and they
+    are deleted seven days later. Rows of later appends are not in it.
+    """
+    if not log.exists():
+        return None
+    version = log.version()
+    last = last_commit(log, ledger)
+    assert last is not None, "the table exists"
+    # An append between the two calls is included, later ones are not.
+    return max(version, last.version), last
 
 
 def ledger_rows(commit: Commit) -> list[LedgerRow]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,9 @@ _SLICE_ROWS: Final = 10_000
 _DIRECT_ROWS: Final = 50_000
 _DIRECT_BYTES: Final = 16 << 20
 """Compressed bytes of files that are read into memory at once."""
+_MEMORY_BYTES: Final = 256 << 20
+"""Decompressed bytes that are sorted at once: Arrow cannot sort 2 GiB of messages."""
+_SLICE_BYTES: Final = 64 << 20
 _BUCKET_OFFSETS: Final = 100_000
 _SPILL_ROWS: Final = 200_000
 _IPC: Final = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -47,13 +50,24 @@ class Where:
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Offsets ``[start, end)`` of a partition, and all files that may hold some of them."""
+class _Span(NamedTuple):
+    """Offsets ``[start, end)`` of a partition."""
 
     partition: int
     start: int
     end: int
+
+    def cut(self, width: int) -> Iterator[_Span]:
+        """Spans of at most ``width`` offsets."""
+        for start in range(self.start, self.end, width):
+            yield self._replace(start=start, end=min(self.end, start + width))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A span, and all files that may hold some of its offsets."""
+
+    span: _Span
     files: tuple[ArchiveFile, ...]
 
     @property
@@ -85,6 +99,8 @@ class OrderedRecords:
             for stretch in _stretches(held, partition, start, end)
         ]
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._on_disk: dict[_Span, int] = {}
+        """Decompressed bytes by span."""
 
     def close(self) -> None:
         """Delete temporary files."""
@@ -93,15 +109,15 @@ class OrderedRecords:
             self._folder = None
 
     def read(self) -> Iterator[pa.Table]:
-        """Tables of at most 10,000 records of one partition, partition by partition, in order."""
+        """Tables of at most 10,000 records of one partition, partition by partition, in order.
+
+        Fewer at a time when messages are large.
+        """
         for stretch in self._stretches:
             if stretch in self._spilled:
-                yield from self._from_disk(stretch)
+                yield from self._from_disk(stretch.span, _BUCKET_OFFSETS)
             elif stretch.is_small:
-                found = self._dataset(stretch.files).to_table(
-                    filter=self._within([stretch]), columns=list(self._columns)
-                )
-                yield from _slices(found)
+                yield from self._in_memory(stretch)
             else:
                 yield from self._as_written(stretch)
 
@@ -121,68 +137,104 @@ class OrderedRecords:
         offsets = places["offset"].to_numpy()
         return bool(np.all(offsets[1:] > offsets[:-1]))
 
+    def _in_memory(self, stretch: _Stretch) -> Iterator[pa.Table]:
+        """The records of small files, by way of the disk when they are large decompressed."""
+        scanned = self._dataset(stretch.files).scanner(
+            filter=self._within([stretch]), columns=list(self._columns), batch_size=_SLICE_ROWS
+        )
+        found, size = list[pa.RecordBatch](), 0
+        for batch in scanned.to_batches():
+            found.append(batch)
+            size += batch.nbytes
+            if size > _MEMORY_BYTES:
+                break
+        if size <= _MEMORY_BYTES:
+            yield from _slices(pa.Table.from_batches(found, scanned.projected_schema))
+            return
+        found.clear()
+        self._spill([stretch])
+        yield from self._from_disk(stretch.span, _BUCKET_OFFSETS)
+
     def _as_written(self, stretch: _Stretch) -> Iterator[pa.Table]:
         """The records of one file, which are in order."""
         (file,) = stretch.files
         with self._filesystem.open_input_file(file.path) as opened:
             parquet = pq.ParquetFile(opened)
-            for batch in parquet.iter_batches(batch_size=_SLICE_ROWS, columns=list(self._named)):
+            groups = (parquet.metadata.row_group(at) for at in range(parquet.num_row_groups))
+            rows = _slice_rows(file.rows, sum(group.total_byte_size for group in groups))
+            for batch in parquet.iter_batches(batch_size=rows, columns=list(self._named)):
                 found = pa.table(batch).filter(self._within([stretch])).select(self._columns)
                 if found.num_rows:
                     yield found
 
     def _spill(self, stretches: Sequence[_Stretch]) -> None:
         """Read the files of some stretches once, and write their records to disk by offsets."""
-        self._folder = tempfile.TemporaryDirectory(prefix="everstate-")
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="everstate-")
+        spans = [stretch.span for stretch in stretches]
         files = {file.path: file for stretch in stretches for file in stretch.files}
         scanned = self._dataset(files.values()).scanner(
             filter=self._within(stretches),
             columns=list(self._columns),
+            batch_size=_SLICE_ROWS,
             batch_readahead=4,
             fragment_readahead=1,
         )
-        waiting, rows = list[pa.RecordBatch](), 0
+        waiting, rows, size = list[pa.RecordBatch](), 0, 0
         for batch in scanned.to_batches():
+            if waiting and (rows >= _SPILL_ROWS or size + batch.nbytes > _MEMORY_BYTES):
+                self._put_down(spans, _BUCKET_OFFSETS, pa.Table.from_batches(waiting))
+                waiting, rows, size = [], 0, 0
             waiting.append(batch)
             rows += batch.num_rows
-            if rows >= _SPILL_ROWS:
-                self._put_down(stretches, pa.Table.from_batches(waiting))
-                waiting, rows = [], 0
+            size += batch.nbytes
         if waiting:
-            self._put_down(stretches, pa.Table.from_batches(waiting))
+            self._put_down(spans, _BUCKET_OFFSETS, pa.Table.from_batches(waiting))
 
-    def _put_down(self, stretches: Sequence[_Stretch], records: pa.Table) -> None:
+    def _put_down(self, spans: Iterable[_Span], width: int, records: pa.Table) -> None:
+        """Write the records of some spans to files of at most ``width`` offsets."""
         partitions, offsets = records["partition"].to_numpy(), records["offset"].to_numpy()
-        for stretch in stretches:
+        for span in spans:
             mine = np.flatnonzero(
-                (partitions == stretch.partition)
-                & (offsets >= stretch.start)
-                & (offsets < stretch.end)
+                (partitions == span.partition) & (offsets >= span.start) & (offsets < span.end)
             )
-            buckets = (offsets[mine] - stretch.start) // _BUCKET_OFFSETS
+            buckets = (offsets[mine] - span.start) // width
             for bucket in np.unique(buckets):
                 part = records.take(pa.array(mine[buckets == bucket]))
+                start = span.start + int(bucket) * width
+                piece = span._replace(start=start, end=min(span.end, start + width))
+                self._on_disk[piece] = self._on_disk.get(piece, 0) + part.nbytes
                 # Each part is a stream of its own, appended to the file: no file stays open.
-                with open(self._bucket(stretch, int(bucket)), "ab") as sink:
+                with open(self._path(piece), "ab") as sink:
                     with pa.ipc.new_stream(sink, part.schema, options=_IPC) as writer:
                         writer.write_table(part)
 
-    def _from_disk(self, stretch: _Stretch) -> Iterator[pa.Table]:
-        for bucket in range((stretch.end - stretch.start - 1) // _BUCKET_OFFSETS + 1):
-            path = self._bucket(stretch, bucket)
-            if not path.exists():
-                continue
-            parts, size = [], path.stat().st_size
-            with open(path, "rb") as source:
-                while source.tell() < size:
-                    with pa.ipc.open_stream(source) as reader:
-                        parts.append(reader.read_all())
-            path.unlink()
-            yield from _slices(pa.concat_tables(parts))
+    def _from_disk(self, span: _Span, width: int) -> Iterator[pa.Table]:
+        """The records of a span that was written to files of at most ``width`` offsets."""
+        for piece in span.cut(width):
+            size, offsets = self._on_disk.pop(piece, 0), piece.end - piece.start
+            if size > _MEMORY_BYTES and offsets > 1:
+                # Half as large on average, so that hardly any must be divided once more.
+                narrow = -(-offsets // (2 * -(-size // _MEMORY_BYTES)))
+                for part in self._parts(piece):
+                    self._put_down([piece], narrow, part)
+                yield from self._from_disk(piece, narrow)
+            elif size:
+                yield from _slices(pa.concat_tables(self._parts(piece)))
 
-    def _bucket(self, stretch: _Stretch, bucket: int) -> Path:
+    def _parts(self, piece: _Span) -> Iterator[pa.Table]:
+        """The parts of a file as they were written; deletes it after the last one."""
+        path = self._path(piece)
+        size = path.stat().st_size
+        with open(path, "rb") as source:
+            while source.tell() < size:
+                with pa.ipc.open_stream(source) as reader:
+                    yield reader.read_all()
+        path.unlink()
+
+    def _path(self, piece: _Span) -> Path:
         assert self._folder is not None, "the folder was created before anything was written"
-        return Path(self._folder.name) / f"{stretch.partition}-{stretch.start}-{bucket}"
+        return Path(self._folder.name) / "-".join(map(str, piece))
 
     def _dataset(self, files: Iterable[ArchiveFile]) -> ds.Dataset:
         paths = [file.path for file in files]
@@ -197,10 +249,10 @@ class OrderedRecords:
 
     def _within(self, stretches: Sequence[_Stretch]) -> ds.Expression:
         ranges = (
-            (ds.field("partition") == stretch.partition)
-            & (ds.field("offset") >= stretch.start)
-            & (ds.field("offset") < stretch.end)
-            for stretch in stretches
+            (ds.field("partition") == partition)
+            & (ds.field("offset") >= start)
+            & (ds.field("offset") < end)
+            for partition, start, end in (stretch.span for stretch in stretches)
         )
         here = (ds.field("generation") == self._generation) & reduce(or_, ranges)
         return here if self._where is None else here & self._where.condition
@@ -219,15 +271,21 @@ def _stretches(
         assert file.offset_min is not None
         assert file.offset_max is not None
         if together and file.offset_min > last:
-            yield _Stretch(partition, start, min(end, last + 1), tuple(together))
+            yield _Stretch(_Span(partition, start, min(end, last + 1)), tuple(together))
             together, start = [], last + 1
         together.append(file)
         last = max(last, file.offset_max)
     if together:
-        yield _Stretch(partition, start, min(end, last + 1), tuple(together))
+        yield _Stretch(_Span(partition, start, min(end, last + 1)), tuple(together))
 
 
 def _slices(records: pa.Table) -> Iterator[pa.Table]:
     ordered = records.take(pc.sort_indices(records["offset"]))
-    for start in range(0, ordered.num_rows, _SLICE_ROWS):
-        yield ordered.slice(start, _SLICE_ROWS)
+    rows = _slice_rows(ordered.num_rows, ordered.nbytes)
+    for start in range(0, ordered.num_rows, rows):
+        yield ordered.slice(start, rows)
+
+
+def _slice_rows(rows: int, size: int) -> int:
+    """How many of so many rows are read at once, by their bytes."""
+    return max(1, min(_SLICE_ROWS, rows * _SLICE_BYTES // max(1, size)))

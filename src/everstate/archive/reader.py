@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from operator import and_
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -175,15 +175,6 @@ class ArchiveReader:
             )  # fmt: skip
             for batch in batches:
                 yield from (value for value in batch.column(0).to_pylist() if value is not None)
-
-    def record(self, generation: int, partition: int, offset: int) -> dict[str, Any] | None:
-        """The record at one offset with all its columns; ``None`` when the archive has none."""
-        with archive_errors(f"reading the archive of {self.entity}"):
-            rows = self._table().to_pyarrow_dataset().to_table(
-                filter=_at(generation, partition, offset)
-            )  # fmt: skip
-        found: list[dict[str, Any]] = rows.to_pylist()
-        return found[0] if found else None
 
     def locate(self, generation: int, partition: int, offset: int) -> Location | None:
         """File and commit of one offset; ``None``: not archived (yet), or not a record."""

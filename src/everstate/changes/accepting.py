@@ -9,7 +9,7 @@ exactly, or refused with the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final
@@ -17,7 +17,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from everstate.changes.computed import forget_computed, without_computed
 from everstate.changes.json_numbers import JsonNumber, decode, encode, may_be_changed
+from everstate.changes.names import by_name
 from everstate.changes.places import ValuePath, ValuePlace, apply, places_of
 from everstate.changes.unknown import takes_unknown
 
@@ -82,12 +84,20 @@ def accept(
         ]
         if not problems:
             # Clients and exported rows may have the fields that the model computes.
-            return _made(model, given, strict, None)
+            try:
+                made = _made(model, without_computed(model, given, cause), strict, None)
+                return forget_computed(model, made)
+            except ValidationError as other:
+                problems += other.errors(
+                    include_url=False, include_context=False, include_input=False
+                )
+            except ValueError as other:
+                unread = other
     if not problems and unread is not None:
         problems.append({"type": "json_invalid", "loc": (), "msg": str(unread), "input": None})
     if problems:
         raise NotAccepted(problems)
-    return made
+    return forget_computed(model, made)
 
 
 def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | None:
@@ -121,8 +131,26 @@ def read_exactly(model: type[BaseModel], text: bytes | str) -> BaseModel:
         tree = decode(written)
         exact = apply(place, tree, _kept_exactly)
         if exact is not tree:
-            return model.model_validate_json(encode(exact))
-    return model.model_validate_json(written)
+            written = encode(exact)
+    return _read(model, model.__pydantic_validator__.validate_json, written)
+
+
+def read_values(model: type[BaseModel], state: Any) -> BaseModel:
+    """The model made of a state's values by field; raises ValidationError."""
+    return _read(model, model.__pydantic_validator__.validate_python, state)
+
+
+def _read(model: type[BaseModel], validate: Callable[..., Any], state: Any) -> BaseModel:
+    """The model made of what :meth:`EntityType.encode` or :func:`model_json` wrote."""
+    names = by_name(model)
+    try:
+        made: BaseModel = validate(state, by_name=names)
+    except ValidationError as cause:
+        known = without_computed(model, state, cause)
+        if known is state:
+            raise
+        made = validate(known, by_name=names)
+    return forget_computed(model, made)
 
 
 def _made(model: type[BaseModel], given: Any, strict: bool | None, extra: Any) -> BaseModel:

@@ -23,6 +23,7 @@ from pydantic import AwareDatetime, BaseModel, NaiveDatetime
 from pydantic.fields import FieldInfo
 
 from everstate.changes.keys import column_fault
+from everstate.changes.names import unread_name, written_name
 from everstate.errors import InvalidEntityType
 
 if TYPE_CHECKING:
@@ -146,7 +147,13 @@ def _columns(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> 
         where = f"{entity}: {model.__name__}.{name}"
         kind, nullable = _type(info.annotation, info, where, entity, (*parents, model))
         nullable |= not info.is_required()  # states from before the field was added lack it
-        columns.append(_Column(info.serialization_alias or info.alias or name, kind, nullable))
+        if unread := unread_name(model, name):
+            raise InvalidEntityType(
+                f"{where} is written as {unread!r}, and the model does not read this name",
+                advice=f"Write Field(alias={unread!r}), or name {unread!r} among the names that are"
+                " read: validation_alias=AliasChoices(…).",
+            )
+        columns.append(_Column(written_name(name, info), kind, nullable))
     for name, computed in model.model_computed_fields.items():
         where = f"{entity}: {model.__name__}.{name}"
         kind, _ = _type(computed.return_type, None, where, entity, (*parents, model))

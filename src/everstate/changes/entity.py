@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from everstate.changes.accepting import NotAccepted, accept, inexact, read_exactly
+from everstate.changes.accepting import NotAccepted, accept, inexact, read_exactly, read_values
 from everstate.changes.arrow import Columns
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.equality import canonical, has_equal_values
 from everstate.changes.keys import NAME, OwnKey, key_text
 from everstate.changes.moments import OUT_OF_RANGE, is_kept, times_in
+from everstate.changes.names import written_name
 from everstate.changes.places import has_many_texts, places_of
 from everstate.changes.unknown import reason_of
 from everstate.changes.values import (
@@ -79,7 +80,7 @@ class EntityType:
     def key_column(self) -> str:
         """Name of the key in a state's JSON; a property may have no column."""
         info = self.model.model_fields.get(self.key)
-        return self.key if info is None else info.serialization_alias or info.alias or self.key
+        return self.key if info is None else written_name(self.key, info)
 
     @property
     def _key_type(self) -> str | None:
@@ -142,17 +143,8 @@ class EntityType:
         return holds_sets(self.model, set())
 
     @cached_property
-    def _validator(self) -> Callable[[Any], BaseModel]:
-        # model_validate calls this, after checking options that are not used here.
-        validate: Callable[[Any], BaseModel] = self.model.__pydantic_validator__.validate_python
-        return validate
-
-    @cached_property
     def _to_json(self) -> Callable[..., bytes]:
-        to_json = self.model.__pydantic_serializer__.to_json
-        if any(info.serialization_alias or info.alias for info in self.model.model_fields.values()):
-            return partial(to_json, by_alias=True)
-        return to_json
+        return partial(self.model.__pydantic_serializer__.to_json, by_alias=True)
 
     def key_of(self, entity: BaseModel | Mapping[str, Any]) -> str:
         """Key of an entity as text; raises InvalidChange when it is missing or empty."""
@@ -173,7 +165,7 @@ class EntityType:
         if isinstance(state, self.model):
             return state
         try:
-            return self._validator(state)
+            return read_values(self.model, state)
         except ValidationError as cause:
             raise self._invalid(cause, state) from cause
 

@@ -54,10 +54,11 @@ def canonical(place: ValuePlace, text: str) -> bytes:
 
 def _canonical(place: ValuePlace, tree: Any) -> bytes:
     # As JSON, because Python takes 1, 1.0 and True for equal.
-    return encode_sorted(apply(place, tree, _one_text))
+    return encode_sorted(apply(place, tree, one_text))
 
 
-def _one_text(place: ValuePlace, value: Any, _: ValuePath) -> Any:
+def one_text(place: ValuePlace, value: Any, _: ValuePath) -> Any:
+    """The one form of a decimal, a float or a time; any other value is returned unchanged."""
     try:
         if place.kind == "decimal" and not isinstance(value, bool):
             return decimal_text(Decimal(str(value)))

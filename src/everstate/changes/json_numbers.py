@@ -57,8 +57,7 @@ def decode(text: bytes | str) -> Any:
 def _written(value: Any) -> Any:
     if isinstance(value, JsonNumber):
         return msgspec.Raw(str(value).encode())
-    # What msgspec asks of a hook that does not know a type.
-    raise NotImplementedError(f"{type(value).__name__} has no JSON form here")
+    raise TypeError(f"{type(value).__name__} has no JSON form here")
 
 
 encode: Final = msgspec.json.Encoder(enc_hook=_written).encode

@@ -2,8 +2,8 @@
 
 Spark reads states into typed columns (:mod:`everstate.pipeline.spark.states`). A trigger that is
 judged here must fire for the same changes, so each value is read as Spark reads it: a value that
-does not fit its type is null, one that does not fit in a list makes the whole list null, and
-members that the model does not have are left out.
+does not fit its type, or that it cannot hold exactly, is null, one that does not fit in a list
+makes the whole list null, and members that the model does not have are left out.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, timezone
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _BITS: Final = 2**63
-_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_DATE: Final = re.compile(
-    r"\+?([0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?", re.DOTALL
-)
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DATE: Final = re.compile(r"\+?([0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2}))?)?")
 _TIME: Final = re.compile(
     r"\+?([0-9]{4,6})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T]([0-9]{1,2})(?::([0-9]{1,2})"
     r"(?::([0-9]{1,2})(?:\.([0-9]*))?\s*(\S.*)?)?)?)?)?)?"
 )
 _OFFSET: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])([0-9]{1,2})(?::?([0-9]{2})(?::?([0-9]{2}))?)?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_BLANKS: Final = "".join(map(chr, range(33)))
+_BLANKS: Final = "".join(map(chr, (*range(33), 127)))
 """What Spark leaves out around a time."""
 _OFFSET_MAX: Final = timedelta(hours=18)
 _WORDS: Final = {True: "true", False: "false", None: "null"}
@@ -42,7 +40,8 @@ class _Misfit(ValueError):
 def typed_value(kind: pa.DataType, value: Any) -> Any:
     """The value in a column of this type; ``None``: null, or the value does not fit.
 
-    Equal columns have equal values. An object is a tuple of its members, in the order of the type.
+    Equal columns have equal values. An object is a tuple of its members, in the order of the type;
+    a map is a tuple of pairs, in the order of the text.
     """
     from pyarrow import types
 
@@ -63,6 +62,8 @@ def _fitting(kind: pa.DataType, value: Any) -> Any:
     is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
     if types.is_struct(kind) and isinstance(value, Mapping):
         return tuple(_fitting(field.type, value.get(field.name)) for field in kind)
+    if types.is_map(kind) and isinstance(value, Mapping):
+        return tuple((name, _fitting(kind.item_type, each)) for name, each in value.items())
     if types.is_list(kind) and isinstance(value, list):
         return tuple(_fitting(kind.value_type, each) for each in value)
     if types.is_string(kind):
@@ -86,12 +87,12 @@ def _fitting(kind: pa.DataType, value: Any) -> Any:
 
 
 def _decimal(kind: pa.DataType, text: str) -> Decimal:
-    text = text.replace(",", "")
     if not _NUMBER.fullmatch(text):
         raise _Misfit
     places = Decimal(1).scaleb(-kind.scale)
     # A number with more digits than the type has is an InvalidOperation.
-    return Decimal(text).quantize(places, ROUND_HALF_UP, Context(prec=kind.precision))
+    exact = Context(prec=kind.precision, traps=[InvalidOperation, Inexact])
+    return Decimal(text).quantize(places, context=exact)
 
 
 def _date(text: str) -> date:
@@ -108,7 +109,7 @@ def _moment(value: Any, *, is_zoned: bool) -> datetime:
     if found is None:
         raise _Misfit
     year, month, day, hour, minute, second, fraction, zone = found.groups()
-    if zone is not None and not is_zoned:
+    if (zone is not None and not is_zoned) or (fraction or "")[6:].strip("0"):
         raise _Misfit
     moment = datetime(
         int(year),

@@ -41,14 +41,23 @@ def takes_unknown(model: type[BaseModel]) -> Unknown:
 
     `model_config = ConfigDict(extra="ignore")` drops them, as pydantic does by itself.
     """
-    models = _models_of(model, set())
+    models = models_of(model)
     own = any(each.model_config.get("extra") is not None for each in models)
-    computed = {name for each in models for name in each.model_computed_fields}
+    computed = {
+        written
+        for each in models
+        for name, info in each.model_computed_fields.items()
+        for written in (name, info.alias or name)
+    }
     return Unknown(None if own else "forbid", frozenset(computed))
 
 
+def models_of(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """A model, and those that its values may hold at any depth."""
+    return _models_of(model, set())
+
+
 def _models_of(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
-    """The pydantic models that a value of this annotation may hold, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if annotation not in seen:
             seen.add(annotation)

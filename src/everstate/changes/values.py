@@ -13,6 +13,7 @@ import msgspec
 from pydantic import BaseModel
 
 from everstate.changes.depth import TOO_DEEP, is_too_deep
+from everstate.changes.names import written_name
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _AS_ZEROS = bytes.maketrans(b"0123456789", b"0000000000")
@@ -155,9 +156,11 @@ def _fields_ordered(value: BaseModel, encoded: dict[str, Any]) -> dict[str, Any]
     for name in (*value.__dict__, *(value.__pydantic_extra__ or {}), *computed):
         info, written = known.get(name), name
         if info is not None:
-            written = info.serialization_alias or info.alias or name
+            written = written_name(name, info)
         elif name in computed:
             written = computed[name].alias or name
+        if written not in encoded:
+            written = name  # commands and facts are written by their names
         if written in encoded:
             ordered[written] = _ordered(getattr(value, name), encoded[written])
     return ordered

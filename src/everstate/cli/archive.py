@@ -56,12 +56,14 @@ def verify(
 
     config = config_of(context)
     names = _entities(entity, app, config)
+    known = load_app(app, config, views=False).entities if app or config.project.app else {}
     config = resolve(config)
     reports = []
     with working("starting Spark") as tell, own_spark(config) as spark:
         for name in names:
             tell(f"reading the archive of {name}, and its log")
-            reports.append(audit(spark, config, name, against_log=against_log))
+            of = known.get(name)
+            reports.append(audit(spark, config, name, against_log=against_log, entity_type=of))
     if json:
         print_json([report.to_dict() for report in reports])
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -67,8 +68,14 @@ def import_entities(
     ] = None,
     api_version: Annotated[str, typer.Option("--api-version", help="API version.")] = "v1",
     first_row: Annotated[
-        int, typer.Option("--from-row", min=1, help="First row to import, to continue an import.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--from-row",
+            min=1,
+            help="First row to import. Default: 1, or where an import of the same file ended that "
+            "did not come to its end.",
+        ),
+    ] = None,
     ignored: Annotated[
         list[str] | None,
         typer.Option("--ignore", help="Column to leave out; repeatable."),
@@ -91,7 +98,7 @@ def import_entities(
     for guess in guesses(file, entity_type) if file.is_file() else ():
         err.print(guess, highlight=False)
     if check:
-        _check(config, entity_type, file, first_row, ignored or (), missing, as_json)
+        _check(config, entity_type, file, first_row or 1, ignored or (), missing, as_json)
         return
     provenance = Provenance(
         api_version=api_version, service_name=service, identifier=identifier or file.name
@@ -114,7 +121,12 @@ def import_entities(
             ignored=ignored or (),
             missing=missing,
             on_progress=show,
+            on_resume=partial(_say_resumed, file),
         )
+    _say_imported(file, imported, as_json)
+
+
+def _say_imported(file: Path, imported: Imported, as_json: bool) -> None:
     if as_json:
         rows, changes, unchanged = imported.rows, imported.changes, imported.unchanged
         print_json({"rows": rows, "changes": changes, "unchanged": unchanged})
@@ -122,6 +134,14 @@ def import_entities(
     out.print(
         f"{imported.rows:,} rows of {file.name}: {imported.changes:,} changes, "
         f"{imported.unchanged:,} unchanged",
+        highlight=False,
+    )
+
+
+def _say_resumed(file: Path, row: int, committed: int) -> None:
+    err.print(
+        f"An import of {file.name} did not come to its end: {committed:,} rows were committed, and "
+        f"this one goes on with row {row:,}. --from-row 1 imports all rows.",
         highlight=False,
     )
 

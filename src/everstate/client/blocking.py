@@ -30,6 +30,7 @@ from everstate.client.requests import (
     page_after,
     place,
     reading,
+    redirected,
     saved,
     writing,
 )
@@ -41,7 +42,8 @@ class Client:
 
     ``token``: the caller's token; without one the server takes the service and identifier of
     ``provenance``, which also belongs to each write that has none of its own. Every method raises
-    RequestFailed with the server's reason; status 0: it did not answer.
+    RequestFailed with the server's reason (status 0: it did not answer; redirects are not
+    followed), and InvalidRequest for a name or key that cannot be part of a URL.
     """
 
     def __init__(
@@ -362,16 +364,15 @@ class Client:
                 with self._http.stream(
                     "GET", request.path, params=request.query, headers=headers
                 ) as answer:
-                    if answer.is_error:
+                    if not answer.is_success:
                         answer.read()
                         raise _failed(answer)
-                    for line in answer.iter_lines():
-                        event = parser.line(line)
-                        if event is None or event.name == "slow":
-                            continue
-                        if event.name == "error":
-                            raise failure(0, event.data)
-                        yield event
+                    for chunk in answer.iter_bytes():
+                        for event in parser.take(chunk):
+                            if event.name == "error":
+                                raise failure(0, event.data)
+                            if event.name != "slow":
+                                yield event
             except httpx.TransportError:
                 pass
             except RequestFailed as error:
@@ -385,12 +386,12 @@ class Client:
                 request.method,
                 request.path,
                 params=request.query,
-                headers=request.headers,
+                headers=httpx.Headers(request.headers, encoding="utf-8"),
                 content=request.content,
             )
         except httpx.TransportError as error:
             raise RequestFailed(0, "Unavailable", f"{self._http.base_url}: {error}") from error
-        if answer.is_error:
+        if not answer.is_success:
             raise _failed(answer)
         return answer
 
@@ -409,6 +410,8 @@ class Client:
 
 
 def _failed(answer: httpx.Response) -> RequestFailed:
+    if answer.has_redirect_location:
+        return redirected(answer.status_code, answer.headers["Location"])
     try:
         return failure(answer.status_code, answer.json())
     except ValueError:

@@ -6,9 +6,8 @@ import json
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
-from everstate.client.requests import ClientRequest
+from everstate.client.requests import ClientRequest, segment
 from everstate.errors import InvalidToken
 
 BEGINNING: Final = "beginning"
@@ -34,7 +33,7 @@ class FeedWalk:
 
     def __init__(self, entity: str, since: str) -> None:
         """Raises InvalidToken when ``since`` is no bookmark, ``beginning`` or ``now``."""
-        self._place = f"/feed/v1/{quote(entity, safe='')}"
+        self._place = f"/feed/v1/{segment(entity)}"
         self._is_from_now = since == NOW
         self._at: dict[str, tuple[int, int | None]] = {}
         """Of each feed: the page to read, and how many of its changes were read (none: all)."""

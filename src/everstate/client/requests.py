@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from everstate.changes import Provenance
-from everstate.errors import EverstateError
+from everstate.errors import EverstateError, InvalidRequest
 
 PAGE: Final = 100
 RETRY_S: Final = 2.0
@@ -62,9 +62,21 @@ class Saved:
 
 
 def place(entity: str, key: str | None = None, *below: str) -> str:
-    """Path of an entity type, an entity, or what is below it."""
+    """Path of an entity type, an entity, or what is below it.
+
+    Raises InvalidRequest for an empty part, `.` and `..`: the path would be that of something else.
+    """
     parts = [entity, *([] if key is None else [key]), *below]
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    if "" in parts:
+        raise InvalidRequest("an entity type, key or field is empty; expected a text.")
+    return "/v1/" + "/".join(map(segment, parts))
+
+
+def segment(text: str) -> str:
+    """A text as a part of a path; raises InvalidRequest for `.` and `..`."""
+    if text in (".", ".."):
+        raise InvalidRequest(f"{text!r} cannot be part of a URL: HTTP clients remove it.")
+    return quote(text, safe="")
 
 
 def reading(
@@ -157,6 +169,16 @@ def failure(status: int, body: Any) -> RequestFailed:
     kind = str(told.get("type", "")).rpartition(":")[2] or str(told.get("title", "HTTP error"))
     detail = str(told.get("detail") or f"the server answered with status {status}.")
     return RequestFailed(status, kind, detail, told.get("advice"))
+
+
+def redirected(status: int, target: str) -> RequestFailed:
+    """The error for a redirect, which is not followed: nothing was read or written."""
+    return RequestFailed(
+        status,
+        "Redirected",
+        f"the server answered with status {status}, a redirect to {target}, which is not followed.",
+        "Make the client with the address at which `everstate serve` itself answers.",
+    )
 
 
 def _version(headers: Mapping[str, str]) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
-from everstate.client.requests import PAGE, ClientRequest, reading
+from everstate.client.requests import PAGE, ClientRequest, reading, segment
 
 _PLACE: Final = "/views/v1"
 
@@ -40,19 +39,19 @@ def rows_request(
 ) -> ClientRequest:
     """The request for a page."""
     query = {**_listed(where=where, order=order), "after": after, "limit": limit, "q": words}
-    return reading(f"{_PLACE}/{quote(name, safe='')}", wait_for, {}, **query)
+    return reading(f"{_PLACE}/{segment(name)}", wait_for, {}, **query)
 
 
 def row_request(name: str, key: Sequence[Any], wait_for: str | None) -> ClientRequest:
     """The request for the row that has a key."""
-    parts = "/".join(quote(_text(part), safe="") for part in key)
-    return reading(f"{_PLACE}/{quote(name, safe='')}/rows/{parts}", wait_for, {})
+    parts = "/".join(segment(_text(part)) for part in key)
+    return reading(f"{_PLACE}/{segment(name)}/rows/{parts}", wait_for, {})
 
 
 def following(name: str, where: Sequence[str], since: str | None) -> ClientRequest:
     """The request for a subscription."""
     query = {**_listed(where=where), "since": since}
-    return reading(f"{_PLACE}/{quote(name, safe='')}/stream", None, {}, **query)
+    return reading(f"{_PLACE}/{segment(name)}/stream", None, {}, **query)
 
 
 def page_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> ViewRows:

@@ -159,7 +159,7 @@ def prove(config: Config, console: Console, folder: str) -> None:
             f"everstate -C {folder} archive verify",
         )
         with console.status("reading the lake"):
-            found = audit(spark, config, "flight")
+            found = audit(spark, config, "flight", entity_type=app.entities["flight"])
         console.print(show.audit(found))
     failed = [report.name for report in failing(reports)]
     failed += [] if found.holds else ["the archive"]

@@ -6,14 +6,19 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from threading import Barrier
+from typing import Any
 
+import msgspec
 import pytest
 
-from everstate.errors import InvalidChange, NotFound, VersionConflict
-from everstate.sources.stores.store import AnsweredBefore, Once, Store, Written
+from everstate.errors import InvalidBody, InvalidChange, NotFound, VersionConflict
+from everstate.http.answers import HttpAnswer, HttpRequest
+from everstate.http.callers import Caller
+from everstate.sources.crud.resource import Resource
+from everstate.sources.stores.store import AnsweredBefore, Once, Store, Write, Written
 from everstate.testing.store_contract import CLERK, Line, RecordedChanges, StoredOrder, check_chain
 
 CounterStep = Callable[[str], bool]
@@ -97,7 +102,91 @@ def once(number: int = 1, fingerprint: str = "f") -> Once:
     )
 
 
-class CrudStoreContract:
+class ProcessEnded(BaseException):
+    """The process of a request ended before the answer was kept."""
+
+
+def request(method: str, body: Any, content_type: str, **headers: str) -> HttpRequest:
+    """A request for the order `o-1` with an Idempotency-Key."""
+    said = {"content-type": content_type, "idempotency-key": "K1", **headers}
+    encoded = b"" if body is None else msgspec.json.encode(body)
+    return HttpRequest(method, "/v1/order/o-1", said, Caller("desk", "clerk-7"), encoded)
+
+
+_JSON_PATCH = "application/json-patch+json"
+_NOTED = [{"op": "replace", "path": "/note", "value": "b"}]
+_LINE = {"article": "nut", "price": "1.10"}
+_REQUESTS: tuple[tuple[str, HttpRequest], ...] = (
+    (
+        "replace",
+        request("PUT", {"order_id": "o-1", "note": "b"}, "application/json", **{"if-match": '"1"'}),
+    ),
+    (
+        "patch",
+        request("PATCH", [{"op": "test", "path": "/note", "value": "a"}, *_NOTED], _JSON_PATCH),
+    ),
+    ("patch", request("PATCH", [{"op": "add", "path": "/lines/-", "value": _LINE}], _JSON_PATCH)),
+    ("delete", request("DELETE", None, "application/json", **{"if-match": '"1"'})),
+)
+
+
+class RepeatedRequestContract:
+    """A repeated request is answered as it was done, wherever its first process ended."""
+
+    @pytest.mark.parametrize(("verb", "incoming"), _REQUESTS)
+    @pytest.mark.parametrize("is_changed_since", [False, True])
+    def test_a_request_whose_process_ended_before_its_answer_is_answered_as_done(
+        self,
+        store: Store,
+        changes: RecordedChanges,
+        monkeypatch: pytest.MonkeyPatch,
+        verb: str,
+        incoming: HttpRequest,
+        is_changed_since: bool,
+    ) -> None:
+        """If its write was stored, the answer has the state of that write; else it is done now."""
+
+        def ended(_: Written) -> str:
+            raise ProcessEnded
+
+        def ending(write: Write) -> Written:
+            assert write.once is not None
+            return written(replace(write, once=replace(write.once, answer=ended)))
+
+        store.put(StoredOrder(order_id="o-1", note="a"), provenance=CLERK)
+        resource, written = Resource(store, project="shop"), store.write
+
+        def ask() -> HttpAnswer:
+            answer: HttpAnswer = getattr(resource, verb)(incoming, "o-1")
+            return answer
+
+        with monkeypatch.context() as dying:
+            dying.setattr(store, "write", ending)
+            with pytest.raises(ProcessEnded):
+                ask()
+        was_stored = len(changes()) == 2
+        if is_changed_since and was_stored:
+            store.put(StoredOrder(order_id="o-1", note="z"), provenance=CLERK)
+        answer = ask()
+        done = changes()[1]
+        assert (answer.status, done.version) == (204 if verb == "delete" else 200, 2)
+        assert answer.headers["Everstate-Change-Id"] == done.change_id
+        assert answer.body == done.after
+        assert ask() == answer
+        check_chain(changes())
+        assert len(changes()) == (3 if is_changed_since and was_stored else 2)
+
+    def test_a_request_that_was_not_done_is_judged_when_it_is_repeated(self, store: Store) -> None:
+        """No answer is made for a write that is not there."""
+        store.put(StoredOrder(order_id="o-1", note="x"), provenance=CLERK)
+        resource, (verb, incoming) = Resource(store, project="shop"), _REQUESTS[1]
+        for _ in range(2):
+            with pytest.raises(InvalidBody, match="tested value"):
+                getattr(resource, verb)(incoming, "o-1")
+        assert store.answer_of(once(), "o-1") is None
+
+
+class CrudStoreContract(RepeatedRequestContract):
     """Give the fixtures ``store`` (of ORDER, empty) and ``changes`` (see `store_contract`)."""
 
     def test_what_was_put_is_got_and_deleted(self, store: Store, changes: RecordedChanges) -> None:

@@ -28,7 +28,7 @@ from everstate.archive import (
 from everstate.archive.layout import TABLE_PROPERTIES
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import ArchiveError, DataLoss, EverstateError, Fenced
+from everstate.errors import DataLoss, EverstateError, Fenced
 from everstate.log.positions import Offsets, check_ends
 from everstate.log.topics import TopicIdentity, Topics
 from everstate.parts import waits, works
@@ -38,7 +38,8 @@ from everstate.pipeline.spark.source import fair_spans, read_ranges
 
 logger = logging.getLogger("everstate.archive")
 
-_LEDGER_EVERY: Final = 50
+_LEDGER_APPENDS: Final = 50
+_LEDGER_S: Final = 86_400
 _RETRY_S_MIN: Final = 0.5
 _RETENTION_TIMES_MAX: Final = 8
 _POOL: Final = "archive"
@@ -89,6 +90,7 @@ class Archiver:
         self._path = table_path(config, self._entity)
         self._log = ArchiveLog(config, self._entity)
         self._ledger = Ledger(config, self._entity)
+        self._copied: tuple[int, float] | None = None
         self._writer = uuid.uuid4().hex
         self._schema: StructType | None = None
 
@@ -97,7 +99,8 @@ class Archiver:
 
         Returns ``None`` when there is nothing new. Raises Fenced when another process archives
         this entity type, LogIdentityChanged, TopicResized or DataLoss when the log is not the one
-        the archive belongs to or lost records (nothing is skipped), ArchiveFull, Unavailable;
+        the archive belongs to or lost records (nothing is skipped), ArchiveError when the table or
+        its ledger cannot be read or written, ArchiveFull, Unavailable;
         after every error the table is as it was. Cost: one Spark job, about 1 s and 10 µs a
         record on one core.
         """
@@ -105,6 +108,7 @@ class Archiver:
         last = self._last()
         note = last.note
         assert note is not None, "a position comes with its note"
+        self._fill_ledger(note.epoch)
         self._check_identity(note)
         position = note.positions[self._generation]
         self._check_begin(position)
@@ -130,8 +134,6 @@ class Archiver:
                 topics=note.topics,
             ),
         )
-        if (note.epoch + 1) % _LEDGER_EVERY == 0:
-            self._fill_ledger()
         ARCHIVED.labels(self._entity).inc(sum(file.rows for file in commit.added))
         return ArchivedBatch(
             entity=self._entity,
@@ -257,12 +259,18 @@ class Archiver:
             self._schema = self._spark.read.format("delta").load(self._path).schema
         return self._schema
 
-    def _fill_ledger(self) -> None:
-        """Copy new commits to the ledger; after an error, a later call copies them."""
-        try:
-            self._ledger.sync(self._log)
-        except ArchiveError as error:
-            logger.warning("the ledger of %s cannot be updated now: %s", self._entity, error)
+    def _fill_ledger(self, epoch: int) -> None:
+        """Copy commits to the ledger before an append may make Delta delete them (C26).
+
+        Before the first append of this process, daily, and after 50 appends. ``epoch``: the newest.
+        """
+        now = time.monotonic()
+        if self._copied is not None:
+            copied, at = self._copied
+            if epoch - copied < _LEDGER_APPENDS and now - at < _LEDGER_S:
+                return
+        self._ledger.sync(self._log)
+        self._copied = epoch, now
 
     def _ends(self) -> dict[int, int]:
         return {p: end for (_, p), end in self._offsets.stable_ends([self._topic]).items()}

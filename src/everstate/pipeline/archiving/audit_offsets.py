@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from everstate.archive import record_parts
+from everstate.archive.ordered import RECORD_COLUMNS
 from everstate.config import Config
 from everstate.log.client import READ_COMMITTED, READ_UNCOMMITTED
 from everstate.log.consumer import Consumer
@@ -82,10 +84,10 @@ class PieceCheck:
         """Check one group."""
         generation, partition, piece = (value.as_py() for value in key)
         result = PieceResult(generation, partition, piece)
-        ledger = table.drop(["raw_key", "raw_value"]).filter(table["offset"].is_null())
-        expected = ledger.to_pylist()
-        rows = table.filter(table["offset"].is_valid()).sort_by("offset")
-        offsets = rows["offset"].to_numpy()
+        ledger = table.select(["starts", "ends", "log_begin", "log_end"])
+        expected = ledger.filter(table["offset"].is_null()).to_pylist()
+        rows = table.filter(table["offset"].is_valid())
+        offsets = np.sort(rows["offset"].to_numpy())
         starts = np.array(expected[0]["starts"] if expected else [], dtype=np.int64)
         ends = np.array(expected[0]["ends"] if expected else [], dtype=np.int64)
         unique = _count(result, offsets, starts, ends)
@@ -160,11 +162,15 @@ class _Proofs:
         """
         if not runs:
             return
-        readable = [run for run in runs if run[0] >= log[0] and run[1] <= log[1]]
+        readable = []
         for start, end in runs:
-            if start < log[0] or end > log[1]:
-                result.unproved_offsets += end - start
-                _note_run(result, start, end, "unproved")
+            first, last = max(start, log[0]), min(end, log[1])
+            if first < last:
+                readable.append((first, last))
+            for at, stop in ((start, min(end, log[0])), (max(start, log[1]), end)):
+                if at < stop:
+                    result.unproved_offsets += stop - at
+                    _note_run(result, at, stop, "unproved")
         lost = self._served(readable, READ_COMMITTED)
         result.lost, result.lost_at = len(lost), sorted(lost)[:SAMPLES_MAX]
         aborted = self._served(readable, READ_UNCOMMITTED) - lost
@@ -213,15 +219,19 @@ def _compare(result: PieceResult, rows: pa.Table, span: OffsetRun, log: Iterator
     A row that the log does not serve counts as different: the log lost it, and was written since.
     """
     archived = {
-        row["offset"]: (row["raw_key"], row["raw_value"])
-        for batch in rows.select(["offset", "raw_key", "raw_value"]).to_batches(10_000)
-        for row in batch.to_pylist()
-        if span[0] <= row["offset"] < span[1]
+        parts[1]: parts
+        for batch in rows.select(list(RECORD_COLUMNS)).to_batches(10_000)
+        for parts in record_parts(batch)
+        if span[0] <= parts[1] < span[1]
     }
     different = []
     for record in log:
         result.compared += 1
-        if archived.pop(record.offset, ()) != (record.key, record.value):
+        served = (
+            *(record.partition, record.offset, record.timestamp_ms),
+            *(record.key, record.value, record.headers, record.timestamp_type),
+        )
+        if archived.pop(record.offset, None) != served:
             different.append(record.offset)
     different += archived
     result.differing += len(different)

@@ -12,7 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from everstate.archive import ArchiveLog, Ledger, last_commit, table_path
+from everstate.archive import ArchiveLog, Ledger, frozen, table_path
+from everstate.archive.ordered import RECORD_COLUMNS
 from everstate.config import Config
 from everstate.errors import ArchiveError, LogError
 from everstate.log.positions import Offsets
@@ -21,7 +22,6 @@ from everstate.pipeline.archiving.selection import Replayed, out_records
 from everstate.pipeline.archiving.targets import prepare
 from everstate.pipeline.spark.session import spark_errors
 
-_RAW: Final = ("raw_key", "raw_value", "raw_headers", "timestamp")
 _BATCH_ROWS: Final = 5_000
 
 
@@ -43,24 +43,25 @@ def replay(
     archive, Unavailable. Cost: one sort by offset; each partition is written by one task.
     """
     began = time.monotonic()
-    last = last_commit(ArchiveLog(config, entity), Ledger(config, entity))
-    if last is None or last.note is None or generation not in last.note.positions:
+    found = frozen(ArchiveLog(config, entity), Ledger(config, entity))
+    note = None if found is None else found[1].note
+    if found is None or note is None or generation not in note.positions:
         raise ArchiveError(
             f"the archive of {entity} has no generation {generation}.",
             advice="Start one with `everstate run`.",
         )
-    partitions = len(last.note.positions[generation])
-    if (found := prepare(config, topic, partitions)) != partitions:
+    partitions = len(note.positions[generation])
+    if (existing := prepare(config, topic, partitions)) != partitions:
         raise LogError(
-            f"topic {topic} has {found} partitions, and the archive has {partitions}; nothing was "
-            "written.",
+            f"topic {topic} has {existing} partitions, and the archive has {partitions}; nothing "
+            "was written.",
             advice="Name a topic that does not exist yet.",
         )
-    archive = spark.read.format("delta").option("versionAsOf", last.version)
+    archive = spark.read.format("delta").option("versionAsOf", found[0])
     rows = (
         archive.load(table_path(config, entity))
         .where(F.col("generation") == generation)
-        .select("partition", "offset", *_RAW)
+        .select(*RECORD_COLUMNS)
         .repartition(partitions, "partition")
         .sortWithinPartitions("partition", "offset")
     )

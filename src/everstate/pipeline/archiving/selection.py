@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from everstate.archive import ArchiveReader, Where
+from everstate.archive import ArchiveReader, Where, record_parts
 from everstate.archive.ordered import RECORD_COLUMNS
 from everstate.changes import Provenance
 from everstate.changes.moments import moment_fault
@@ -32,8 +32,8 @@ from everstate.pipeline.archiving.targets import prepare
 
 PROVENANCE: Final = tuple(each.name for each in fields(Provenance))
 _OF_PREVIEW: Final = ("partition", "offset", "recorded_at")
+_OF_LINE: Final = ["partition", "offset", "raw_key", "raw_value"]
 _FILES: Final = (".jsonl", ".parquet")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FLUSH_S: Final = 300.0
 _RECORD: Final = pa.schema(
     [
@@ -258,7 +258,7 @@ def _jsonl(path: Path) -> Iterator[WriteTable]:
     with open(path, "wb") as sink:
 
         def write(records: pa.Table) -> None:
-            for row in records.to_pylist():
+            for row in records.select(_OF_LINE).to_pylist():
                 sink.write(_line(row) + b"\n")
 
         yield write
@@ -300,14 +300,5 @@ def _parquet(path: Path) -> Iterator[WriteTable]:
 
 def out_records(topic: str, records: pa.RecordBatch | pa.Table) -> Iterator[OutRecord]:
     """Archived records in the form in which they are written again."""
-    rows: list[dict[str, Any]] = records.to_pylist()
-    for row in rows:
-        headers = row["raw_headers"] or ()
-        yield OutRecord(
-            topic=topic,
-            key=row["raw_key"],
-            value=row["raw_value"],
-            headers=[(header["key"], header["value"]) for header in headers],
-            partition=row["partition"],
-            timestamp_ms=(row["timestamp"] - _EPOCH) // timedelta(milliseconds=1),
-        )
+    for partition, _, moment, key, value, headers, _ in record_parts(records):
+        yield OutRecord(topic, key, value, list(headers), partition, moment)

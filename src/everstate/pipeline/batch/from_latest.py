@@ -72,7 +72,8 @@ def live_of(spark: SparkSession, entity_type: EntityType, found: LatestRows) -> 
                 yield from _read(found, number, buckets)
 
     texts = numbers.mapInArrow(run, "key string, version long, partition int, state string")
-    state = state_read(F.col("state"), entity_type)
+    message = F.concat(F.lit('{"state":'), F.col("state"), F.lit("}"))
+    state = state_read(message, "state", entity_type)
     read = texts.select("key", "version", "partition", state.alias("v"))
     fields = [F.col("v")[name].alias(name) for name in entity_type.arrow_schema.names]
     own = [F.col(name).alias(f"__{name}") for name in ("version", "partition")]

@@ -13,12 +13,11 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
 
 from everstate.changes import EntityType
 from everstate.changes.derived import KIND, OFFSET, PROVENANCE, VERSION, Derivation, Notices
 from everstate.pipeline.batch.rules import fires
-from everstate.pipeline.spark.states import state_schema
+from everstate.pipeline.spark.states import state_read
 
 _MAP: Final = "'map<string,variant>'"
 _NONE: Final = "CAST(NULL AS VARIANT)"
@@ -46,7 +45,7 @@ def raw_records(records: DataFrame, entity_type: EntityType, derivation: Derivat
     )
     kept = read.where("id IS NOT NULL AND version IS NOT NULL AND change_key IS NOT NULL")
     if derivation.trigger is not None:
-        kept = kept.select("*", *_typed(entity_type)).where(fires(derivation.trigger))
+        kept = kept.select("*", *typed_states(entity_type)).where(fires(derivation.trigger))
     if isinstance(derivation.form, Notices):
         kept = kept.where("to_json(old) <> 'null'")
         value = F.expr("to_json(named_struct('key', change_key, 'old', old, 'new', new))")
@@ -71,13 +70,11 @@ _TEXTS: Final = {
 }
 
 
-def _typed(entity_type: EntityType) -> list[Column]:
-    """The typed states, which a trigger's condition reads."""
-    state = state_schema(entity_type)
+def typed_states(entity_type: EntityType) -> list[Column]:
+    """The typed states, which a trigger's condition reads; values that do not fit are null."""
     names = {"original": "originalEntityState", "current": "currentEntityState"}
-    schema = StructType([StructField(name, state) for name in names.values()])
-    read = F.from_json(F.col("value").cast("string"), schema)
-    return [read[name].alias(side) for side, name in names.items()]
+    text = F.col("value").cast("string")
+    return [state_read(text, name, entity_type).alias(side) for side, name in names.items()]
 
 
 def _headers(derivation: Derivation) -> Column:

@@ -16,13 +16,16 @@ import pyarrow as pa
 from everstate.changes.codec import decode_wire
 from everstate.changes.drift import Drifted, Stored, Truth, What
 from everstate.changes.json_numbers import sorted_text
-from everstate.changes.keys import OwnKey
+from everstate.changes.keys import OwnKey, check_key
+from everstate.errors import InvalidChange
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _ROWS: Final = 2_000
 _REPAIR_ROWS: Final = 20_000
 _TOMBSTONE: Final = -1
+_VERSION_MAX: Final = 2**63 - 2
+"""Largest version after which sources and log can hold another one."""
 
 _TEXT: pa.DataType = pa.string()
 _LONG: pa.DataType = pa.int64()
@@ -108,8 +111,8 @@ def reading(truth: Truth, pieces: Sequence[str], ranges: int, wanted: Sequence[i
 def decoding(ranges: int, wanted: Sequence[int] | None) -> Task:
     """In: records of `.state`. Out: their entities (:data:`SIDE_DDL`), with their offset.
 
-    A record that cannot be read counts as version 0, so that its entity is sent again; a
-    tombstone counts as version -1.
+    A record that cannot be read, or has a version that no source has, counts as version 0, so that
+    its entity is sent again; a tombstone counts as version -1.
     """
     chosen = None if wanted is None else frozenset(wanted)
 
@@ -142,8 +145,14 @@ def _logged(key: str, value: bytes | None) -> Stored:
         wire = decode_wire(value)
         state = bytes(wire.current_entity_state).decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Stored(key, 0, "", None)
+        return _unreadable(key)
+    if not 1 <= wire.version <= _VERSION_MAX:
+        return _unreadable(key)
     return Stored(key, wire.version, str(wire.id), None if state == "null" else state)
+
+
+def _unreadable(key: str) -> Stored:
+    return Stored(key, 0, "", None)
 
 
 def _side(number: int, stored: Stored, *, keep_state: bool) -> dict[str, Any]:
@@ -169,13 +178,22 @@ def judging(truth: Truth, own_key: OwnKey | None) -> Task:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = batch.to_pylist()
-            now = truth.look([row["key"] for row in rows]) if rows else {}
+            keys = [row["key"] for row in rows if _may_have(row["key"], row["stored_version"])]
+            now = truth.look(keys) if keys else {}
             found = [
                 judged for row in rows if (judged := _judge(row, now.get(row["key"]), own_key))
             ]
             yield pa.RecordBatch.from_pylist(found, schema=_FOUND)
 
     return run
+
+
+def _may_have(key: str, version: int | None) -> bool:
+    """Whether the source has an entity or could have one: other writers may send any key."""
+    try:
+        return bool(version) or bool(check_key("", key))
+    except InvalidChange:
+        return False
 
 
 def _judge(
@@ -197,6 +215,8 @@ def _judge(
         )
     elif stored > logged:
         return None
+    elif not logged:
+        what, why = What.EXTRA, "the log has a record that cannot be read, and the source no entity"
     elif stored < logged:
         what = What.EXTRA
         why = f"the log ends at version {logged}, and the source " + (
@@ -231,7 +251,8 @@ def repairing(truth: Truth) -> Task:
         waiting: list[Drifted] = []
         for batch in batches:
             for row in batch.to_pylist():
-                waiting.append(Drifted(**{**row, "what": What(row["what"])}))
+                if _may_have(row["key"], row["stored"]):
+                    waiting.append(Drifted(**{**row, "what": What(row["what"])}))
                 if len(waiting) >= _REPAIR_ROWS:
                     yield _done(truth.repair(waiting))
                     waiting = []

@@ -3,13 +3,14 @@
 `compare` compares what is stored: groups and accumulators, or keys and rows. This module compares
 the outputs that are computed from them. It collects both sides on the driver, so it is for views
 of few rows. Engines divide and round differently in the last digits: numbers are equal when they
-differ by no more than a millionth of the larger one, or of 1.
+differ by no more than a millionth of the larger one, or of 1. Whole numbers and keys must be equal
+exactly, unless one of the two is a float.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -30,23 +31,29 @@ def is_plain(schema: pa.Schema) -> bool:
     return not any(pa.types.is_nested(field.type) for field in schema)
 
 
-def read_differently(expected: Sequence[Values], kept: Sequence[Values]) -> list[RowDifference]:
-    """Rows without an equal row on the other side; rows may come in any order, and repeat."""
+def read_differently(
+    expected: Sequence[Values], kept: Sequence[Values], *, keys: Collection[int] = ()
+) -> list[RowDifference]:
+    """Rows without an equal row on the other side; rows may come in any order, and repeat.
+
+    ``keys``: places of the columns that no two rows have alike.
+    """
     wanted, found = _by_exact_part(expected), _by_exact_part(kept)
     differences = []
     for part in sorted(wanted.keys() | found.keys()):
         left, right = wanted.get(part, []), found.get(part, [])
-        whole = _whole_columns([*left, *right])
-        left, right = (sorted(rows, key=lambda row: _order(row, whole)) for rows in (left, right))
+        exact = [*keys, *_whole_columns([*left, *right])]
+        left, right = (sorted(rows, key=lambda row: _order(row, exact)) for rows in (left, right))
         for place in range(max(len(left), len(right))):
             one = left[place] if place < len(left) else None
             other = right[place] if place < len(right) else None
-            if one is None or other is None or not _alike(one, other):
+            if one is None or other is None or not _alike(one, other, keys):
                 differences.append(RowDifference(f"as read: {part}", _shown(one), _shown(other)))
     return differences
 
 
-Numbers = tuple[Decimal | None, ...]
+Number = int | float | Decimal
+Numbers = tuple[Number | None, ...]
 
 
 def _by_exact_part(rows: Sequence[Values]) -> dict[str, list[Numbers]]:
@@ -62,11 +69,14 @@ def _by_exact_part(rows: Sequence[Values]) -> dict[str, list[Numbers]]:
     return found
 
 
-def _number(value: Any) -> Decimal | None:
+def _number(value: Any) -> Number | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
         return None
-    number = value if isinstance(value, Decimal) else Decimal(repr(value))
-    return number if number.is_finite() else None
+    return value if _decimal(value).is_finite() else None
+
+
+def _decimal(value: Number) -> Decimal:
+    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
 def _whole_columns(rows: Sequence[Numbers]) -> list[int]:
@@ -75,24 +85,31 @@ def _whole_columns(rows: Sequence[Numbers]) -> list[int]:
     return [place for place in range(width) if all(_is_whole(row[place]) for row in rows)]
 
 
-def _is_whole(value: Decimal | None) -> bool:
-    return value is None or value == value.to_integral_value()
+def _is_whole(value: Number | None) -> bool:
+    return value is None or _decimal(value) == _decimal(value).to_integral_value()
 
 
-def _order(row: Numbers, whole: Sequence[int]) -> list[tuple[bool, Decimal]]:
-    places = [*whole, *(place for place in range(len(row)) if place not in whole)]
-    return [(row[place] is not None, row[place] or Decimal(0)) for place in places]
+def _order(row: Numbers, first: Sequence[int]) -> list[tuple[bool, Decimal]]:
+    places = [*first, *(place for place in range(len(row)) if place not in first)]
+    return [(row[place] is not None, _decimal(row[place] or 0)) for place in places]
 
 
-def _alike(one: Numbers, other: Numbers) -> bool:
-    for left, right in zip(one, other, strict=True):
-        if (left is None) != (right is None):
-            return False
-        if left is not None and right is not None:
-            size = max(Decimal(1), abs(left), abs(right))
-            if abs(left - right) > _TOLERANCE * size:
+def _alike(one: Numbers, other: Numbers, keys: Collection[int]) -> bool:
+    for place, (left, right) in enumerate(zip(one, other, strict=True)):
+        if left is None or right is None:
+            if left is not right:
                 return False
+        elif not _is_near(left, right, is_key=place in keys):
+            return False
     return True
+
+
+def _is_near(left: Number, right: Number, *, is_key: bool) -> bool:
+    one, other = _decimal(left), _decimal(right)
+    if not isinstance(left, float) and not isinstance(right, float):
+        if is_key or (_is_whole(one) and _is_whole(other)):
+            return one == other
+    return abs(one - other) <= _TOLERANCE * max(Decimal(1), abs(one), abs(other))
 
 
 def _shown(row: Numbers | None) -> str | None:

@@ -116,14 +116,14 @@ def _compare_task(
     batches: Iterable[pa.RecordBatch], kept: KeptRows, key_columns: int, buckets: int
 ) -> Iterator[pa.RecordBatch]:
     """Compare the buckets of one task; an expected row is dropped once it was compared."""
-    waiting: dict[int, dict[str, str]] = {}
+    waiting: dict[int, _Expected] = {}
     schema: pa.Schema | None = None
     for batch in batches:
         schema = batch.schema.remove(len(batch.schema) - 1)
         *columns, numbers = batch.columns
         for number in pc.unique(numbers).to_pylist():
             mine = [column.filter(pc.equal(numbers, number)) for column in columns]
-            waiting.setdefault(number, {}).update(_texts(schema, mine, key_columns))
+            waiting.setdefault(number, _Expected()).add(_texts(schema, mine, key_columns))
     if schema is None:
         return
     outcomes = []
@@ -149,13 +149,32 @@ def _keys(parts: Sequence[pa.Array], key_columns: int) -> list[str]:
     return joined(parts[:key_columns]) if key_columns else ["[]"] * rows
 
 
+class _Expected:
+    """The expected rows of a bucket: text by key, and rows whose key is there already."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
+        self.repeated: list[tuple[str, str]] = []
+
+    def add(self, rows: Iterable[tuple[str, str]]) -> None:
+        for key, text in rows:
+            if key in self.rows:
+                self.repeated.append((key, text))
+            else:
+                self.rows[key] = text
+
+
 def _compare_bucket(
-    expected: dict[str, str], kept: Iterable[list[pa.Array]], key_columns: int
+    wanted_rows: _Expected, kept: Iterable[list[pa.Array]], key_columns: int
 ) -> dict[str, Any]:
-    expected_rows = len(expected)
-    expected_hash = sum(_hash(text) for text in expected.values()) % _MODULUS
-    kept_rows = kept_hash = different = 0
+    expected, repeated = wanted_rows.rows, wanted_rows.repeated
+    expected_rows = len(expected) + len(repeated)
+    expected_hash = sum(map(_hash, expected.values())) + sum(_hash(text) for _, text in repeated)
+    kept_rows = kept_hash = 0
+    # No table holds a key twice, so a definition that gives it twice is never equal to one.
+    different = len(repeated)
     found: list[tuple[str, str | None, str | None]] = []
+    found += [(key, text, None) for key, text in repeated[:DIFFERENCES_MAX]]
     for parts in kept:
         for key, text in zip(_keys(parts, key_columns), joined(parts), strict=True):
             kept_rows += 1
@@ -173,7 +192,7 @@ def _compare_bucket(
     return {
         "expected_rows": expected_rows,
         "kept_rows": kept_rows,
-        "expected_hash": f"{expected_hash:016x}",
+        "expected_hash": f"{expected_hash % _MODULUS:016x}",
         "kept_hash": f"{kept_hash % _MODULUS:016x}",
         "different_rows": different,
         "differences": orjson.dumps(found).decode(),
@@ -229,9 +248,13 @@ def _tables(copied: Iterable[Any], texts: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _read_csv(chunks: Sequence[Any], texts: pa.Schema) -> pa.Table:
+    copied = b"".join(chunks)
     return pyarrow.csv.read_csv(
-        pa.BufferReader(b"".join(chunks)),
-        read_options=pyarrow.csv.ReadOptions(column_names=texts.names, use_threads=False),
+        pa.BufferReader(copied),
+        # One block for all: a row must not be larger than a block.
+        read_options=pyarrow.csv.ReadOptions(
+            column_names=texts.names, use_threads=False, block_size=len(copied) + 1
+        ),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
             column_types=texts,

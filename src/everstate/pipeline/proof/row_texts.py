@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from everstate.changes.json_numbers import decode, sorted_text
+from everstate.changes.json_numbers import JsonNumber, decode, sorted_text
 from everstate.views.images import state_text
 from everstate.views.json_texts import json_texts
 
@@ -36,18 +36,18 @@ _PLAIN_YEARS: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
 
 def row_text(values: Sequence[Any]) -> str:
     """One canonical JSON text of a row: equal values give equal text on both sides."""
-    return orjson.dumps([canonical(value) for value in values], option=_OPTIONS).decode()
+    return _dumped([canonical(value) for value in values])
 
 
 def canonical(value: Any) -> Any:
     """A value in the canonical form for values of all engines (C16).
 
-    Numbers lose their scale and trailing zeros, times go to UTC, UUIDs to text.
+    Numbers lose their scale and trailing zeros, and stay numbers; times go to UTC, UUIDs to text.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
-        return value if -_EXACT_MAX < value < _EXACT_MAX else str(value)
+        return value if -_EXACT_MAX < value < _EXACT_MAX else JsonNumber(value)
     if isinstance(value, float):
         return _number(Decimal(repr(value)))
     if isinstance(value, Decimal):
@@ -96,10 +96,21 @@ def joined(columns: Sequence[pa.Array]) -> list[str]:
 
 
 def _number(value: Decimal) -> Any:
+    if not value.is_finite():
+        return str(value)
     if value == value.to_integral_value() and abs(value) < _EXACT_MAX:
         return int(value)
     text = format(value, "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return JsonNumber(text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def _dumped(value: Any) -> str:
+    """JSON of a canonical value; a number is no text, so 1.5 and "1.5" differ."""
+    return orjson.dumps(value, default=_digits, option=_OPTIONS).decode()
+
+
+def _digits(number: JsonNumber) -> orjson.Fragment:
+    return orjson.Fragment(format(number, "f"))
 
 
 def _filled(texts: pa.Array) -> pa.Array:
@@ -122,15 +133,14 @@ def _sort(name: str, kind: pa.DataType) -> str:
     ):
         if test(kind):
             return sort
-    return "float" if pa.types.is_floating(kind) else "nested"
+    if pa.types.is_floating(kind):
+        return "float" if pa.types.is_float64(kind) else "real"
+    return "nested"
 
 
 def _one_by_one(read: Callable[[Any], Any] = lambda value: value) -> Callable[[pa.Array], pa.Array]:
     def texts(values: pa.Array) -> pa.Array:
-        found = [
-            None if v is None else orjson.dumps(canonical(read(v)), option=_OPTIONS).decode()
-            for v in values.to_pylist()
-        ]
+        found = [None if v is None else _dumped(canonical(read(v))) for v in values.to_pylist()]
         return pa.array(found, pa.string())
 
     return texts
@@ -147,16 +157,19 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _numbers(values: pa.Array) -> pa.Array:
-    """Whole numbers unchanged, others in quotes, without trailing zeros."""
+    """Numbers without trailing zeros."""
     texts = values.cast(pa.string())
     pointed = pc.match_substring(texts, ".")
     short = pc.replace_substring_regex(texts, r"(\.[0-9]*?)0+$", r"\1")
     short = pc.replace_substring_regex(short, r"\.$", "")
     texts = pc.if_else(pc.fill_null(pointed, False), short, texts)
-    whole = pc.match_substring_regex(texts, "^-?[0-9]{1,15}$")
-    plain = pc.if_else(pc.fill_null(whole, True), texts, _quoted(texts))
-    odd = pc.match_substring_regex(texts, r"^-?[0-9]{16,}$|[^-0-9.]|^-0$")
-    return _corrected(plain, values, pc.fill_null(odd, False), Decimal)
+    odd = pc.match_substring_regex(texts, r"[^-0-9.]|^-0$")
+    return _corrected(texts, values, pc.fill_null(odd, False), Decimal)
+
+
+def _reals(values: pa.Array) -> pa.Array:
+    """Numbers of 32 bits, by the shortest text that gives the same 32 bits."""
+    return _one_by_one(Decimal)(values.cast(pa.float32()).cast(pa.string()))
 
 
 def _moments(values: pa.Array) -> pa.Array:
@@ -200,6 +213,7 @@ _ENGINE: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "day": _one_by_one(),
     "text": _texts,
     "float": _one_by_one(),
+    "real": _reals,
     "nested": lambda values: _one_by_one(decode)(json_texts(values)),
 }
 _COPIED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
@@ -210,5 +224,6 @@ _COPIED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "day": _quoted,
     "text": _texts,
     "float": _one_by_one(float),
+    "real": _reals,
     "nested": _one_by_one(decode),
 }

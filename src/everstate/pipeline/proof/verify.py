@@ -463,7 +463,9 @@ class _Verifier:
             return f"not compared: {error}", []
         if not is_plain(rows.schema):
             return "not compared: it has nested columns", []
-        found = read_differently([tuple(row.values()) for row in rows.to_pylist()], kept)
+        keys = [plan.defined.index(name) for name in plan.shown_key or () if name in plan.defined]
+        expected = [tuple(row.values()) for row in rows.to_pylist()]
+        found = read_differently(expected, kept, keys=keys)
         return ("different" if found else "equal"), found
 
     def _kept(self, query: sql.Composed, is_divided: bool) -> KeptRows:

@@ -1,13 +1,15 @@
 """States of entities in typed columns: what the model says they are, and what fits it.
 
 A state that does not fit the model is no reason to refuse its record: each value that does not fit
-is NULL in the typed columns (a misfit, :mod:`everstate.views.misfits`).
+is NULL in the typed columns (a misfit, :mod:`everstate.views.misfits`). A value fits only when it
+is read exactly (:mod:`everstate.pipeline.spark.exact`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
-from operator import and_, or_
+from operator import or_
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,6 +27,7 @@ from pyspark.sql.types import (
 
 from everstate.changes import EntityType
 from everstate.changes.moments import FIRST, LAST
+from everstate.pipeline.spark.exact import every_part, is_exact, numbers_as_texts, texts_schema
 
 CORRUPT: Final = "_everstate_unreadable"
 
@@ -60,40 +63,61 @@ def _nullable(kind: DataType) -> DataType:
     return kind
 
 
-def state_read(text: Column, entity_type: EntityType) -> Column:
-    """A state read from its JSON text as in a message: values that do not fit are null."""
-    schema = state_schema(entity_type)
-    read = F.from_json(
-        text, StructType([*schema, StructField(CORRUPT, StringType())]), JSON_OPTIONS
-    )
-    state = F.struct(*(read[name].alias(name) for name in schema.names))
-    return fitted_state(text, state, entity_type, F.lit(True))["state"]
+def state_read(message: Column, side: str, entity_type: EntityType) -> Column:
+    """A state that is a member of a JSON text: values that do not fit are null."""
+    schema = StructType([StructField(side, state_schema(entity_type))])
+    read_as = StructType([*schema, StructField(CORRUPT, StringType())])
+    state = F.from_json(message, read_as, JSON_OPTIONS)[side]
+    return fitted_state(message, side, state, entity_type, F.lit(True))["state"]
 
 
 def fitted_state(
-    json: Column, state: Column, entity_type: EntityType, is_complete: Column
+    message: Column, side: str, state: Column, entity_type: EntityType, is_complete: Column
 ) -> Column:
     """A state in which values that do not fit are null, and the names of their fields.
 
-    The names are in an array that also has nulls. ``json``: the state's text. ``is_complete``:
-    whether a required field that is missing does not fit.
+    The names are in an array that also has nulls. ``message``: the JSON text of which the state is
+    a member, ``side``. ``is_complete``: whether a required field that is missing does not fit.
     """
     fields, types = tuple(entity_type.arrow_schema), state_schema(entity_type)
-    return F.when(state.isNotNull(), _fitted_fields(json, state, fields, types, is_complete, ""))
+    parts = _Parts(
+        F.get_json_object(message, f"$.{side}"),
+        state,
+        texts_read(message, side, entity_type),
+        is_complete,
+    )
+    return F.when(state.isNotNull(), _fitted_fields(parts, fields, types, ""))
+
+
+def texts_read(message: Column, side: str, entity_type: EntityType) -> Column | None:
+    """What :func:`is_exact` looks at in a state; ``None``: the type has no such fields."""
+    schema = texts_schema(pa.struct(list(entity_type.arrow_schema)))
+    if schema is None:
+        return None
+    return F.from_json(numbers_as_texts(message), StructType([StructField(side, schema)]), STRICT)[
+        side
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An object of a state: its JSON, what Spark read, and its values as text."""
+
+    json: Column
+    state: Column
+    texts: Column | None
+    is_complete: Column
 
 
 def _fitted_fields(
-    json: Column,
-    state: Column,
-    fields: tuple[pa.Field[Any], ...],
-    types: StructType,
-    is_complete: Column,
-    path: str,
+    given: _Parts, fields: tuple[pa.Field[Any], ...], types: StructType, path: str
 ) -> Column:
     # In a lambda, so that the names in the text are found once for all fields.
-    present = fields_present(json, [field.name for field in fields])
-    parts = [json.alias("json"), state.alias("state"), present.alias("present")]
-    parts.append(is_complete.alias("complete"))
+    present = fields_present(given.json, [field.name for field in fields])
+    parts = [given.json.alias("json"), given.state.alias("state"), present.alias("present")]
+    parts.append(given.is_complete.alias("complete"))
+    if given.texts is not None:
+        parts.append(given.texts.alias("texts"))
 
     def fitted(bound: Column) -> Column:
         values, misfits = [], []
@@ -117,15 +141,17 @@ def _fitted_field(
     if not field.nullable:
         wrong.append(is_absent & bound["complete"])
     if isinstance(kind, StructType):
-        inner = _fitted_fields(
-            json, column, tuple(field.type), kind, bound["complete"], f"{where}."
-        )
+        texts = None if texts_schema(field.type) is None else bound["texts"][field.name]
+        parts = _Parts(json, column, texts, bound["complete"])
+        inner = _fitted_fields(parts, tuple(field.type), kind, f"{where}.")
         inner = F.when(column.isNotNull(), inner)
         name = F.when(_any(wrong), where)
         of_parts = F.coalesce(inner["misfits"], F.array().cast(ArrayType(StringType())))
         return inner["state"], F.concat(F.array(name), of_parts)
     if (held := holds(column, field.type)) is not None:
         wrong.append(~held)
+    if (exact := is_exact(bound["texts"][field.name], field.type)) is not None:
+        wrong.append(~exact)
     if isinstance(kind, (ArrayType, MapType)):
         whole = StructType([StructField("a", kind), StructField(CORRUPT, StringType())])
         again = F.from_json(F.concat(F.lit('{"a":'), json, F.lit("}")), whole, JSON_OPTIONS)
@@ -147,6 +173,10 @@ def holds(value: Column, kind: pa.DataType) -> Column | None:
 
     Spark reads years that PostgreSQL and Python do not have, and numbers too large for a float.
     """
+    return every_part(value, kind, _holds)
+
+
+def _holds(value: Column, kind: pa.DataType) -> Column | None:
     if pa.types.is_floating(kind):
         return F.abs(value) < float("inf")
     if pa.types.is_date(kind):
@@ -154,28 +184,7 @@ def holds(value: Column, kind: pa.DataType) -> Column | None:
     if pa.types.is_timestamp(kind):
         zoned = "timestamp" if kind.tz else "timestamp_ntz"
         return value.between(F.expr(f"{zoned}'{FIRST}'"), F.expr(f"{zoned}'{LAST}'"))
-    if pa.types.is_list(kind):
-        return _all_hold(value, kind.value_type)
-    if pa.types.is_map(kind):
-        return _all_hold(F.map_values(value), kind.item_type)
-    if pa.types.is_struct(kind):
-        fields = [(value[field.name], field.type) for field in kind]
-        held = [c.isNull() | h for c, t in fields if (h := holds(c, t)) is not None]
-        return reduce(and_, held) if held else None
     return None
-
-
-def _all_hold(values: Column, kind: pa.DataType) -> Column | None:
-    # A lambda must return a condition, so whether the type needs one is tested beforehand.
-    if holds(F.lit(None), kind) is None:
-        return None
-
-    def one(value: Column) -> Column:
-        held = holds(value, kind)
-        assert held is not None
-        return value.isNull() | held
-
-    return F.forall(values, one)
 
 
 def has_times(kind: pa.DataType) -> bool:

@@ -135,10 +135,10 @@ class Capturing(CaptureConnector):
         with self.database() as database:
             findings = self._table_findings(database)
             refuse_failed(self.capture, findings)
-            steps = self._make(database, snapshot)
+            peculiar = self._peculiarities(database)
+            steps = self._make(database, snapshot, peculiar)
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
-            left_out = not_left_out(self.capture.settings, self._peculiarities(database))
             late = [step.table for step in steps if step.table is not None]
             if snapshot and late:
                 signal_snapshot(database, late)
@@ -149,7 +149,7 @@ class Capturing(CaptureConnector):
         names = self.names
         return Added(
             *(self.capture.name, names.connector, tuple(steps), names.raw_log, warned),
-            left_out=tuple(left_out),
+            left_out=tuple(not_left_out(self.capture.settings, peculiar)),
         )
 
     def begin_epoch(self, *, wait_s: float = 60.0) -> Added:
@@ -167,7 +167,7 @@ class Capturing(CaptureConnector):
             if self.capture.kind == "mariadb":
                 with Topics(self._config) as topics:
                     topics.delete({self.names.schema_history} & topics.existing())
-            steps += self._make(database, True, after=after)
+            steps += self._make(database, True, self._peculiarities(database), after=after)
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
         return Added(self.capture.name, connector, tuple(steps), self.names.raw_log)
@@ -473,7 +473,12 @@ class Capturing(CaptureConnector):
         return [SetupStep(f"topic {name}", "made") for name in made]
 
     def _make(
-        self, database: CapturedDatabase, snapshot: bool, *, after: int | None = None
+        self,
+        database: CapturedDatabase,
+        snapshot: bool,
+        peculiar: Peculiarities,
+        *,
+        after: int | None = None,
     ) -> list[SetupStep]:
         """Prepare database and topics, and make the connector, or change it.
 
@@ -481,7 +486,7 @@ class Capturing(CaptureConnector):
         read before it may have had any position. ``after``: a new epoch after this one, whatever
         is stored. Before the connector reads, the raw log gets the identity of its database.
         """
-        connector, settings = self.names.connector, self._settings(database, snapshot)
+        connector, settings = self.names.connector, self._settings(database, snapshot, peculiar)
         found = self._found()
         known = known_standing(self._config, self.capture)
         is_new = found is None or found.get(EPOCH) == _UNBEGUN
@@ -529,7 +534,9 @@ class Capturing(CaptureConnector):
             self._wait_for("RUNNING", 60.0)
         return [*steps, SetupStep(what, "made" if is_new else "changed")]
 
-    def _settings(self, database: CapturedDatabase, snapshot: bool) -> dict[str, str]:
+    def _settings(
+        self, database: CapturedDatabase, snapshot: bool, peculiar: Peculiarities
+    ) -> dict[str, str]:
         """Settings of the connector, without its epoch."""
         address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
         reference = password_reference(
@@ -544,7 +551,7 @@ class Capturing(CaptureConnector):
             password=reference,
             brokers=self._config.bootstrap_servers,
             snapshot=snapshot,
-            peculiar=self._peculiarities(database),
+            peculiar=peculiar,
         )
 
     def _peculiarities(self, database: CapturedDatabase) -> Peculiarities:

@@ -18,6 +18,7 @@ from everstate.changes import (
     derived_change_id,
 )
 from everstate.changes.accepting import read_exactly
+from everstate.changes.names import command_fault
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import EverstateError, InvalidRequest, PreconditionFailed, Rejected
 from everstate.http.conditions import Conditions, parse_condition
@@ -93,10 +94,13 @@ class Decider:
             return self._answer(held, command, Outcome.CONFLICT)
         except InvalidRequest as error:
             return self.park(held, command, error.message)
-        try:
-            asked = read_exactly(self.group.by_name[command.command], bytes(command.data))
-        except KeyError:
+        model = self.group.by_name.get(command.command)
+        if model is None:
             return self.park(held, command, f"{self.group.name} takes no {command.command!r}")
+        if fault := command_fault(model):
+            return self.park(held, command, f"{command.command}: {fault}")
+        try:
+            asked = read_exactly(model, bytes(command.data))
         except ValidationError as cause:
             first = cause.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "data"

@@ -64,7 +64,8 @@ def apply_json_patch(
             reason = str(cause)[:_REASON_MAX] or type(cause).__name__
             raise InvalidBody(entity, ((where, reason),)) from cause
         except (TypeError, ValueError, KeyError, IndexError) as cause:
-            # The library raises these when a path leads through a value without members.
+            # The library raises these when a path leads through a value without members; `-`, the
+            # element after the last one of a list, has no JSON to copy.
             raise InvalidBody(entity, ((where, "the path does not exist"),)) from cause
     return document
 

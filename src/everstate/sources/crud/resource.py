@@ -67,7 +67,8 @@ Answering: TypeAlias = Callable[[Written], HttpAnswer]
 Remember: TypeAlias = Callable[[Answering], Once | None]
 """Makes the :class:`Once` with which the store keeps the answer; ``None``: no Idempotency-Key."""
 
-_LOST: Final = (AlreadyExists, NotFound, PreconditionFailed, VersionConflict)
+_LOST: Final = (AlreadyExists, InvalidBody, NotFound, PreconditionFailed, VersionConflict)
+"""Refusals by the present state, which an equal request may have made."""
 
 
 class Resource:
@@ -111,7 +112,7 @@ class Resource:
             except VersionConflict as conflict:
                 raise AlreadyExists(self.name, key, conflict.actual) from conflict
 
-        return self._once(incoming, attempt)
+        return self._once(incoming, key, attempt)
 
     def read(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`GET`: the entity with its ETag, or 304 when the reader has that version."""
@@ -140,7 +141,9 @@ class Resource:
             conditions.check(self.name, key, version)
             return self._put(said, model, version or 0, remember)
 
-        return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
+        return self._once(
+            incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
+        )
 
     def patch(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`PATCH`: a merge patch or a JSON Patch of the present state, by content type."""
@@ -166,7 +169,9 @@ class Resource:
             check_key(self.entity_type, key, model)
             return self._put(said, model, found.version, remember)
 
-        return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
+        return self._once(
+            incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
+        )
 
     def delete(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`DELETE`: 204; its version is kept, and continues if it is created again."""
@@ -182,7 +187,9 @@ class Resource:
             write = replace(said, expected_version=expected, once=once)
             return self._deleted(self.store.write(write))
 
-        return self._once(incoming, lambda remember: self._retried(key, lambda: attempt(remember)))
+        return self._once(
+            incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
+        )
 
     def list(self, incoming: HttpRequest, parameters: Sequence[tuple[str, str]]) -> HttpAnswer:
         """`GET` of all: a page of entities by filters, with the cursor of the next one."""
@@ -236,13 +243,7 @@ class Resource:
         self, said: Write, model: BaseModel, expected: int | None, remember: Remember
     ) -> HttpAnswer:
         def answer(written: Written) -> HttpAnswer:
-            headers = {"ETag": etag(written.version), TOKEN: self._token(written)}
-            if written.change_id is not None:
-                headers[CHANGE_ID] = str(written.change_id)
-            if written.kind is Kind.CREATED:
-                headers["Location"] = f"{self.path}/{quote(written.key, safe='')}"
-            status = 201 if written.kind is Kind.CREATED else 200
-            return HttpAnswer(status, headers, self._text(model))
+            return self._stored(written, written.entity or model)
 
         once = remember(answer)
         write = replace(said, entity=model, expected_version=expected, once=once)
@@ -254,19 +255,18 @@ class Resource:
             incoming.mask.check_written(read_json(incoming.body))
         return read_entity(self.entity_type, incoming.body)
 
-    def _once(self, incoming: HttpRequest, attempt: Callable[[Remember], HttpAnswer]) -> HttpAnswer:
+    def _once(
+        self, incoming: HttpRequest, key: str, attempt: Callable[[Remember], HttpAnswer]
+    ) -> HttpAnswer:
         """Do a write; with an Idempotency-Key only once, repeating the first answer."""
-        return masked(self._answer_once(incoming, attempt), incoming.mask)
+        return masked(self._answer_once(incoming, key, attempt), incoming.mask)
 
     def _answer_once(
-        self, incoming: HttpRequest, attempt: Callable[[Remember], HttpAnswer]
+        self, incoming: HttpRequest, key: str, attempt: Callable[[Remember], HttpAnswer]
     ) -> HttpAnswer:
         if incoming.idempotency_key is None:
             return attempt(lambda _: None)
         once_id, fingerprint = incoming.once_id, incoming.fingerprint
-        before = self._answered(incoming, once_id)
-        if before is not None:
-            return before
 
         def remember(answering: Answering) -> Once:
             return Once(
@@ -275,6 +275,11 @@ class Resource:
                 answer=lambda written: answering(written).kept(),
             )
 
+        # Asked before the request is judged: its own write may be what it would be refused for.
+        asked = remember(self._done)
+        before = self._answered(incoming, key, asked)
+        if before is not None:
+            return before
         try:
             return attempt(remember)
         except AnsweredBefore:
@@ -283,13 +288,13 @@ class Resource:
         except _LOST as lost:
             # An equal concurrent request may have come first, and this one saw its effect.
             refusal = lost
-        before = self._answered(incoming, once_id)
+        before = self._answered(incoming, key, asked)
         if before is None:
             raise refusal
         return before
 
-    def _answered(self, incoming: HttpRequest, once_id: str) -> HttpAnswer | None:
-        kept = self.store.answered(once_id)
+    def _answered(self, incoming: HttpRequest, key: str, once: Once) -> HttpAnswer | None:
+        kept = self.store.answer_of(once, key)
         if kept is None:
             return None
         if kept.fingerprint != incoming.fingerprint:
@@ -327,6 +332,21 @@ class Resource:
 
     def _text(self, entity: BaseModel) -> str:
         return self.entity_type.encode(entity).decode()
+
+    def _done(self, written: Written) -> HttpAnswer:
+        """The answer to a write that was done before."""
+        if written.entity is None:
+            return self._deleted(written)
+        return self._stored(written, written.entity)
+
+    def _stored(self, written: Written, entity: BaseModel) -> HttpAnswer:
+        headers = {"ETag": etag(written.version), TOKEN: self._token(written)}
+        if written.change_id is not None:
+            headers[CHANGE_ID] = str(written.change_id)
+        if written.kind is Kind.CREATED:
+            headers["Location"] = f"{self.path}/{quote(written.key, safe='')}"
+        status = 201 if written.kind is Kind.CREATED else 200
+        return HttpAnswer(status, headers, self._text(entity))
 
     def _deleted(self, written: Written) -> HttpAnswer:
         return HttpAnswer(204, {CHANGE_ID: str(written.change_id), TOKEN: self._token(written)})

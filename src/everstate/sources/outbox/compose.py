@@ -21,6 +21,7 @@ from everstate.changes import (
     Provenance,
     SourceTransaction,
 )
+from everstate.changes.json_numbers import number_of
 from everstate.config import Config
 from everstate.errors import InvalidChange
 from everstate.log.record import OutRecord
@@ -149,7 +150,7 @@ class Composer:
 
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _decode_provenance = msgspec.json.Decoder(Provenance).decode
-_decode_event = msgspec.json.Decoder(DomainEvent).decode
+_decode_event = msgspec.json.Decoder(DomainEvent, float_hook=number_of).decode
 
 
 @lru_cache(maxsize=4096)

@@ -35,6 +35,8 @@ class Written:
     version: int
     kind: Kind | None = None
     change_id: UUID | None = None
+    entity: BaseModel | None = None
+    """The state that is stored, when a :class:`Once` finds that its write was done before."""
 
     @property
     def changed(self) -> bool:
@@ -201,6 +203,14 @@ class Store(Protocol):
 
     def answered(self, once_id: str) -> Kept | None:
         """The kept answer of a finished :class:`Once`; ``None``: not finished, or expired."""
+
+    def answer_of(self, once: Once, key: str) -> Kept | None:
+        """The answer of a :class:`Once` that wrote this key; ``None``: not done, or expired.
+
+        A store that keeps answers after their writes also finds a write whose process ended before
+        the answer was kept, and keeps it now.
+        """
+        return self.answered(once.id)
 
     def install(self) -> None:
         """Create the tables; idempotent."""

@@ -73,13 +73,15 @@ class Partitions:
             found.head_version, found.head_change_id, found.fence, found.after, found.recorded_at
         )
 
-    def version_of(self, key: str, change_id: UUID, since: int) -> tuple[int, Kind] | None:
-        """Version and kind of a change of this key; ``None``: there is no such change.
+    def version_of(
+        self, key: str, change_id: UUID, since: int
+    ) -> tuple[int, Kind, str | None] | None:
+        """Version and kind of a change of this key, and its state; ``None``: there is no such one.
 
         Cost: reads each change with a version after ``since``.
         """
         rows = self._database.execute(self._sql.version_of, [key, since, change_id])
-        return (rows[0].version, Kind(rows[0].kind)) if rows else None
+        return (rows[0].version, Kind(rows[0].kind), rows[0].after) if rows else None
 
     def move(self, key: str, plan: Plan) -> tuple[Head, Sequence[WriteStep]]:
         """Write the steps of a plan; returns the head before them, and the steps.

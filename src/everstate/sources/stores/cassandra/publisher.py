@@ -22,6 +22,7 @@ from everstate.changes import (
     Kind,
     Provenance,
 )
+from everstate.changes.json_numbers import number_of
 from everstate.changes.keys import EntityKey
 from everstate.closing import Closing
 from everstate.config import Config
@@ -62,7 +63,7 @@ _BLOCK_S: Final = 30.0
 _encode = msgspec.json.Encoder().encode
 _decode_note = msgspec.json.Decoder(list[tuple[str, str, int]]).decode
 _decode_provenance = msgspec.json.Decoder(Provenance).decode
-_decode_event = msgspec.json.Decoder(DomainEvent).decode
+_decode_event = msgspec.json.Decoder(DomainEvent, float_hook=number_of).decode
 
 
 @dataclass

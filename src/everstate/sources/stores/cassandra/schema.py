@@ -118,8 +118,8 @@ class CassandraStatements:
         )
         self.change_id = f"SELECT change_id FROM {table} WHERE key = ? AND version = ?"
         self.version_of = (
-            f"SELECT version, kind FROM {table} WHERE key = ? AND version > ? AND change_id = ?"
-            " ALLOW FILTERING"
+            f"SELECT version, kind, after FROM {table} WHERE key = ? AND version > ?"
+            " AND change_id = ? ALLOW FILTERING"
         )
         self.changes = (
             "SELECT head_version, version, change_id, kind, schema_version, occurred_at,"
@@ -167,4 +167,4 @@ class IndexStatements:
             " IF fingerprint = ?"
         )
         self.drop_once = f"DELETE FROM {answered} WHERE id = ? IF fingerprint = ? AND answer = null"
-        self.answered = f"SELECT fingerprint, answer FROM {answered} WHERE id = ?"
+        self.answered = f"SELECT fingerprint, answer, since FROM {answered} WHERE id = ?"

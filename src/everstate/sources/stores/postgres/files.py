@@ -1,9 +1,10 @@
 """Entities from files: JSON lines, CSV and Parquet, read row by row with their row numbers.
 
 A row is a line of JSON, a record of CSV after its header, or a row of Parquet; the first is 1. NaN
-becomes null, because tables use it for missing values. An empty cell of CSV is null; in a text
-column that may not be null it is an empty text. What separates the cells of CSV, and the case of
-its column names, are guessed by the fields of the entity type; :func:`guesses` says so.
+becomes null, because tables use it for missing values; infinity is refused. An empty cell of CSV is
+null; in a text column that may not be null it is an empty text. What separates the cells of CSV,
+and the case of its column names, are guessed by the fields of the entity type; :func:`guesses` says
+so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
@@ -21,6 +23,7 @@ from pydantic_core import ErrorDetails
 
 from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
+from everstate.changes.depth import TOO_DEEP
 from everstate.changes.json_numbers import encode, number_of
 from everstate.changes.unknown import EXTRA, reason_of
 from everstate.errors import ImportFailed
@@ -142,11 +145,16 @@ def _entity(
 ) -> BaseModel:
     """The entity of a row; raises NotAccepted, or ValueError for invalid JSON."""
     if isinstance(state, bytes) and (ignored or b"NaN" in state):
-        state = _without_nan(json.loads(state, parse_float=number_of))
-        if isinstance(state, dict):
-            state = encode({name: part for name, part in state.items() if name not in ignored})
-    if ignored and isinstance(state, Mapping):
-        state = {name: value for name, value in state.items() if name not in ignored}
+        try:
+            given = json.loads(state, parse_float=number_of)
+            if isinstance(given, dict):
+                kept = {name: part for name, part in given.items() if name not in ignored}
+                state = encode(_row_without_nan(kept))
+        except RecursionError as cause:
+            raise ValueError(TOO_DEEP) from cause
+    if isinstance(state, Mapping):
+        kept = {name: value for name, value in state.items() if name not in ignored}
+        state = _row_without_nan(kept)
     return accept(entity_type.model, state)
 
 
@@ -326,7 +334,9 @@ def _csv_state(
             name: convert[name](cell) if name in convert else cell
             for name, cell in zip(header, cells, strict=True)
         }
-    except json.JSONDecodeError as cause:
+    except RecursionError:
+        return UnreadableRow(row, f"a nested column: {TOO_DEEP}")
+    except ValueError as cause:
         return UnreadableRow(row, f"a nested column holds no JSON: {cause}")
 
 
@@ -339,20 +349,31 @@ def _csv_columns(entity_type: EntityType) -> dict[str, Callable[[str], Any]]:
     """Converters of CSV cells by column; pydantic parses numbers and times from text itself."""
     import pyarrow as pa
 
+    types = {column.name: column.type for column in entity_type.arrow_schema}
     convert: dict[str, Callable[[str], Any]] = {}
-    for column in entity_type.arrow_schema:
-        if pa.types.is_nested(column.type):
-            convert[column.name] = _nested
-        elif not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            convert[column.name] = _scalar
-        elif _may_be_null(entity_type, column.name):
-            convert[column.name] = _optional_text
+    for field, column in columns_of(entity_type).items():
+        kind, info = types.get(column), entity_type.model.model_fields[field]
+        if kind is None:
+            continue
+        if pa.types.is_nested(kind):
+            converter: Callable[[str], Any] = _nested
+        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            converter = _scalar
+        elif NoneType in get_args(info.annotation):
+            converter = _optional_text
+        else:
+            continue
+        names = (field, column, info.alias, info.validation_alias)
+        convert.update({name: converter for name in names if isinstance(name, str)})
     return convert
 
 
-def _may_be_null(entity_type: EntityType, name: str) -> bool:
-    info = entity_type.model.model_fields.get(name)
-    return info is not None and NoneType in get_args(info.annotation)
+def columns_of(entity_type: EntityType) -> dict[str, str]:
+    """Field of the model → its name in a state."""
+    return {
+        name: info.serialization_alias or info.alias or name
+        for name, info in entity_type.model.model_fields.items()
+    }
 
 
 def _nested(cell: str) -> Any:
@@ -388,14 +409,33 @@ def _read_parquet(path: Path, _: EntityType) -> Iterator[_Raw]:
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for state in batch.to_pylist():
                     row += 1
-                    yield row, _without_nan(state), row / total
+                    yield row, state, row / total
     except pa.ArrowException as cause:
         raise ImportFailed(str(path), row + 1, str(cause)) from cause
+    except ValueError as cause:
+        # Without pandas, Arrow refuses parts of a microsecond, and does not say in which row.
+        raise ImportFailed(str(path), None, str(cause)) from cause
+
+
+def _row_without_nan(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with null for NaN; raises ValueError for a value that cannot be kept as it is."""
+    kept = {}
+    for name, value in state.items():
+        try:
+            kept[name] = _without_nan(value)
+        except ValueError as cause:
+            raise ValueError(f"{name}: {cause}") from cause
+    return kept
 
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, float):
+        if math.isinf(value):
+            raise ValueError("infinity is no number in JSON")
         return None if math.isnan(value) else value
+    # The times of pandas, which Arrow makes, hold what a microsecond does not.
+    if isinstance(value, datetime) and getattr(value, "nanosecond", None):
+        raise ValueError(f"{value} has parts of a microsecond, which no time here can hold")
     if isinstance(value, dict):
         return {name: _without_nan(part) for name, part in value.items()}
     if isinstance(value, list):

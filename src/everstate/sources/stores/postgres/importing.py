@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +13,11 @@ from pydantic import BaseModel
 from everstate.changes import EntityType, Provenance
 from everstate.errors import ImportFailed, InvalidChange
 from everstate.sources.stores.postgres.files import Chunk, UnreadableRow, read_file, read_rows
+from everstate.sources.stores.postgres.progress import ImportProgress, import_id
 from everstate.sources.stores.postgres.settling import Missing, Settling, repeated_keys
 from everstate.sources.stores.postgres.store import EntityStore
 from everstate.sources.stores.rows import ENVELOPE_BYTES, PreparedRow, prepare
+from everstate.sources.stores.store import WrittenMany
 
 CHUNK_ROWS: Final = 5_000
 BAD_ROWS_MAX: Final = 1_000
@@ -98,10 +100,11 @@ def import_file(
     path: Path | str,
     *,
     provenance: Provenance,
-    first_row: int = 1,
+    first_row: int | None = None,
     ignored: Collection[str] = (),
     missing: Missing = "refuse",
     on_progress: Callable[[Imported], None] | None = None,
+    on_resume: Callable[[int, int], None] | None = None,
 ) -> Imported:
     """Put every row of a file (jsonl, csv, parquet) into a store, in the file's order.
 
@@ -112,37 +115,64 @@ def import_file(
     that a row does not have, where the stored entity has a value in them. Importing a file again
     from the first row writes nothing. A key may come several times in it: each state is a version,
     unless the last of them is stored already.
+
+    An import that did not come to its end goes on when it is repeated with the same file and the
+    same arguments: ``on_resume`` is called with its first row, and with the number of rows that are
+    committed before it.
     """
-    path, so_far, next_row = Path(path), Imported(), first_row
+    path, so_far = Path(path), Imported()
+    same = import_id(store.entity_type.name, path, first_row, ignored, missing)
+    progress = ImportProgress(store, path, same, first_row or 1)
     try:
-        last = repeated_keys(path, store.entity_type, first_row, ignored, missing)
+        last: Mapping[str, bytes] = {}
+        if not progress.is_resumed:
+            last = repeated_keys(path, store.entity_type, progress.next_row, ignored, missing)
+        elif on_resume is not None:
+            on_resume(progress.next_row, progress.rows)
+        # The rows after those that are committed are new, even if a state of one of them is stored.
         settling = Settling(store.entity_type, missing, last)
-        for chunk in read_file(path, store.entity_type, CHUNK_ROWS, first_row, ignored):
-            recorded_at = datetime.now(UTC)
-            rows = _prepared(store, chunk, provenance, recorded_at)
-            try:
-                written = store.write_rows(rows, recorded_at, settle=settling.of_chunk(chunk))
-            except InvalidChange as error:
-                keys = [row.key for row in rows]
-                at = keys.index(error.key) if error.key in keys else 0
-                raise UnreadableRow(chunk.rows[at], f"{error.field}: {error.reason}") from error
+        for chunk in read_file(path, store.entity_type, CHUNK_ROWS, progress.next_row, ignored):
+            written = _write(store, chunk, provenance, settling, progress)
             so_far = Imported(
-                so_far.rows + len(rows),
+                so_far.rows + len(chunk.rows),
                 so_far.changes + written.changes,
                 so_far.unchanged + written.unchanged,
                 chunk.done,
             )
-            if chunk.rows:
-                next_row = chunk.rows[-1] + 1
             if on_progress is not None:
                 on_progress(so_far)
     except UnreadableRow as error:
-        raise ImportFailed(str(path), error.row, error.reason, so_far.rows, next_row) from error
+        raise ImportFailed(
+            str(path), error.row, error.reason, progress.rows, progress.next_row
+        ) from error
     except ImportFailed as error:
         raise ImportFailed(
-            error.path, error.row, error.reason, so_far.rows, advice=error.advice
+            error.path, error.row, error.reason, progress.rows, advice=error.advice
         ) from error
+    progress.finish()
     return replace(so_far, done=1.0)
+
+
+def _write(
+    store: EntityStore,
+    chunk: Chunk,
+    provenance: Provenance,
+    settling: Settling,
+    progress: ImportProgress,
+) -> WrittenMany:
+    """Write a chunk and the import's progress, in one transaction; raises UnreadableRow."""
+    recorded_at, count = datetime.now(UTC), len(chunk.rows)
+    rows = _prepared(store, chunk, provenance, recorded_at)
+    next_row = chunk.rows[-1] + 1 if chunk.rows else progress.next_row
+    settle, advance = settling.of_chunk(chunk), progress.advance(next_row, count)
+    try:
+        written = store.write_rows(rows, recorded_at, settle=settle, also=advance)
+    except InvalidChange as error:
+        keys = [row.key for row in rows]
+        at = keys.index(error.key) if error.key in keys else 0
+        raise UnreadableRow(chunk.rows[at], f"{error.field}: {error.reason}") from error
+    progress.advanced(next_row, count)
+    return written
 
 
 def _prepared(

@@ -18,6 +18,7 @@ RESERVED: Final = frozenset(
         "answered",
         "emitters",
         "identity",
+        "import_progress",
         "outbox",
         "outbox_parked",
         "outbox_pending",
@@ -56,6 +57,19 @@ CREATE INDEX IF NOT EXISTS answered_at ON everstate_store.answered (answered_at)
 """)
 
 
+IMPORT_PROGRESS: Final = sql.SQL("""
+-- Imports of files that have not come to their end: written in the transaction of each chunk, so
+-- that an import whose process ended goes on with the first row that was not committed.
+CREATE TABLE IF NOT EXISTS everstate_store.import_progress (
+    id text COLLATE "C" PRIMARY KEY,
+    entity text NOT NULL,
+    next_row bigint NOT NULL,
+    rows bigint NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now()
+)
+""")
+
+
 def table_of(entity: str) -> sql.Identifier:
     """Table of an entity type's newest states.
 
@@ -85,10 +99,12 @@ def install(
     entity_types: Iterable[EntityType],
     *,
     answers: bool = False,
+    imports: bool = False,
 ) -> None:
     """Create the missing parts of the store's schema, in one transaction; idempotent.
 
-    ``answers``: also the table of kept answers, which only a store's own writes need.
+    ``answers``: also the table of kept answers, which only a store's own writes need. ``imports``:
+    also the table of unfinished imports of files.
 
     Needs the right to create a schema in the database, but only while something is missing: a
     relay or a service with fewer rights can call it once everything is installed.
@@ -96,6 +112,8 @@ def install(
     tables = {each.name: ENTITY_TABLE.format(table=table_of(each.name)) for each in entity_types}
     if answers:
         tables["answered"] = ANSWERED.format()
+    if imports:
+        tables["import_progress"] = IMPORT_PROGRESS.format()
     with connection.transaction():
         if _is_installed(connection) and not _missing(connection, tables):
             return

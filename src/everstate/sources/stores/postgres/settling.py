@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -15,8 +16,15 @@ from pydantic import BaseModel
 
 from everstate.changes import EntityType
 from everstate.changes.json_numbers import decode, encode
+from everstate.changes.keys import key_text
 from everstate.errors import InvalidChange
-from everstate.sources.stores.postgres.files import Chunk, UnreadableRow, read_raw, read_rows
+from everstate.sources.stores.postgres.files import (
+    Chunk,
+    UnreadableRow,
+    columns_of,
+    read_raw,
+    read_rows,
+)
 from everstate.sources.stores.rows import PreparedRow, Settle
 
 Missing: TypeAlias = Literal["refuse", "keep", "reset"]
@@ -27,6 +35,9 @@ _RAW_KEYS: Final = frozenset({"text", "integer"})
 """JSON types of keys whose text in a file is the key itself."""
 
 
+_DIGITS_MAX: Final = 32
+
+
 class Settling:
     """Decides for each row of a file which state is written."""
 
@@ -35,7 +46,7 @@ class Settling:
     ) -> None:
         """``last``: see :func:`repeated_keys`."""
         self._entity_type, self._missing, self._last = entity_type, missing, last
-        self._columns = _columns(entity_type)
+        self._columns = columns_of(entity_type)
         self._is_stored: dict[str, bool] = {}
 
     def of_chunk(self, chunk: Chunk) -> Settle:
@@ -103,14 +114,6 @@ class Settling:
         return self._entity_type.encode(model).decode()
 
 
-def _columns(entity_type: EntityType) -> dict[str, str]:
-    """Field of the model → its name in a state."""
-    return {
-        name: info.serialization_alias or info.alias or name
-        for name, info in entity_type.model.model_fields.items()
-    }
-
-
 def repeated_keys(
     path: Path,
     entity_type: EntityType,
@@ -133,7 +136,7 @@ def repeated_keys(
         for found in counts.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     )
     last: dict[str, bytes] = {}
-    columns = _columns(entity_type)
+    columns = columns_of(entity_type)
     if twice:
         for found in read_rows(path, entity_type, first_row, ignored):
             if found.entity is not None:
@@ -165,7 +168,7 @@ def _hashes(
     next(read_rows(path, entity_type, first_row, ignored), None)  # raises ImportFailed
     for row, state, _ in read_raw(path, entity_type):
         if row >= first_row and (key := _raw_key(state, (own.column, entity_type.key))):
-            found.append(hash(key))
+            found.append(hash(_integer_key(key) if own.type == "integer" else key))
     return found
 
 
@@ -180,3 +183,13 @@ def _raw_key(state: object, names: Sequence[str]) -> str:
         return ""
     value = next((state[name] for name in names if name in state), None)
     return "" if value is None else str(value)
+
+
+def _integer_key(text: str) -> str:
+    """The key of an integer that a file has as `007`, `7.0` or `true`."""
+    try:
+        number = Decimal({"True": "1", "False": "0"}.get(text, text))
+        # No integer that is stored is as long; Python would be busy with a larger one.
+        return key_text(int(number)) if number.adjusted() < _DIGITS_MAX else text
+    except (ArithmeticError, ValueError):
+        return text  # the row is refused

@@ -48,6 +48,23 @@ DELETE FROM everstate_store.answered WHERE id IN (
 """)
 
 
+PROGRESS: Final = sql.SQL(
+    "SELECT next_row, rows FROM everstate_store.import_progress WHERE id = %s"
+)
+# No row when another import of the same file came in between.
+ADVANCE: Final = sql.SQL("""
+INSERT INTO everstate_store.import_progress AS present (id, entity, next_row, rows)
+VALUES (%(id)s, %(entity)s, %(next_row)s, %(rows)s)
+ON CONFLICT (id) DO UPDATE
+SET next_row = excluded.next_row, rows = excluded.rows, updated_at = now()
+WHERE present.next_row = %(from_row)s
+""")
+FINISH: Final = sql.SQL("""
+DELETE FROM everstate_store.import_progress
+WHERE starts_with(id, %s) OR updated_at < now() - interval '90 days'
+""")
+
+
 class Statements:
     """The statements of one entity type's table."""
 

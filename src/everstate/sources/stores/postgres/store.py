@@ -287,18 +287,22 @@ class EntityStore(Store):
         force: bool = False,
         connection: OutboxConnection | None = None,
         settle: Settle | None = None,
+        also: Callable[[OutboxConnection], None] | None = None,
     ) -> WrittenMany:
         """Write rows that :func:`prepare` made; the second half of ``put_many``.
 
         ``settle`` may give rows other states, by what is stored; otherwise a state that is equal to
-        the one before it is no change.
+        the one before it is no change. ``also`` is done in the same transaction.
         """
         if not rows:
             return WrittenMany(changes=0, keys=0, unchanged=0)
 
         def attempt() -> WrittenMany:
             with self._using(connection, "writing") as used, used.transaction():
-                return self._attempt_many(used, rows, recorded_at, force, settle)
+                written = self._attempt_many(used, rows, recorded_at, force, settle)
+                if also is not None:
+                    also(used)
+                return written
 
         return self._tried(attempt, connection)
 

@@ -27,6 +27,12 @@ from everstate.views.tables import physical
 
 _NO_OFFSET: Final = "^[0-9-]+([T ][0-9:.]*)?$"
 
+# PostgreSQL also takes words such as 'now' and 'NaN', numbers such as 0x1F, and years BC.
+_NUMBER: Final = "^[-+]?[0-9]*[.]?[0-9]*([eE][-+]?[0-9]+)?$"
+_DATE: Final = "^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}$"
+_TIME: Final = "^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][^BbJj]*)?$"
+_FINER: Final = "[.][0-9]{6}[0-9]*[1-9]"
+"""Parts of a microsecond, which PostgreSQL rounds."""
 _JSON_TYPES: Final = {"boolean": "boolean", "bigint": "number", "double precision": "number"}
 """PostgreSQL's types that only one type of JSON has values of."""
 
@@ -209,13 +215,30 @@ def typed_field(path: Sequence[str], kind: pa.DataType) -> sql.Composed:
         value = sql.SQL(
             "CASE WHEN {0} ~ {1} THEN {0}::timestamp AT TIME ZONE 'UTC' ELSE {0}::timestamptz END"
         ).format(text, sql.Literal(_NO_OFFSET))
-    # A model's type may be narrower than what was written: a cast would fail for every reader.
+    # A model's type may be narrower than what was written: a cast would fail for every reader, or
+    # round the value.
     fits = sql.SQL("pg_input_is_valid({}, {})").format(text, sql.Literal(cast))
     if (of_json := _JSON_TYPES.get(cast)) is not None:
         fits = sql.SQL("jsonb_typeof({}) = {} AND {}").format(place, sql.Literal(of_json), fits)
+    if (exact := _exact(text, cast)) is not None:
+        # Of AND, PostgreSQL may look at any side first.
+        value = sql.SQL("CASE WHEN {} THEN {} END").format(exact, value)
     guarded = sql.SQL("CASE WHEN {} THEN {} END").format(fits, value)
     # A CASE loses the digits of a numeric, and a view's column cannot change its type.
     return sql.SQL("({})::{}").format(guarded, sql.SQL(cast)) if "(" in cast else guarded
+
+
+def _exact(text: sql.Composable, cast: str) -> sql.Composable | None:
+    """Whether a text that PostgreSQL takes for a type has a value of it, as Spark reads it."""
+    if cast.startswith("numeric"):
+        shaped = sql.SQL("{0} ~ {1} AND {0}::numeric = {0}::{2}")
+        return shaped.format(text, sql.Literal(_NUMBER), sql.SQL(cast))
+    if cast == "date":
+        return sql.SQL("{} ~ {}").format(text, sql.Literal(_DATE))
+    if cast.startswith("timestamp"):
+        shaped = sql.SQL("{0} ~ {1} AND {0} !~ {2}")
+        return shaped.format(text, sql.Literal(_TIME), sql.Literal(_FINER))
+    return None
 
 
 def _indexed(index: Index) -> sql.Composed:

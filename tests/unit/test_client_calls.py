@@ -1,0 +1,170 @@
+"""What the client sends, and what it makes of answers, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from everstate.changes import Provenance
+from everstate.client import AsyncClient, Client, Event, RequestFailed
+from everstate.client.events import Parser
+from everstate.client.requests import place
+from everstate.client.views import row_request
+from everstate.errors import InvalidRequest
+from everstate.http import callers
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def calling(handler: Handler, provenance: Provenance | None = None) -> Client:
+    """A client whose requests a function answers."""
+    client = Client("http://shop.test", provenance=provenance)
+    client._http = httpx.Client(base_url="http://shop.test", transport=httpx.MockTransport(handler))
+    return client
+
+
+def moved(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(308, headers={"Location": f"https://shop.test{request.url.path}"})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.put("guest", "k", {"id": "k"}),
+        lambda client: client.patch("guest", "k", {"name": "Eva"}),
+        lambda client: client.delete("guest", "k"),
+        lambda client: client.get("guest", "k"),
+        lambda client: next(client.subscribe("guest")),
+    ],
+)
+def test_a_redirect_is_no_success(call: Callable[[Client], object]) -> None:
+    """A write that a proxy redirected was reported as saved, at version 0."""
+    with pytest.raises(RequestFailed, match=r"a redirect to https://shop\.test/") as refusal:
+        call(calling(moved))
+    assert refusal.value.status == 308
+
+
+def test_a_redirect_is_no_success_for_asyncio() -> None:
+    async def put() -> None:
+        client = AsyncClient("http://shop.test")
+        client._http = httpx.AsyncClient(
+            base_url="http://shop.test", transport=httpx.MockTransport(moved)
+        )
+        await client.put("guest", "k", {"id": "k"})
+
+    with pytest.raises(RequestFailed, match="redirect"):
+        asyncio.run(put())
+
+
+def test_an_answer_that_is_neither_success_nor_error_is_refused() -> None:
+    with pytest.raises(RequestFailed, match="status 304"):
+        calling(lambda _: httpx.Response(304)).put("guest", "k", {"id": "k"})
+
+
+def test_provenance_and_idempotency_keys_are_sent_as_the_server_reads_them() -> None:
+    seen: list[dict[str, str]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        # ASGI servers decode headers as latin-1.
+        seen.append(
+            {name.decode().lower(): value.decode("latin-1") for name, value in request.headers.raw}
+        )
+        return httpx.Response(201, headers={"ETag": '"1"'})
+
+    who = Provenance(
+        api_version="v1", service_name="café", identifier="i", actor="Müller", reason="東京"
+    )
+    calling(handler, who).put("guest", "k", {"id": "k"}, once="größe-1")
+    (headers,) = seen
+    texts = [callers.text(headers, name) for name in (callers.SERVICE, callers.ACTOR)]
+    assert texts == ["café", "Müller"]
+    assert callers.text(headers, callers.REASON) == "東京"
+    assert callers.idempotency_key_of(headers) == "größe-1"
+
+
+@pytest.mark.parametrize("part", ["", ".", ".."])
+def test_a_path_of_something_else_is_not_asked_for(part: str) -> None:
+    """`put(entity, "..")` was sent to `/v1`."""
+    client = calling(lambda request: pytest.fail(f"it was sent to {request.url}"))
+    for call in (
+        lambda: client.put("guest", part, {}),
+        lambda: client.get("guest", part),
+        lambda: client.get(part, "k"),
+        lambda: client.explain("guest", "k", field=part),
+    ):
+        with pytest.raises(InvalidRequest):
+            call()
+    assert place("guest", "a/..") == "/v1/guest/a%2F.."
+
+
+@pytest.mark.parametrize("part", [".", ".."])
+def test_a_row_of_a_view_whose_key_no_url_can_have_is_not_asked_for(part: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be part of a URL"):
+        row_request("by_city", ["AT", part], None)
+    assert row_request("by_city", ["", "x"], None).path == "/views/v1/by_city/rows//x"
+
+
+SAID = "one\u2028two\u2029three\u0085four"
+"""With the characters at which ``str.splitlines`` splits, and which JSON keeps as they are."""
+STREAM = (
+    f'event: change\nid: 1\ndata: "{SAID}"\n\n'
+    f'event: change\r\nid: 2\r\ndata: "{SAID}"\r\n\r\n'
+    "event: change\rid: 3\rdata: [1,\rdata: 2]\r\r"
+    ": nothing\n\nid: 4\n\n"
+).encode()
+EVENTS = [Event("change", SAID, "1"), Event("change", SAID, "2"), Event("change", [1, 2], "3")]
+
+
+def taken(chunks: Iterator[bytes]) -> tuple[list[Event], str | None]:
+    parser = Parser()
+    return [event for chunk in chunks for event in parser.take(chunk)], parser.token
+
+
+def test_a_stream_is_split_only_where_lines_end_whatever_its_chunks_are() -> None:
+    for cut in range(len(STREAM) + 1):
+        assert taken(iter([STREAM[:cut], b"", STREAM[cut:]])) == (EVENTS, "4"), cut
+    for size in (1, 2, 3):
+        chunks = (STREAM[at : at + size] for at in range(0, len(STREAM), size))
+        assert taken(chunks) == (EVENTS, "4")
+
+
+def test_an_event_is_complete_as_soon_as_its_last_end_of_line_comes() -> None:
+    for end in ("\n", "\r\n", "\r"):
+        parser = Parser()
+        assert list(parser.take(f"id: 1{end}data: 1{end}{end}".encode())) == [
+            Event("message", 1, "1")
+        ]
+
+
+def test_a_long_line_in_many_chunks_is_read_in_time() -> None:
+    chunks = itertools.chain([b'data: "'], itertools.repeat(b"x" * 10_000, 3_000), [b'"\n\n'])
+    (event,), _ = taken(chunks)
+    assert len(event.data) == 30_000_000
+
+
+def test_a_subscription_continues_after_the_last_event_that_was_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The id of an event that was cut off before its end was taken as that of the last event."""
+    monkeypatch.setattr("everstate.client.blocking.RETRY_S", 0.0)
+    asked: list[str | None] = []
+
+    class Cut(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield f'event: change\ndata: "{SAID}"\nid: 1\n\n'.encode()
+            yield b"event: change\ndata: 2\nid: 2\n"
+            raise httpx.ReadError("cut off")
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Last-Event-ID"))
+        if len(asked) == 1:
+            return httpx.Response(200, stream=Cut())
+        return httpx.Response(200, content=b"event: change\ndata: 2\nid: 2\n\n")
+
+    events = list(itertools.islice(calling(handler).subscribe("guest"), 2))
+    assert events == [Event("change", SAID, "1"), Event("change", 2, "2")]
+    assert asked == [None, "1"]
