@@ -290,7 +290,7 @@ def _parameter(parameter: Any) -> str | None:
 
 
 def _shortest_first(parameter: Any) -> list[str]:
-    return sorted(parameter.opts, key=len)
+    return [*sorted(parameter.opts, key=len), *parameter.secondary_opts]
 
 
 def _attribute_notes(source: str) -> dict[tuple[str, str], str]:

@@ -103,6 +103,8 @@ FIELD_TYPES: Final = (
             *_refused(BEYOND, str(2**63), SQL_emit=TYPE),
             *_refused(TYPE, "1.5", '"x"', "NaN"),
             *_refused("is no number", '"1_000"', SQL_emit=TYPE),
+            *_refused("is no number", "true", CSV=TYPE, SQL_emit=TYPE, flat_form=None),
+            Given("9007199254740993.0", None, {"REST": TYPE, "SQL emit": TYPE}),
         ),
     ),
     FieldType(
@@ -119,6 +121,7 @@ FIELD_TYPES: Final = (
         "Decimal", Annotated[Decimal, Field(max_digits=38, decimal_places=10)],
         (
             *_equal(DIGITS, f'"{DIGITS}"', "0.0000000001", "-0.5", "9007199254740993"),
+            *_equal('"1E-7"', '"1E+3"', '"0E-10"'),
             *_refused(TYPE, "0.00000000001", "1" + "0" * 28, '"NaN"', '"Infinity"'),
         ),
     ),
@@ -136,6 +139,7 @@ FIELD_TYPES: Final = (
             *_equal('"0001-01-01"', '"1500-02-28"', '"2024-02-29"', '"9999-12-31"'),
             *_refused(TYPE, '"0000-00-00"', '"2023-02-29"', '"-0044-03-15"', '"10000-01-01"'),
             *_refused(TYPE, '"infinity"', '"2026-01-02T03:04:05"'),
+            *_refused("the field is a day", '"2026-01-02T00:00:00+05:00"', SQL_emit=TYPE),
             Given("0", NO_NUMBER, {**UNITS, "SQL emit": TYPE}),
         ),
     ),

@@ -11,7 +11,7 @@ from everstate.sections import MAY_HOLD_SECRET, Section
 
 Right = Literal["read", "write", "operate", "unmasked"]
 """``operate``: dead letters and the console's pages on the state of the system. ``unmasked``: the
-fields of ``api.masks``."""
+fields of ``api.masks`` and ``api.former_masks``."""
 
 
 class ClaimsConfig(Section):
@@ -77,6 +77,9 @@ class ApiConfig(Section):
     masks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Entity type → fields (dots separate nested ones) whose values only callers with the right
     ``unmasked`` see. Masks need tokens."""
+    former_masks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Entity type → fields that its model does not have any more, masked as those of ``masks``:
+    older states, which histories and feeds show, still have them."""
     requests_per_s: float | None = Field(default=None, gt=0)
     """Most requests of a caller per second, over a longer time. Default: no limit."""
     requests_burst: int = Field(default=50, ge=1)

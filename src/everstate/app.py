@@ -309,7 +309,7 @@ class App(Declares):
 
         It starts at the topic's beginning, now, or after the record that a ``token`` came with; the
         caller closes it. Raises InvalidDerivation for a name that is not declared, NotFound while
-        it is not published.
+        it is not published, InvalidToken.
         """
         if name not in self._derivations:
             known = ", ".join(self._derivations) or "none"

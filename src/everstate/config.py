@@ -10,7 +10,7 @@ import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -32,10 +32,19 @@ from everstate.errors import (
 from everstate.sections import MAY_HOLD_SECRET, AlertsConfig, LoggingConfig, Section
 
 CONFIG_FILE = "everstate.toml"
+_PATHS: Final[dict[str, tuple[str, ...]]] = {
+    "project": ("data_dir",),
+    "archive": ("path",),
+    "commands": ("state_path",),
+    "local": ("cache_dir",),
+    "api": ("ssl_certfile", "ssl_keyfile", "audit_reads"),
+    "cassandra": ("ssl_cafile",),
+}
+"""Settings that are paths, by section."""
+_TEXT_PATHS: Final = ("archive.path", "commands.state_path")
+"""Paths that are text: the lake's may be a URL."""
+_MISTYPED_RATIO: Final = 0.75
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<plain>[A-Za-z_]\w*))")
-
-
-S = TypeVar("S", bound=Section)
 
 
 class ProjectConfig(Section):
@@ -160,7 +169,8 @@ class CommandsConfig(Section):
     retention_hours: float = Field(default=72, gt=0)
     """How long commands and answers stay in the log: at least ``remember_hours``."""
     state_path: str | None = None
-    """Folder of the handlers' local state. Default: ``<data_dir>/commands``."""
+    """Folder of the handlers' local state, relative to everstate.toml. Default:
+    ``<data_dir>/commands``."""
     cache_entities_max: int = Field(default=100_000, ge=0)
     """Largest number of entities that a handler caches in memory, over all its partitions."""
     session_timeout_s: float = Field(default=10, ge=6)
@@ -196,7 +206,8 @@ class ArchiveConfig(Section):
     """`[archive]`: the lake."""
 
     path: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """Folder or URL of the lake. Default: ``<data_dir>/archive``."""
+    """Folder of the lake, relative to everstate.toml, or its URL. Default:
+    ``<data_dir>/archive``."""
     trigger_s: float = Field(default=60, gt=0)
     """How often new changes are archived, and so how far the archive may lag behind the log."""
     batch_changes_max: int = Field(default=1_000_000, ge=1)
@@ -243,7 +254,8 @@ class LocalConfig(Section):
     fsync: bool = True
     """Whether PostgreSQL flushes each commit to the disk. Use `false` only for tests."""
     jars_url: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """URL of your own Maven repository. Default: Maven Central."""
+    """URL of your own Maven repository, with its login if it requires one
+    (`https://user:password@host/path`). Default: Maven Central."""
     cache_dir: Path | None = None
     """Folder of downloaded jars. Default: the user's cache folder."""
     kafka_heap_mb: int = Field(default=512, ge=128)
@@ -507,14 +519,16 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
     """Read `everstate.toml` in ``folder`` (if it exists) and the environment.
 
     ``overrides`` replace fields of the file, section by section; the environment overrides both.
-    Relative paths are relative to ``folder``. Raises InvalidConfig and UnknownSetting naming the
-    field and where it was set, and InvalidProject for a folder or a file that cannot be read.
+    Relative paths are relative to ``folder``, and ``~`` is the user's home. Raises InvalidConfig
+    and UnknownSetting naming the field and where it was set, and InvalidProject for a folder or a
+    file that cannot be read.
     """
     folder = Path(folder).resolve()
     file = folder / CONFIG_FILE
     values = _read(file)
     for section, fields in overrides.items():
         values[section] = {**values.get(section, {}), **fields}
+    _refuse_mistyped_variables()
     try:
         config = Config(**values)
     except ValidationError as cause:
@@ -526,33 +540,43 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
         dsn = getattr(config, section).dsn
         if dsn is not None:
             check_dsn(f"{section}.dsn", dsn)
-    project, archive, local = config.project, config.archive, config.local
-    if not project.data_dir.is_absolute():
-        project = project.model_copy(update={"data_dir": folder / project.data_dir})
-    if archive.path is not None and "://" not in archive.path:
-        archive = archive.model_copy(update={"path": str(folder / archive.path)})
-    if local.cache_dir is not None:
-        local = local.model_copy(update={"cache_dir": folder / local.cache_dir.expanduser()})
-    found = config.model_copy(
-        update={
-            "project": project,
-            "archive": archive,
-            "local": local,
-            "api": _beside(folder, config.api, "ssl_certfile", "ssl_keyfile", "audit_reads"),
-            "cassandra": _beside(folder, config.cassandra, "ssl_cafile"),
-        }
-    )
+    beside = {name: _beside(folder, config, name) for name in _PATHS}
+    found = config.model_copy(update=beside)
     found._folder = folder  # noqa: SLF001
     return found
 
 
-def _beside(folder: Path, section: S, *names: str) -> S:
-    """Copy in which the paths in these settings are relative to ``folder``."""
-    given = {name: getattr(section, name) for name in names}
-    return section.model_copy(
-        update={
-            name: folder / path.expanduser()
-            for name, path in given.items()
-            if isinstance(path, Path)
-        }
-    )
+def _beside(folder: Path, config: Config, section: str) -> Section:
+    """Copy of a section in which paths are relative to ``folder``, and ``~`` is the user's home."""
+    found: Section = getattr(config, section)
+    changed: dict[str, Path | str] = {}
+    for name in _PATHS[section]:
+        given = getattr(found, name)
+        is_text = isinstance(given, str) and f"{section}.{name}" in _TEXT_PATHS
+        if not (isinstance(given, Path) or (is_text and "://" not in given)):
+            continue
+        try:
+            place = folder / Path(given).expanduser()
+        except RuntimeError:
+            raise InvalidConfig(
+                f"{section}.{name}", HIDDEN, "~ to be followed by / or by a user's name"
+            ) from None
+        changed[name] = str(place) if is_text else place
+    return found.model_copy(update=changed)
+
+
+def _refuse_mistyped_variables() -> None:
+    """Raise UnknownSetting for a variable whose section is almost one of the sections.
+
+    Other names that begin with ``EVERSTATE_`` are ignored: Kubernetes sets ``EVERSTATE_PORT`` and
+    more in each pod when there is a Service `everstate`.
+    """
+    for variable in sorted(os.environ):
+        prefix, _, rest = variable.upper().partition("_")
+        section, separator, field = rest.partition("_")
+        if prefix != "EVERSTATE" or section.lower() in Config.model_fields:
+            continue
+        near = get_close_matches(section.lower(), Config.model_fields, 1, _MISTYPED_RATIO)
+        if near:
+            meant = f"EVERSTATE_{near[0].upper()}{separator}{field}"
+            raise UnknownSetting(f"section [{section.lower()}]", meant, where=variable)

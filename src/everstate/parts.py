@@ -27,6 +27,7 @@ import psutil
 
 from everstate.errors import EverstateError, Fenced
 from everstate.private import private_folder, write_private
+from everstate.process_mark import start_mark
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +89,30 @@ class RoleState:
     figures: str | None = None
     """Address at which the role serves its metrics for Prometheus."""
     findings: Mapping[str, PartFinding] = field(default_factory=dict)
+    mark: str | None = None
+    """:func:`start_mark` of its process; ``None``: this system has none, or an earlier release
+    wrote the state."""
 
     @property
     def health(self) -> RoleHealth:
         """Present state of the role's process; checks whether the process exists."""
-        if not _is_there(self.pid, self.started):
+        if not self._is_there():
             ended = any(part.state == "stopped" for part in self.parts.values())
             return "ended" if ended else "killed"
         return "running" if time.time() - self.beat < _SILENT_S else "not answering"
+
+    def _is_there(self) -> bool:
+        """Whether the process that wrote the state still runs; its pid may be reused."""
+        try:
+            found = psutil.Process(self.pid)
+            is_same = (
+                self.mark == start_mark(self.pid)
+                if self.mark is not None
+                else found.create_time() < self.started + _START_TOLERANCE_S
+            )
+            return is_same and found.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
 
 
 _figures: str | None = None
@@ -117,8 +134,9 @@ class Journal:
     def __init__(self, role: str, folder: Path) -> None:
         """``folder``: where the state files of a project are (:func:`states_folder`)."""
         now = time.time()
-        self._state = RoleState(role, os.getpid(), now, now, figures=_figures)
-        self._path = folder / f"{role}-{os.getpid()}.json"
+        pid = os.getpid()
+        self._state = RoleState(role, pid, now, now, figures=_figures, mark=start_mark(pid))
+        self._path = folder / f"{role}-{pid}.json"
         self._lock = threading.Lock()
         for path, former in _states(folder):
             if former.role == role and former.health in ("killed", "ended"):
@@ -282,16 +300,6 @@ def _states(folder: Path) -> list[tuple[Path, RoleState]]:
         except (OSError, ValueError, TypeError, KeyError):
             continue
     return found
-
-
-def _is_there(pid: int, since: float) -> bool:
-    """Whether the process that wrote a file at ``since`` still runs; its pid may be reused."""
-    try:
-        found = psutil.Process(pid)
-        is_same = found.create_time() < since + _START_TOLERANCE_S
-        return is_same and found.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def run_parts(

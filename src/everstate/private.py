@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,15 +21,23 @@ def private_folder(folder: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file atomically that only the current user may read."""
+    """Write a file atomically, in UTF-8, that only the current user may read."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    os.replace(part, path)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def properties(settings: Mapping[str, str]) -> str:
-    """Settings in the format of a Java properties file."""
+    """Settings in the format of a Java properties file, all in ASCII.
+
+    Java reads such a file as ISO-8859-1 unless a program chooses another encoding.
+    """
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items())
 
 
@@ -44,4 +53,10 @@ def _escaped(text: str) -> str:
         ("!", "\\!"),
     ):
         text = text.replace(character, escaped)
-    return text
+    return "".join(each if " " <= each <= "~" else _units(each) for each in text)
+
+
+def _units(character: str) -> str:
+    r"""A character as ``\uXXXX``, or two of them: Java's characters have 16 bits."""
+    units = struct.iter_unpack(">H", character.encode("utf-16-be"))
+    return "".join(f"\\u{unit:04x}" for (unit,) in units)

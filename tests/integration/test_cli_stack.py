@@ -51,7 +51,9 @@ def test_up_outlives_its_command_and_down_stops_it(project: Path) -> None:
     again = everstate(project, "up", "--json")
     assert json.loads(again.stdout)[0]["pid"] == pid
     assert "is already running" in again.stderr
-    assert everstate(project, "status").returncode == 0
+    shown = everstate(project, "status")
+    assert (shown.returncode, "the log (Kafka) does not answer" in shown.stdout) == (6, True)
+    assert "PostgreSQL) does not answer" not in shown.stdout
     assert everstate(project, "down").stdout == "stopped postgres\n"
     assert everstate(project, "down").stdout == "no server was running\n"
     gone = everstate(project, "status")
@@ -136,7 +138,7 @@ def test_nothing_is_started_for_who_has_both_servers(project: Path) -> None:
         '[log]\nbootstrap_servers = "kafka:9092"\n[store]\ndsn = "postgresql://db/shop"\n'
     )
     assert "nothing to start" in everstate(project, "up").stdout
-    assert everstate(project, "status").returncode == 0
+    assert everstate(project, "status").returncode == 6
     assert servers(project) == []
 
 

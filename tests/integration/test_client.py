@@ -55,7 +55,7 @@ def test_an_entity_is_written_and_read(writing: str) -> None:
         with pytest.raises(RequestFailed, match="PreconditionFailed") as refused:
             client.patch("guest", "g1", {"city": "Linz"}, expected_version=1)
         assert refused.value.status == 412
-        client.delete("guest", "g1")
+        assert client.delete("guest", "g1").version == 3
         with pytest.raises(RequestFailed) as gone:
             client.get("guest", "g1")
         assert (gone.value.status, gone.value.kind) == (410, "Deleted")

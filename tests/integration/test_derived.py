@@ -24,12 +24,14 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.pipeline.derive.declare import retire_topics
 from everstate.pipeline.derive.deriver import Deriver
-from everstate.pipeline.derive.verify import verify_topic
+from everstate.pipeline.derive.verify import _judge, verify_topic
 from everstate.views.changing import ask_rebuild, ask_undo, drop
 from everstate.views.control import Control
 from everstate.views.database import connect_views
 from log_cases import lose_records
 from running_stack import RunningStack
+
+DERIVER_READS_HISTORY = "everstate.pipeline.derive.deriver.history_vector"
 
 
 @pytest.fixture
@@ -349,6 +351,39 @@ def test_a_joined_stream_has_each_entity_as_it_was_and_a_batch_finds_the_same(
         rig.close()
 
 
+def test_a_scan_that_was_read_while_another_waits_waits_for_its_own_flight(
+    config: Config, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, scans = scans_world(config, spark)
+    world, derived_scans = rig.world, rig.derivers["scans"]
+
+    def read(count: int) -> None:
+        while sum(each.waiting for each in derived_scans._readers.values()) < count:
+            assert derived_scans.step() == 0
+
+    try:
+        rig.send(world.put("a", "AT", "1"))
+        behind = world.ends()
+        scans.send(scans.change("s1", Scan(scan_id="s1", order="a")))
+        read(1)
+        rig.send(world.put("a", "DE", "2"))
+        scans.send(scans.change("s2", Scan(scan_id="s2", order="a")))
+        read(2)
+        drain(rig.keeper)
+        with monkeypatch.context() as patched:
+            # As while the orders are kept more slowly than the scans.
+            patched.setattr(DERIVER_READS_HISTORY, lambda *_: behind)
+            assert [derived_scans.step() for _ in range(4)] == [1, 0, 0, 0]
+        assert [derived_scans.step() for _ in range(2)] == [1, 0]
+        found = by_key(rig.read("scans"))
+        assert {key: r[0].value["joined"]["version"] for key, r in found.items()} == {
+            "s1": 2,
+            "s2": 2,
+        }
+    finally:
+        rig.close()
+
+
 def test_the_proof_of_a_topic_finds_what_is_lost_doubled_or_wrong(patches: Rig) -> None:
     rig = patches
     rig.send(*some(rig, 30))
@@ -370,6 +405,29 @@ def test_the_proof_of_a_topic_finds_what_is_lost_doubled_or_wrong(patches: Rig) 
     assert not wrong.holds
     assert any("2 records" in (each.kept or "") for each in wrong.differences)
     assert any("the patch is wrong" in each.key for each in wrong.differences)
+
+
+def test_the_proof_of_a_topic_finds_versions_of_a_key_in_another_order(spark: SparkSession) -> None:
+    declared = Derivation("notices", notices_of("ordr"))
+
+    def wrong(*found_at: int) -> list[str]:
+        rows = []
+        for version, at in enumerate(found_at, 1):
+            message = f'{{"id":"i{version}","kind":"updated","provenance":{{}},"version":{version},'
+            message += '"originalEntityState":1,"currentEntityState":2}'
+            change = (f"k{version % 2}", version, b"k", message.encode(), 0, version)
+            record = (b'{"key":"k%d","old":1,"new":2}' % (version % 2), at, b"k", version)
+            rows.append((*change, *record, f"i{version}", "updated", "{}"))
+        beside = spark.createDataFrame(
+            rows,
+            "key string, version long, raw_key binary, raw_value binary, partition int, "
+            "offset long, found binary, found_at long, found_key binary, found_version long, "
+            "found_id string, found_kind string, found_provenance string",
+        )
+        return [each.key for each in _judge(beside, declared, False)[0]]
+
+    assert wrong(10, 11, 12, 13) == []
+    assert wrong(12, 11, 13, 10) == ["k0: out of order"], "keys may come in any order"
 
 
 @pytest.mark.full

@@ -26,6 +26,8 @@ from everstate.log.derived import DerivedReader
 from everstate.log.record import OutRecord
 from everstate.pipeline.derive.expressions import raw_records
 from everstate.pipeline.derive.raw import RawDeriver, check_slots
+from everstate.views.control import Control
+from everstate.views.database import connect_views
 from log_cases import lose_records
 from running_stack import RunningStack
 
@@ -195,6 +197,44 @@ def test_c8_no_query_starts_on_a_log_that_lost_its_end(
         with pytest.raises(LogTruncated, match="derived topic parcel_patches"):
             deriver.step()
         assert deriver._queries == {}
+
+
+class Query:
+    """A query of Spark that has done nothing yet."""
+
+    isActive, lastProgress = True, None
+
+    def stop(self) -> None:
+        """It does nothing."""
+
+
+def test_a_raw_version_that_was_published_before_a_kill_is_published_in_the_registry(
+    config: Config, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = World(config, spark, app, "parcel").keeper()
+    keeper.close()
+    monkeypatch.setattr(RawDeriver, "_start", lambda *_: Query())
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def rows() -> list[tuple[bool, str]]:
+        with connect_views(config.views_dsn) as connection:
+            found = Control(connection, config.views.schema_name).versions("parcel_patches")
+        return [(row.published, row.status) for row in found]
+
+    def step() -> None:
+        with closing(RawDeriver(config, app, app.derivations["parcel_patches"], spark)) as deriver:
+            deriver.prepare()
+            deriver.step()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Control, "swap_published", killed)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    assert rows() == [(False, "building")]
+    step()
+    assert rows() == [(True, "live")]
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -225,7 +226,8 @@ def test_a_leftover_that_nobody_noted_down_is_ended(tmp_path: Path) -> None:
             stack.start()
             assert stack.pid("postgres") != left
             data = tmp_path / ".everstate" / "postgres" / "data"
-            assert [process.pid for process in strays(str(data))] == [stack.pid("postgres")]
+            found = strays(str(data), "postgres", data)
+            assert [process.pid for process in found] == [stack.pid("postgres")]
     finally:
         stack.stop()
 
@@ -305,3 +307,36 @@ def test_kafka_answers_again_after_a_kill_on_the_same_port(tmp_path: Path) -> No
         stack.start()
         assert stack.resolve().bootstrap_servers == before
         assert [server.state for server in stack.status()] == ["running"]
+
+
+def test_a_copy_of_a_running_project_gets_a_server_of_its_own(tmp_path: Path) -> None:
+    """Beside the record of the process, the copy has PostgreSQL's lock file with its pid."""
+    (tmp_path / "one").mkdir()
+    with Stack(postgres_only(tmp_path / "one")) as one:
+        with psycopg.connect(one.resolve().store_dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+            connection.execute("CHECKPOINT")
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        with Stack(postgres_only(tmp_path / "two")) as two:
+            assert two.pid("postgres") != one.pid("postgres")
+            with psycopg.connect(two.resolve().store_dsn) as connection:
+                connection.execute("UPDATE kept SET answer = 43")
+            assert (ask(one, "SELECT answer FROM kept"), ask(two, "SELECT answer FROM kept")) == (
+                42,
+                43,
+            )
+        assert [server.state for server in one.status()] == ["running"]
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_kafka_keeps_its_data_in_a_folder_whose_name_is_not_ascii(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locale: str
+) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    folder = tmp_path / "J\u00f6rg\\ \U0001f600"
+    folder.mkdir()
+    own = {"dsn": f"postgresql://127.0.0.1:{free_port(set())}/none"}
+    with Stack(load(folder, store=own)) as stack:
+        assert [server.state for server in stack.status()] == ["running"]
+    assert (folder / ".everstate" / "kafka" / "data" / "meta.properties").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]

@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, NaiveDatetime
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from everstate.changes import EntityType
+from everstate.changes import EntityType, Provenance
 from everstate.pipeline.spark.parse import state_fault
-from everstate.sources.outbox import Installation, install_outbox
+from everstate.sources.outbox import Installation, emit, install_outbox
 from type_table import FIELD_TYPES, TYPE, entity_of, same_value
 
 PROVENANCE = {"apiVersion": "v1", "serviceName": "shop", "identifier": "psql"}
@@ -62,6 +62,9 @@ TAKEN = [
     "share:5e-324",
     "price:9999.99",
     'price:"12.5"',
+    'price:"1E+3"',
+    'price:"1E-2"',
+    'price:"0E-10"',
     "price:null",
     'day:"2024-02-29"',
     'at:"2026-01-01T23:59:59.123456+02:00"',
@@ -86,6 +89,10 @@ REFUSED = [
     "share:12345678901234567890.12",
     "price:10000",
     'price:"x"',
+    'price:"1E"',
+    'price:"1E-3"',
+    'price:"1E+999"',
+    'price:"1E+9999"',
     "price:true",
     'day:"2023-02-29"',
     'day:"2024-02-29T00:00:00Z"',
@@ -168,6 +175,19 @@ def test_every_value_of_the_table_of_types_is_emitted_equal_or_refused(
                 if reason is not None or not is_equal:
                     wrong.append(f"{kind.name} {given.text}: emitted as {found}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("price", ["1000", "0.01", "0.00", "1E+3", "0E-10"])
+def test_python_emits_a_decimal_however_it_was_normalised(
+    service: psycopg.Connection[Any], price: str
+) -> None:
+    who = Provenance(api_version="v1", service_name="shop", identifier="till")
+    for number, value in enumerate((Decimal(price), Decimal(price).normalize())):
+        thing = Thing(id=str(number), price=value)
+        written = emit(service, THING, before=None, after=thing, provenance=who)
+        found = service.execute(AFTER, [written.key]).fetchone()
+        assert found is not None
+        assert THING.validate_json(found[0]) == thing
 
 
 def test_equal_values_are_no_change_whatever_their_text(service: psycopg.Connection[Any]) -> None:

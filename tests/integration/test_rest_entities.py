@@ -60,6 +60,7 @@ def test_an_entity_is_made_read_changed_and_deleted(api: httpx.Client, config: C
     assert (patched.json()["city"], patched.headers["ETag"]) == ("Graz", '"4"')
     gone = api.delete("/v1/guest/g1", headers=DESK)
     assert (gone.status_code, gone.content) == (204, b"")
+    assert gone.headers["Everstate-Version"] == "5"
     answer = api.get("/v1/guest/g1")
     assert (answer.status_code, answer.json()["version"]) == (410, 5)
     assert api.delete("/v1/guest/g1", headers=DESK).status_code == 404

@@ -267,3 +267,30 @@ def test_psql_reads_only(everstate: Run, database: str, statement: str) -> None:
     code, _, err = everstate("psql", "-c", "SELECT 1 AS a, 2 AS a", "--json")
     assert code != 0
     assert "two columns of the statement are called a" in err
+
+
+VALUES = {
+    r"'\x00ff'::bytea": r"\x00ff",
+    "'1 mon'::interval": "1 mon",
+    "'-23:00:00'::interval": "-23:00:00",
+    "ARRAY['1 mon'::interval]": ["1 mon"],
+    "'10:00:00+02:30'::timetz": "10:00:00+02:30",
+    "0.00042::float8": 0.00042,
+    "5e22::float8": 5e22,
+}
+
+
+def test_psql_shows_values_as_postgresql_has_them(everstate: Run) -> None:
+    named = {f"c{number}": value for number, value in enumerate(VALUES.values())}
+    columns = ", ".join(f"{sql} AS c{number}" for number, sql in enumerate(VALUES))
+    assert json_of(everstate("psql", "-c", f"SELECT {columns}", "--json")) == [named]
+    code, told, err = everstate("psql", "-c", f"SELECT {columns}")
+    assert code == 0, err
+    shown = r"""\x00ff 1 mon -23:00:00 ["1 mon"] 10:00:00+02:30 0.00042 5e+22"""
+    assert told.split()[-9:] == shown.split()
+
+
+def test_a_statement_that_postgresql_cannot_do_is_a_sentence(everstate: Run) -> None:
+    """SQLSTATE 0A000 is none of the errors of a wrong statement."""
+    code, _, err = everstate("psql", "-c", "SELECT * FROM elsewhere.public.t")
+    assert (code, "PostgreSQL refused the statement" in err) == (2, True)

@@ -146,6 +146,17 @@ def test_a_bounded_history_keeps_the_newest_and_their_differences(reader: Reader
     assert [difference.path for difference in versions[0].differences] == ["name", "nights"]
 
 
+@pytest.mark.parametrize(
+    ("after", "limit", "versions"),
+    [(0, 1, [1]), (0, 2, [1, 2]), (0, 9, [1, 2, 3]), (1, 1, [2]), (2, 2, [3]), (3, 2, [])],
+)
+def test_a_history_after_a_version_has_as_many_as_are_wanted(
+    reader: Reader, after: int, limit: int, versions: list[int]
+) -> None:
+    found = reader.history("guest", "eva", after=after, limit=limit)
+    assert [version.version for version in found] == versions
+
+
 def test_history_shows_the_grave_and_what_came_after(reader: Reader) -> None:
     versions = reader.history("guest", "tom")
     assert [version.kind for version in versions] == ["created", "deleted", "updated"]

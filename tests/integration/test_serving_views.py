@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.serving import Reader
+from everstate.serving.words import cell, value_text
 from everstate.testing.view_postgres import install_entity
 
 SCHEMA = "everstate_views"
@@ -110,6 +112,69 @@ def test_a_view_of_one_column_has_rows_to_show(config: Config) -> None:
         connection.execute(f"CREATE VIEW {SCHEMA}.guests_count AS SELECT 7 AS n".encode())
     with Reader(config, app) as reader:
         assert reader.rows("guests_count") == (("n",), [(7,)])
+
+
+@pytest.fixture
+def view_of(config: Config) -> Iterator[Callable[[str], Reader]]:
+    """Readers of a view `shown` that has the rows of a query of PostgreSQL."""
+    app = hotel()
+    app.view("shown", sql="SELECT name, count(*) AS guests FROM guest GROUP BY name")
+    with (
+        psycopg.connect(config.views_dsn, autocommit=True) as connection,
+        Reader(config, app) as reader,
+    ):
+        connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+
+        def made(query: str) -> Reader:
+            connection.execute(f"CREATE VIEW {SCHEMA}.shown AS {query}".encode())
+            return reader
+
+        yield made
+
+
+def test_pages_of_rows_that_are_alike_in_two_columns_skip_and_double_none(
+    view_of: Callable[[str], Reader],
+) -> None:
+    reader = view_of("SELECT n / 1000 AS x, n / 900 AS y, n AS z FROM generate_series(1, 400) n")
+    found = [
+        row
+        for offset in range(0, 400, 50)
+        for row in reader.rows("shown", limit=50, offset=offset)[1]
+    ]
+    assert len(set(found)) == 400
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("2013-02-08 18:00:00+00", "timestamptz"),
+        ("2013-02-08 18:00:00.5", "timestamp"),
+        ("2013-02-08", "date"),
+        ("-0.10", "numeric"),
+        ("1e+22", "float8"),
+        ("NaN", "float8"),
+        ("12", "bigint"),
+        ("true", "boolean"),
+        (" a ", "text"),
+        ('{"a": [1, 2.5]}', "jsonb"),
+    ],
+)
+def test_rows_are_found_by_the_text_that_is_shown_of_their_first_column(
+    view_of: Callable[[str], Reader], value: str, kind: str
+) -> None:
+    reader = view_of(f"SELECT '{value}'::{kind} AS first UNION ALL SELECT NULL")
+    columns, (row, none) = reader.rows("shown")
+    assert (columns, none) == (("first",), (None,))
+    text = value_text(cell(row[0]))
+    assert len(reader.rows("shown", first=text)[1]) == 1
+
+
+def test_a_text_that_a_column_cannot_have_is_refused_with_the_reason(
+    view_of: Callable[[str], Reader],
+) -> None:
+    reader = view_of("SELECT 1 AS n")
+    with pytest.raises(InvalidQuery, match='integer: "one"'):
+        reader.rows("shown", first="one")
 
 
 def test_where_no_history_is_kept_a_key_is_looked_up_in_the_lake_and_a_list_is_refused(

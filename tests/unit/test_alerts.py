@@ -154,7 +154,31 @@ def test_each_sort_of_condition_is_found_and_nothing_else() -> None:
     assert keys(of_capture(capture(held_bytes=1 << 30), LIMITS)) == []
     assert keys(of_capture(capture(held_bytes=(1 << 30) + 1), LIMITS)) == ["capture-wal:shop"]
     assert keys(of_capture(capture(task="FAILED"), LIMITS)) == ["capture-stopped:shop"]
-    assert keys(of_capture(capture(problems=("no key",)), LIMITS)) == ["capture-problem:shop:0"]
+    assert keys(of_capture(capture(problems=("no key",)), LIMITS)) == [
+        "capture-problem:shop:no key"
+    ]
+
+
+def test_a_problem_of_a_capture_is_resolved_when_it_is_gone_and_no_other_is() -> None:
+    first, second = "slot shop: 5 GiB are missing", "table t1: there is none"
+    seen = [
+        (first, second, "table t1: no key", "3 rows are lost"),
+        ("slot shop: 6 GiB are missing", "table t1: no key", "4 rows are lost"),
+        ("table t1: no key", "4 rows are lost"),
+    ]
+    watched = alerts(hold_s=0)
+    steps = [
+        watched.step(of_capture(capture(problems=problems), LIMITS), (), at)
+        for at, problems in enumerate(seen)
+    ]
+    slot, table, rows = (
+        f"capture-problem:shop:{subject}"
+        for subject in ("slot shop", "table t1", "# rows are lost")
+    )
+    fired = [("firing", key) for key in (slot, table, rows)]
+    assert [told(each) for each in steps] == [fired, [], [("resolved", slot)]]
+    assert steps[0][1].why == f"{second}; table t1: no key"
+    assert steps[2][0].why == "slot shop: 6 GiB are missing"
 
 
 def test_roles_and_what_their_parts_found_are_conditions(tmp_path: Path) -> None:

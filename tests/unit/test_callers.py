@@ -18,8 +18,8 @@ from everstate.api.subscribing import EventBatches, StreamEvent, while_valid
 from everstate.api_config import ApiConfig, ClaimsConfig, Right
 from everstate.cli import cli
 from everstate.config import load
-from everstate.errors import InvalidBody, NotPermitted, Unauthenticated
-from everstate.http.callers import EVERY, Caller, Callers, provenance_of
+from everstate.errors import InvalidBody, InvalidRequest, NotPermitted, Unauthenticated
+from everstate.http.callers import EVERY, REASON, Caller, Callers, provenance_of, text
 from everstate.http.conditions import etag, parse_condition
 from everstate.http.masks import MASKED, Mask
 from everstate.http.tokens import PREFIX, hash_of, new_token
@@ -118,6 +118,18 @@ def test_a_caller_is_its_own_service_and_may_say_for_whom_it_writes() -> None:
     for wrong in ({"service": "billing"}, {"identifier": "clerk-8"}):
         with pytest.raises(NotPermitted, match="the claim of"):
             claimed(found, **wrong)
+
+
+@pytest.mark.parametrize("reason", ["a\u00a0b", "注\u3000文", "👩\u200d🚀"])
+def test_a_header_has_any_text(reason: str) -> None:
+    headers = {REASON.lower(): reason.encode().decode("latin-1")}
+    assert text(headers, REASON) == reason
+
+
+@pytest.mark.parametrize("reason", ["a\tb", "a\x1bb", "a\x85b"])
+def test_a_header_has_no_control_characters(reason: str) -> None:
+    with pytest.raises(InvalidRequest, match="control characters"):
+        text({REASON.lower(): reason.encode().decode("latin-1")}, REASON)
 
 
 def test_claims_are_those_of_the_settings() -> None:

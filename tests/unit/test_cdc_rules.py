@@ -436,6 +436,10 @@ def test_grants_are_read_by_scope() -> None:
 def test_a_key_must_have_each_of_its_columns() -> None:
     assert key_values("shop", "t", ["a", "b"], {"b": "2", "a": "1"}) == ["1", "2"]
     assert key_values("shop", "t", ["a"], ["1"]) == ["1"]
+    assert key_values("shop", "t", ["a"], ["a=1"]) == ["1"]
+    assert key_values("shop", "t", ["a"], ["a=a=1"]) == ["a=1"]
+    assert key_values("shop", "t", ["a"], ["b=1"]) == ["b=1"]
+    assert key_values("shop", "t", ["a"], {"a": "a=1"}) == ["a=1"]
     for columns, key in (
         (["a", "b"], ["1"]),
         (["a"], {"b": "1"}),

@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NaiveDatetime,
+    RootModel,
     computed_field,
     create_model,
     model_validator,
@@ -408,3 +409,87 @@ def test_numbers_that_json_would_lose_are_refused_in_events_facts_and_commands_t
         with pytest.raises(ValueError, match="NaN"):
             fact_json(fact)
     assert fact_json(Weighed(1.5)) == b'{"grams":1.5}'
+
+
+class Celsius(RootModel[float]):
+    """A number with a name."""
+
+
+class Code(RootModel[str]):
+    """A text with a name."""
+
+
+class Labels(RootModel[set[str]]):
+    """Texts in no order."""
+
+
+class Places(RootModel[list[Inner]]):
+    """Models in a list."""
+
+
+class Titled(BaseModel):
+    code: Code
+    heat: Celsius | None = None
+    price: RootModel[Annotated[Decimal, Field(max_digits=12, decimal_places=2)]] | None = None
+    labels: Labels = Labels(set())
+    places: Places = Places([])
+    maybe: RootModel[int | None] = RootModel[int | None](None)
+
+
+def test_a_field_that_is_a_root_model_has_the_column_of_its_root() -> None:
+    titled = EntityType("titled", Titled, "code")
+    inner = pa.struct([pa.field("name", pa.string(), nullable=False), ("size", pa.int64())])
+    assert titled.arrow_schema == pa.schema(
+        [
+            pa.field("code", pa.string(), nullable=False),
+            ("heat", pa.float64()),
+            ("price", pa.decimal128(12, 2)),
+            ("labels", pa.list_(pa.field("element", pa.string(), nullable=False))),
+            ("places", pa.list_(pa.field("element", inner, nullable=False))),
+            ("maybe", pa.int64()),
+        ]
+    )
+    given = {"code": "a", "heat": 2.5, "labels": list("dcba"), "places": [{"name": "b"}]}
+    state = titled.accept(given)
+    assert titled.key_of(state) == titled.key_of(given) == "a"
+    written = json.loads(titled.encode(state))
+    assert written["labels"] == list("abcd")
+    assert (written["heat"], written["places"]) == (2.5, [{"name": "b", "size": None}])
+    with pytest.raises(InvalidChange, match="heat: 9007199254740993 is a number that a float"):
+        titled.accept({"code": "a", "heat": 9007199254740993})
+
+
+class Endless(RootModel[list["Endless"]]):
+    """A list of lists, without end."""
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reason"),
+    [(Endless, "contains itself"), (RootModel[Any], "has no column type")],
+)
+def test_a_root_model_without_a_column_is_refused(annotation: Any, reason: str) -> None:
+    model = create_model("Holder", key=(str, ...), value=(annotation, ...))
+    with pytest.raises(InvalidEntityType, match=reason):
+        EntityType("holder", model, "key")
+
+
+def test_an_entity_is_no_root_model() -> None:
+    with pytest.raises(InvalidEntityType, match="Code is a RootModel"):
+        EntityType("code", Code, "root")
+
+
+@pytest.mark.parametrize("form", ["seconds", "milliseconds"])
+def test_a_model_that_writes_times_as_numbers_is_refused(form: Any) -> None:
+    class Timed(BaseModel):
+        model_config = ConfigDict(ser_json_temporal=form)
+        at: datetime
+
+    class Holder(BaseModel):
+        key: str
+        times: list[Timed] = []
+
+    for model, key in ((Timed, "at"), (Holder, "key")):
+        with pytest.raises(InvalidEntityType, match=f"ser_json_temporal='{form}'"):
+            EntityType("timed", model, key)
+    Timed.model_config["ser_json_temporal"] = "iso8601"
+    EntityType("timed", Timed, "at")

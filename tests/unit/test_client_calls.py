@@ -65,6 +65,39 @@ def test_an_answer_that_is_neither_success_nor_error_is_refused() -> None:
         calling(lambda _: httpx.Response(304)).put("guest", "k", {"id": "k"})
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, html="<h1>Please log in</h1>"),
+        httpx.Response(200, json={"id": "k"}, headers={"ETag": '"5f2a"'}),
+        httpx.Response(204),
+    ],
+    ids=["a page for people", "another server's ETag", "nothing"],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.put("guest", "k", {"id": "k"}),
+        lambda client: client.delete("guest", "k"),
+        lambda client: client.get("guest", "k"),
+    ],
+)
+def test_another_servers_answer_is_no_success(
+    call: Callable[[Client], object], answer: httpx.Response
+) -> None:
+    """A write was reported as saved, at version 0."""
+    with pytest.raises(RequestFailed, match="UnexpectedAnswer") as refusal:
+        call(calling(lambda _: answer))
+    assert refusal.value.status == answer.status_code
+
+
+@pytest.mark.parametrize("tag", ['"12"', 'W/"12"', '"12.m0f3a9c1d"', '"12-gzip"', '"12.m0f--gzip"'])
+def test_the_version_is_read_from_the_tags_of_masks_and_proxies(tag: str) -> None:
+    answer = httpx.Response(200, json={"id": "k"}, headers={"ETag": tag})
+    assert calling(lambda _: answer).get("guest", "k").version == 12
+    assert calling(lambda _: answer).put("guest", "k", {"id": "k"}).version == 12
+
+
 def test_provenance_and_idempotency_keys_are_sent_as_the_server_reads_them() -> None:
     seen: list[dict[str, str]] = []
 
@@ -168,3 +201,22 @@ def test_a_subscription_continues_after_the_last_event_that_was_complete(
     events = list(itertools.islice(calling(handler).subscribe("guest"), 2))
     assert events == [Event("change", SAID, "1"), Event("change", 2, "2")]
     assert asked == [None, "1"]
+
+
+def test_a_value_with_a_semicolon_stays_one_condition() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["where"])
+        return httpx.Response(200, json={"items": [], "after": None})
+
+    async def listed_by_asyncio() -> None:
+        client = AsyncClient("http://shop.test")
+        client._http = httpx.AsyncClient(
+            base_url="http://shop.test", transport=httpx.MockTransport(answer)
+        )
+        assert [each async for each in client.list("guest", where=["title=x;size>3"])] == []
+
+    assert list(calling(answer).list("guest", where=["title=x;size>3", "n=1"])) == []
+    asyncio.run(listed_by_asyncio())
+    assert asked == ['title="x;size>3";n=1', 'title="x;size>3"']

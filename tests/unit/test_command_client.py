@@ -6,8 +6,11 @@ import asyncio
 import queue
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -256,3 +259,19 @@ def test_the_event_loop_does_not_wait_for_a_thread_that_sends(
         return answer
 
     assert asyncio.run(asyncio.wait_for(once(), 30)).outcome is Outcome.TIMED_OUT
+
+
+def test_a_command_at_a_time_whose_offset_has_seconds_keeps_its_instant(
+    log: Log, client: CommandClient
+) -> None:
+    noon = datetime(1960, 6, 1, 12, tzinfo=ZoneInfo("Africa/Monrovia"))
+    with suppress(EverstateError):
+        client.send(
+            bank.ENTITY,
+            "a1",
+            DEPOSIT,
+            provenance=bank.TELLER,
+            occurred_at=noon,
+            timeout_s=0.01,
+        )
+    assert log.command().occurred_at == noon

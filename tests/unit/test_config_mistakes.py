@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everstate.config import load
-from everstate.errors import EverstateError, InvalidConfig, InvalidProject
+from everstate.errors import EverstateError, InvalidConfig, InvalidProject, UnknownSetting
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,53 @@ def test_settings_that_are_not_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "everstate.toml").write_bytes(b"\xff\xfe[project]")
     with pytest.raises(InvalidProject, match=r"everstate\.toml cannot be read"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("EVERSTATE_STOER_DSN", "EVERSTATE_STORE_DSN"),
+        ("EVERSTATE_METRIC_PORT", "EVERSTATE_METRICS_PORT"),
+        ("everstate_logs_prefix", "EVERSTATE_LOG_PREFIX"),
+        ("EVERSTATE_STOER", "EVERSTATE_STORE"),
+    ],
+)
+def test_a_variable_with_a_mistyped_section_is_refused_without_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, "s3cret")
+    with pytest.raises(UnknownSetting) as raised:
+        load(tmp_path)
+    assert raised.value.message.startswith(f"{variable}: there is no section [")
+    assert raised.value.advice == f"Did you mean {meant}?"
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_variable_of_another_program_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes sets the first ones in each pod when there is a Service `everstate`."""
+    for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR", "BENCH_DATA"):
+        monkeypatch.setenv(f"EVERSTATE_{name}", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("EVERSTATES_STOER_DSN", "x")
+    assert load(tmp_path).api.port == 8080
+
+
+def test_paths_are_relative_to_the_folder_of_the_settings_and_begin_at_home_with_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir("/")
+    text = "[project]\ndata_dir = '{0}d'\n[archive]\npath = '{0}a'\n[commands]\nstate_path = '{0}c'"
+    (tmp_path / "everstate.toml").write_text(text.format("~/"))
+    at_home = load(tmp_path)
+    assert at_home.project.data_dir == home / "d"
+    assert (at_home.archive_path, at_home.commands_path) == (str(home / "a"), home / "c")
+    (tmp_path / "everstate.toml").write_text(text.format(""))
+    beside = load(tmp_path)
+    assert beside.project.data_dir == tmp_path / "d"
+    assert (beside.archive_path, beside.commands_path) == (f"{tmp_path}/a", tmp_path / "c")
+    assert load(tmp_path, archive={"path": "s3://lake/~x"}).archive_path == "s3://lake/~x"
+    with pytest.raises(InvalidConfig, match=r"^commands\.state_path "):
+        load(tmp_path, commands={"state_path": "~nobody-of-that-name/c"})

@@ -27,6 +27,7 @@ HARMLESS = {
     "pipeline.master",
     "pipeline.driver_memory",
     "api.host",
+    "api.former_masks",
     "api.masks",
     "metrics.host",
 }

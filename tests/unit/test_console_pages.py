@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import create_model
 
 from callers import caller_entry
 from everstate.api.application import create_api
-from everstate.api_config import Right
+from everstate.api_config import ApiConfig, Right
 from everstate.app import App
-from everstate.config import Config
+from everstate.attention.looking import Looking, SeenProject
+from everstate.changes.json_numbers import JsonNumber
+from everstate.config import Config, StoreConfig
 from everstate.console.access import path_within
-from everstate.console.dead import content_of
-from everstate.console.entities import state_fields
+from everstate.console.away import naming_server
+from everstate.console.dead import content_of, letters
+from everstate.console.entities import FIELDS_MAX, EntityPage, explained, state_fields
 from everstate.console.fresh import FreshValue
+from everstate.console.overview import looking
 from everstate.console.pages import Pages, entity_url, view_url
 from everstate.console.routes import described_routes, schemas_of
+from everstate.console.sources import ShownCapture
 from everstate.console.views import ShownView, ViewsPage, shown_to
+from everstate.declarations.captures import Table
+from everstate.errors import InvalidQuery, NotFound, Unavailable
 from everstate.http.callers import Caller
+from everstate.log.dead_letters import DeadLetter
 from everstate.parts import Part, RoleState
-from everstate.serving import ABSENT, Place, Version, differences
-from everstate.serving.answers import ViewRow
+from everstate.serving import ABSENT, Place, Reader, Version, differences
+from everstate.serving.answers import Explanation, ViewRow
+from everstate.serving.log_state import PartitionState, TopicState
 from everstate.serving.troubles import troubles
 from everstate.serving.words import duration_text
+from everstate.sources.cdc.balance import Balance
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +87,10 @@ def test_a_duration_is_told_in_its_largest_unit(seconds: float | None, text: str
     ("given", "path"),
     [
         ("/console/guest/eva?version=2", "/console/guest/eva?version=2"),
+        ("/console", "/console"),
+        ("/console?from=a", "/console?from=a"),
+        ("/console.evil.example", "/"),
+        ("/consoles", "/"),
         ("", "/"),
         ("//evil.example/console/", "/"),
         ("https://evil.example/console/", "/"),
@@ -115,6 +136,17 @@ def version(before: dict[str, Any] | None, after: dict[str, Any] | None) -> Vers
         ),
         ({"p": {"x": 1}}, {"p": {}}, {"p": (ABSENT, {}, "added"), "p.x": (1, ABSENT, "removed")}),
         ({"a": 1}, {"a": True}, {"a": (1, True, "changed")}),
+        ({"l": [1]}, {"l": [1.0]}, {"l": ([1], [1.0], "changed")}),
+        (
+            {"prices": {"a": 1, "a.b": 2}},
+            {"prices": {"a": 5, "a.b": 2}},
+            {"prices.a": (1, 5, "changed"), "prices.a.b": (2, 2, "")},
+        ),
+        (
+            {"prices": {"a": 1, "a.b": {"c": 2}}},
+            {"prices": {"a": 1}},
+            {"prices.a": (1, 1, ""), "prices.a.b.c": (2, ABSENT, "removed")},
+        ),
     ],
 )
 def test_fields_are_shown_side_by_side(before: Any, after: Any, shown: dict[str, Any]) -> None:
@@ -122,12 +154,148 @@ def test_fields_are_shown_side_by_side(before: Any, after: Any, shown: dict[str,
     assert {each.path: (each.before, each.after, each.sign) for each in fields} == shown
 
 
+@pytest.mark.parametrize("character", ["ab", '"', "\U0001f3e8", "\u202e", "<&>", "."])
+def test_the_page_of_an_entity_is_small_whatever_its_fields_are_named(character: str) -> None:
+    whole = character * 3_000
+    before = {f"{whole}{number}": whole for number in range(900)}
+    shown = version(before, {name: f"{value}x" for name, value in before.items()})
+    fields = state_fields(shown)
+    page = EntityPage("guest", "g", shown, 9, fields[:FIELDS_MAX], 700, (shown,) * 12)
+    made = Pages("hotel", has_login=True).page("entity.html", page=page, entity="guest", at="")
+    assert len(bytes(made.body)) < 300_000
+    assert page.explain_url(7) == "?explain=1&version=2&nth=7"
+
+
+def test_a_field_of_a_short_name_is_explained_by_its_name() -> None:
+    shown = version(None, {"p": {"ä": 1}})
+    page = EntityPage("guest", "g", shown, 9, state_fields(shown), 0, ())
+    assert page.explain_url(0) == "?explain=1&version=2&field=p.%C3%A4"
+
+
+def test_a_field_of_a_long_name_is_explained_by_its_number_in_the_version() -> None:
+    long = "n" * 3_000
+    shown = version(None, {"a": 1, long: 2})
+    stub = SimpleNamespace(
+        version=lambda *_: shown,
+        newest_first=lambda *_, before: iter([shown]),
+        explain=lambda _entity, _key, number: number,
+    )
+    reader = cast(Reader, stub)
+    found: Any = explained(reader, "guest", "g", {"version": "2", "nth": "1"})
+    assert found == (2, long)
+    with pytest.raises(NotFound, match="no field number 2"):
+        explained(reader, "guest", "g", {"version": "2", "nth": "2"})
+    with pytest.raises(InvalidQuery, match="nth is '-1'"):
+        explained(reader, "guest", "g", {"version": "2", "nth": "-1"})
+
+
+def test_an_event_is_shown_with_the_numbers_that_it_has() -> None:
+    event = {"amount": JsonNumber("12345678901234567890.12"), "ratio": float("nan"), "name": "ä"}
+    found = Explanation(replace(version(None, {}), event=event), "topic", None, ())
+    facts: dict[str, Any] = {"found": found, "lines": [], "field": None, "entity": "guest"}
+    text = bytes(Pages("hotel", has_login=True).page("explain.html", **facts).body).decode()
+    shown = html.unescape(text)
+    assert '"amount": 12345678901234567890.12,' in shown
+    assert '"ratio": "NaN"' in shown
+    assert '"name": "ä"' in shown
+
+
+def test_the_newest_dead_letters_are_shown_wherever_they_are_in_their_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hour = timedelta(hours=1)
+    times = [START + hour * number for number in (*range(60, 100), *range(60))]
+    found = [DeadLetter("guest", 0, n, at, "r", "t", 0, n, None, b"") for n, at in enumerate(times)]
+    monkeypatch.setattr("everstate.console.dead.is_reachable", lambda _: True)
+    monkeypatch.setattr("everstate.console.dead.read_dead_letters", lambda *_: iter(found))
+    _, _, newest = letters(Config(), {"entity": "guest", "reason": "r"})
+    assert [each.at for each in newest] == [START + hour * number for number in range(99, 49, -1)]
+
+
+def test_the_overview_counts_no_marker_of_a_transaction_as_a_record() -> None:
+    seen = SeenProject(START, ())
+    parts = (PartitionState(0, 0, 2),)
+    seen.topics = [
+        TopicState("p.guest.dead", parts, None, False),
+        TopicState("p.guest.changes.g1", (), None, False),
+    ]
+    looked = SimpleNamespace(look=lambda: seen)
+    shown = looking(cast(Looking, looked), Config(), App("hotel"))()
+    facts = dict(shown.steps[1].facts)
+    assert (facts["changes in it"], facts["dead letters"]) == ("none", "at most 2")
+
+
+@pytest.mark.parametrize(
+    ("balance", "told"),
+    [(None, "What became of its rows is not known"), (Balance(), "No row of it was cleaned yet")],
+)
+def test_a_capture_of_which_nothing_is_known_is_told_from_one_that_has_read_nothing(
+    balance: Balance | None, told: str
+) -> None:
+    app = App("hotel")
+    app.entity("guest", key="id", source="capture")(create_model("Guest", id=(str, ...)))
+    tables = {"public.guests": Table(entity="guest")}
+    app.capture("desk", kind="postgresql", tables=tables)
+    shown = ShownCapture(app.captures["desk"], None, balance, ())
+    made = Pages("hotel", has_login=True).page("sources_part.html", found=[shown], age_s=0)
+    assert told in bytes(made.body).decode()
+
+
+@pytest.mark.parametrize("key", ["a%0Ab", "%C5%BElu", "a%2Fb", "..%2f", "%3Cb%3E"])
+def test_a_login_goes_on_to_the_page_that_was_asked_for(key: str) -> None:
+    token = "a token that is long enough"
+    app = App("hotel")
+    app.entity("guest", key="id", source="capture")(create_model("Guest", id=(str, ...)))
+    api = create_api(Config(api=ApiConfig(tokens={"desk": caller_entry(token)})), app)
+    for address in ("/console", f"/console/guest/{key}", f"/console/guest/{key}?version=2&x=%0A"):
+        asked = ask(api, "GET", address)
+        (named,) = re.findall(r'name="next" value="([^"]*)"', asked.text)
+        form = {"token": token, "next": html.unescape(named)}
+        done = ask(api, "POST", "/console/-/login", data=form)
+        assert (done.status_code, done.headers["location"]) == (303, address)
+
+
+def test_the_page_of_an_entity_names_the_server_that_does_not_answer() -> None:
+    app = App("hotel")
+    app.entity("guest", key="id", source="capture")(create_model("Guest", id=(str, ...)))
+    config = Config(store=StoreConfig(dsn="postgresql://u:secret@127.0.0.1:1/none"))
+    for path in ("/console/guest/eva", "/console/guest", "/console/-/views?part=1"):
+        gone = ask(create_api(config, app), "GET", path)
+        assert gone.status_code == 503
+        assert "database (PostgreSQL) does not answer" in gone.text
+        assert "127.0.0.1:1" not in gone.text
+
+
+@pytest.mark.parametrize(
+    ("is_up", "told"), [(False, "the log (Kafka) does not answer."), (True, "")]
+)
+def test_a_log_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, is_up: bool, told: str
+) -> None:
+    monkeypatch.setattr("everstate.console.away.is_reachable", lambda _: is_up)
+    error = Unavailable("reading t: Kafka does not answer.")
+    assert naming_server(Config(), error).public == (told or Unavailable.fallback_message)
+    said = Unavailable("no", public="the store does not answer.")
+    assert naming_server(Config(), said) is said
+
+
+def ask(api: FastAPI, method: str, path: str, **more: Any) -> httpx.Response:
+    """The answer of an API to a browser."""
+
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, headers={"Accept": "text/html"}, **more)
+
+    return asyncio.run(once())
+
+
 def test_bytes_are_shown_as_text_and_in_hexadecimal() -> None:
     binary = content_of(b"\xff\x00a")
     assert (binary.text, binary.size) == (None, 3)
     assert binary.hexadecimal.startswith("000000  ff 00 61")
     assert binary.hexadecimal.endswith("··a")
-    assert content_of(b'{"a": 1}').text == '{\n  "a": 1\n}'
+    assert content_of(b'{"a": 1}').text == '{"a": 1}'
     assert content_of(None).text == "none"
     assert content_of(b"x" * 10_000).is_cut
 
@@ -151,7 +319,9 @@ def test_a_value_is_asked_once_for_many_and_a_slow_answer_is_not_waited_for() ->
     assert len(asked) == 1
 
 
-def test_an_error_of_a_question_is_told_and_the_next_one_is_asked_again() -> None:
+def test_an_error_of_a_question_is_told_for_a_moment_and_then_the_next_one_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers: list[Any] = [ValueError("down"), 7]
 
     async def next_answer() -> int:
@@ -162,9 +332,37 @@ def test_an_error_of_a_question_is_told_and_the_next_one_is_asked_again() -> Non
 
     async def look() -> None:
         value = FreshValue(next_answer)
-        with pytest.raises(ValueError, match="down"):
-            await value.look(1)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="down"):
+                await value.look(1)
+        monkeypatch.setattr("everstate.console.fresh.FRESH_S", 0.0)
         assert await value.look(1) == 7
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("fresh_s", [0.0, 2.0])
+def test_an_error_that_came_while_nobody_waited_is_told_to_who_looks_next(
+    monkeypatch: pytest.MonkeyPatch, fresh_s: float
+) -> None:
+    monkeypatch.setattr("everstate.console.fresh.FRESH_S", fresh_s)
+
+    async def look() -> None:
+        answer_now, answered = asyncio.Event(), asyncio.Event()
+
+        async def down() -> int:
+            answered.clear()
+            await answer_now.wait()
+            answer_now.clear()
+            answered.set()
+            raise ValueError("down")
+
+        value = FreshValue(down)
+        assert await value.look(0) is None
+        answer_now.set()
+        await answered.wait()
+        with pytest.raises(ValueError, match="down"):
+            await value.look(0)
 
     asyncio.run(look())
 

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field
 
+from everstate.changes import EntityType
+from everstate.changes.json_numbers import decode, encode
 from everstate.errors import InvalidBody
+from everstate.sources.crud.bodies import read_entity
 from everstate.sources.crud.patches import (
     JSON_PATCH,
     MERGE_PATCH,
@@ -70,6 +74,100 @@ def test_a_merge_patch_does_what_its_rfc_says(target: Any, patch: Any, merged: A
 def test_a_merge_patch_twice_is_the_same_as_once(target: Any, patch: Any) -> None:
     once = merge(target, patch)
     assert merge(once, patch) == once
+
+
+class Bed(BaseModel):
+    """A part of a room."""
+
+    number: int = 1
+    cover: str | None = "wool"
+
+
+class Room(BaseModel):
+    """What is patched."""
+
+    room_id: str
+    when: int | None = 5
+    size: int = 20
+    bed: Bed | None = None
+    beds: dict[str, Bed] | None = None
+    prices: dict[str, int | None] = {}
+    shade: RootModel[int | None] = RootModel[int | None](1)
+    kind: str | None = Field(default="single", alias="roomKind")
+
+    @computed_field
+    def name(self) -> str:
+        return f"room {self.room_id}"
+
+
+class Keeping(Room):
+    """It keeps what it does not know."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+ROOM = EntityType("room", Room, "room_id")
+STATE: dict[str, Any] = {
+    "room_id": "r",
+    "when": 7,
+    "size": 30,
+    "bed": {"number": 2, "cover": "silk"},
+    "beds": {"a": {"number": 3, "cover": "silk"}, "b": {"number": 4, "cover": "silk"}},
+    "prices": {"low": 1, "high": 2},
+    "shade": 3,
+    "roomKind": "double",
+    "name": "room r",
+}
+
+
+def patched(patch: Any) -> dict[str, Any]:
+    merged = merge(STATE, patch, Room)
+    state: dict[str, Any] = decode(ROOM.encode(read_entity(ROOM, encode(merged))))
+    return {name: value for name, value in state.items() if value != STATE[name]}
+
+
+@pytest.mark.parametrize(
+    ("patch", "changed"),
+    [
+        ({"when": None}, {"when": None}),
+        ({"size": None}, {"size": 20}),
+        ({"bed": None}, {"bed": None}),
+        ({"bed": {"cover": None}}, {"bed": {"number": 2, "cover": None}}),
+        ({"bed": {"number": None}}, {"bed": {"number": 1, "cover": "silk"}}),
+        (
+            {"beds": {"a": None, "b": {"cover": None}}},
+            {"beds": {"b": {"number": 4, "cover": None}}},
+        ),
+        ({"prices": {"low": None}}, {"prices": {"high": 2}}),
+        ({"shade": None}, {"shade": None}),
+        ({"roomKind": None}, {"roomKind": None}),
+        ({"name": None}, {}),
+    ],
+)
+def test_null_is_written_where_a_field_takes_it_and_removes_elsewhere(
+    patch: Any, changed: dict[str, Any]
+) -> None:
+    assert patched(patch) == changed
+
+
+@pytest.mark.parametrize(
+    ("patch", "where"),
+    [
+        ({"whem": None}, "whem"),
+        ({"kind": None}, "kind"),
+        ({"bed": {"covr": None}}, "bed.covr"),
+        ({"beds": {"a": {"covr": None}}}, "beds.a.covr"),
+        ({"room_id": None}, "room_id"),
+    ],
+)
+def test_a_name_that_no_field_has_is_refused_also_with_null(patch: Any, where: str) -> None:
+    with pytest.raises(InvalidBody) as refused:
+        patched(patch)
+    assert refused.value.problems[0][0] == where
+
+
+def test_null_removes_a_field_that_the_model_does_not_have_but_keeps() -> None:
+    assert merge({**STATE, "more": 1}, {"more": None}, Keeping) == STATE
 
 
 def test_a_json_patch_is_applied_in_order() -> None:

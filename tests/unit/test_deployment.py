@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from configparser import ConfigParser
 from pathlib import Path
@@ -81,6 +82,27 @@ def test_the_settings_of_the_manifests_are_settings(tmp_path: Path) -> None:
     (tmp_path / "everstate.toml").write_text("[logging]\nformat = 'yaml'\n", "utf-8")
     with pytest.raises(InvalidConfig):
         load(tmp_path)
+
+
+def test_the_secret_of_the_page_has_settings_that_are_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "howto" / "deploy.md").read_text("utf-8")
+    (command,) = re.findall(
+        r"^kubectl create secret .*?(?=^kubectl)", page, re.MULTILINE | re.DOTALL
+    )
+    given = [
+        each.removeprefix("--from-literal=").partition("=")[::2]
+        for each in shlex.split(command)
+        if each.startswith("--from-literal=")
+    ]
+    assert unknown_settings([name for name, _ in given]) == []
+    for name, value in given:
+        monkeypatch.setenv(name, value)
+    config = load(tmp_path)
+    assert config.api.tokens["desk"].permissions == {"*": ("read",)}
+    assert config.store.dsn is not None
+    assert config.alerts.webhook_url is not None
 
 
 def test_each_container_runs_a_command_with_its_port_and_its_probes() -> None:

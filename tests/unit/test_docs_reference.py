@@ -32,6 +32,11 @@ def generator() -> ModuleType:
     return module
 
 
+def test_both_names_of_a_switch_are_in_the_reference() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text("utf-8")
+    assert all(f"`--no-{name}`" in page for name in ("wait", "against-log", "cluster", "snapshot"))
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 

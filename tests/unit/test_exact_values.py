@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import msgspec
 import psycopg
 import pytest
 from psycopg.adapt import AdaptersMap
@@ -46,27 +47,10 @@ from everstate.serving.words import difference_text, value_text
 from everstate.sources.crud.bodies import read_entity, read_json
 from everstate.sources.crud.patches import merge
 from everstate.sources.outbox.compose import Composer, OutboxRow
+from everstate.sources.outbox.emit import emit_arguments
 from everstate.sources.outbox.pending import Pending, Transaction
 from everstate.sources.stores.postgres.files import read_rows
-
-Exact = Annotated[Decimal, Field(max_digits=38, decimal_places=10)]
-AMOUNT = "12345678901234567890.1234567890"
-
-
-class Line(BaseModel):
-    price: Exact
-
-
-class Sale(BaseModel):
-    sale_id: str
-    amount: Exact = Decimal(0)
-    lines: list[Line] = []
-    rates: dict[str, Exact | None] = {}
-    pieces: int | None = None
-    weight: float | None = None
-    day: date | None = None
-    at: datetime | None = None
-    seen: AwareDatetime | None = None
+from exact_cases import AMOUNT, SALE, WAYS_IN, Exact, Line, Sale, by_rest, by_store
 
 
 class Keeping(BaseModel):
@@ -81,37 +65,6 @@ def _compact(value: Any) -> Any:
 class Own(BaseModel):
     own_id: str
     at: Annotated[datetime, BeforeValidator(_compact)]
-
-
-SALE = EntityType("sale", Sale, "sale_id")
-
-
-def by_rest(entity_type: EntityType, fields: str, _: Path) -> BaseModel:
-    return read_entity(entity_type, f'{{"sale_id": "s1", {fields}}}'.encode())
-
-
-def by_json_lines(entity_type: EntityType, fields: str, folder: Path) -> BaseModel:
-    path = folder / "sales.jsonl"
-    path.write_text(f'{{"sale_id": "s1", {fields}}}\n')
-    (row,) = read_rows(path, entity_type)
-    if row.entity is None:
-        raise InvalidChange("sale", "s1", "row", row.reason or "")
-    return row.entity
-
-
-def by_json_lines_with_nan(entity_type: EntityType, fields: str, folder: Path) -> BaseModel:
-    return by_json_lines(entity_type, f'"pieces": NaN, {fields}', folder)
-
-
-def by_store(entity_type: EntityType, fields: str, _: Path) -> BaseModel:
-    return entity_type.validate_json(f'{{"sale_id": "s1", {fields}}}')
-
-
-def by_put(entity_type: EntityType, fields: str, _: Path) -> BaseModel:
-    return entity_type.accept(decode(f'{{"sale_id": "s1", {fields}}}'))
-
-
-WAYS_IN = (by_rest, by_json_lines, by_json_lines_with_nan, by_put)
 
 
 @pytest.mark.parametrize("way", [*WAYS_IN, by_store])
@@ -442,3 +395,42 @@ def test_psycopg_makes_one_loader_for_all_connections(caplog: pytest.LogCaptureF
         loaders.append(connection.get_loader(psycopg.adapters.types["jsonb"].oid, Format.TEXT))
     assert loaders[0] is loaders[1]
     assert caplog.text == ""
+
+
+def test_a_mapping_in_a_change_is_written_exactly_or_refused() -> None:
+    codec, now = ChangeCodec(SALE), datetime.fromisoformat("2026-01-02T03:04:05Z")
+    change: Change[Any] = Change(
+        id=UUID(int=1),
+        entity="sale",
+        schema_version=1,
+        key="s1",
+        version=2,
+        kind=Kind.UPDATED,
+        occurred_at=now,
+        recorded_at=now,
+        provenance=Provenance(api_version="v1", service_name="till", identifier="1"),
+        current={"sale_id": "s1"},
+        original={"sale_id": "s1"},
+    )
+    codec.encode(change)
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("current", {"weight": 9007199254740993}),
+        ("original", {"at": 1700000000}),
+        ("current", {"peices": 1}),
+    ]
+    for name, values in wrong:
+        state = {"sale_id": "s1", **values}
+        with pytest.raises(InvalidChange, match=min(values)):
+            codec.encode(msgspec.structs.replace(change, **{name: state}))
+
+
+def test_the_state_before_an_emitted_change_is_refused_where_the_model_would_change_it() -> None:
+    who = Provenance(api_version="v1", service_name="till", identifier="1")
+
+    def arguments(before: dict[str, Any]) -> dict[str, Any]:
+        given = {"sale_id": "s1", **before}
+        return emit_arguments(SALE, None, given, None, who, None, None, "strict")
+
+    assert '"pieces":1,' in arguments({"pieces": 1, "of_an_older_model": 2})["before"]
+    with pytest.raises(InvalidChange, match="at: 20260102 is a number"):
+        arguments({"at": 20260102})

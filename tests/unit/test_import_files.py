@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -342,8 +343,9 @@ def test_an_empty_cell_is_null_in_a_field_with_an_alias(tmp_path: Path) -> None:
         ("a.csv", "id,value\n7,1\n007,2\n8,1\n"),
         ("a.csv", "id,value\n7,1\n 7.0,2\n8,1\n"),
         ("a.jsonl", '{"id": 7}\n{"id": "07"}\n{"id": 8}\n'),
-        ("a.jsonl", '{"id": 7}\n{"id": 7.0}\n{"id": true}\n'),
-        ("a.jsonl", '{"id": true}\n{"id": 1}\n{"id": 7}\n'),
+        ("a.jsonl", '{"id": 7}\n{"id": 7.0}\n{"id": 1}\n'),
+        ("a.jsonl", '{"id": 9007199254740993}\n{"id": 9007199254740993.0}\n{"id": 1}\n'),
+        ("a.jsonl", '{"id": 9.0071992547409931e17}\n{"id": 900719925474099310}\n'),
     ],
 )
 def test_integer_keys_that_are_equal_repeat_however_they_are_written(
@@ -485,3 +487,16 @@ def test_an_import_beside_another_of_the_same_file_is_refused(
 def moved(store: Transactions) -> None:
     """Another import advances."""
     store.progress = {id_: (row + 1, rows + 1) for id_, (row, rows) in store.progress.items()}
+
+
+def test_a_byte_order_mark_of_json_lines_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = b'{"id": 1}\n\xef\xbb\xbf{"id": 2}\n{"id": 3}\n'
+    path.write_bytes(codecs.BOM_UTF8 + lines)
+    first, second, third = read_rows(path, MEASURED)
+    assert isinstance(first.entity, Measured)
+    assert (first.row, first.entity.id, third.done) == (1, 1, 1.0)
+    assert second.reason is not None, "a mark is at the beginning of a file only"
+    assert [read.row for read in read_rows(path, MEASURED, 2)] == [2, 3]
+    path.write_bytes(codecs.BOM_UTF8 + b"\n" + lines)
+    assert [read.row for read in read_rows(path, MEASURED)] == [2, 3, 4]

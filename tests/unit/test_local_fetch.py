@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import threading
+import traceback
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from everstate.config import Config, load
-from everstate.errors import LocalStackError
+from everstate.errors import InvalidConfig, LocalStackError
 from everstate.local import ConsoleProgress, Silent
 from everstate.local import fetch as fetch_module
 from everstate.local.artifacts import Artifact, cached, obtain
@@ -28,6 +29,9 @@ class Repository:
         self.files: dict[str, bytes] = {}
         self.asked: list[tuple[str, str | None]] = []
         self.ranges = True
+        self.logins: list[str | None] = []
+        self.moved_to: str | None = None
+        """The address of another server to which each request is redirected."""
         self.cut_after: list[int] = []
         """For each of the next answers: close the connection after so many bytes."""
         self.refuse: list[int] = []
@@ -47,6 +51,12 @@ class Repository:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.logins.append(request.headers.get("Authorization"))
+        if self.moved_to is not None:
+            request.send_response(302)
+            request.send_header("Location", f"{self.moved_to}{request.path}")
+            request.end_headers()
+            return
         asked = request.headers.get("Range")
         self.asked.append((request.path, asked))
         if self.refuse:
@@ -71,6 +81,13 @@ class Repository:
 
 @pytest.fixture
 def repository() -> Iterator[Repository]:
+    repository = Repository()
+    yield repository
+    repository.close()
+
+
+@pytest.fixture
+def other_repository() -> Iterator[Repository]:
     repository = Repository()
     yield repository
     repository.close()
@@ -168,6 +185,42 @@ def test_a_file_that_is_not_there_is_a_clear_error_at_once(
     with pytest.raises(LocalStackError, match=r"missing\.jar cannot be downloaded.*404"):
         fetch([(f"{repository.url}/missing.jar", tmp_path / "m", "00", 3)], Silent())
     assert len(repository.asked) == 1
+
+
+def test_a_login_in_the_address_is_sent_to_that_server_and_no_other(
+    repository: Repository, other_repository: Repository, tmp_path: Path
+) -> None:
+    other_repository.files = {"g/a.jar": b"abc"}
+    repository.moved_to = other_repository.url
+    artifact = Artifact("g/a.jar", hashlib.sha256(b"abc").hexdigest(), 3)
+    address = repository.url.replace("//", "//jars:s3%2Fcret@")
+    assert obtain(project(tmp_path, address), [artifact])[0].read_bytes() == b"abc"
+    assert repository.logins == ["Basic amFyczpzMy9jcmV0"]
+    assert other_repository.logins == [None]
+
+
+@pytest.mark.parametrize("body", [None, b"another file", b"abd"])
+def test_no_error_shows_the_login_of_an_address(
+    repository: Repository, tmp_path: Path, body: bytes | None
+) -> None:
+    repository.files = {} if body is None else {"g/a.jar": body}
+    artifact = Artifact("g/a.jar", hashlib.sha256(b"abc").hexdigest(), 3)
+    address = repository.url.replace("//", "//jars:s3cret@")
+    with pytest.raises(LocalStackError, match=r"g/a\.jar") as caught:
+        obtain(project(tmp_path, address), [artifact])
+    told = "".join(traceback.format_exception(caught.value)) + str(caught.value.advice)
+    assert f"{repository.url}/g/a.jar" in told
+    assert "s3cret" not in told
+
+
+@pytest.mark.parametrize("password", ["s3/cret", "s3?cret", "s3#cret", "s3[cret"])
+def test_an_address_whose_login_cannot_be_told_apart_is_refused_and_not_shown(
+    tmp_path: Path, password: str
+) -> None:
+    config = project(tmp_path, f"https://jars:{password}@host/maven")
+    with pytest.raises(InvalidConfig, match=r"local\.jars_url") as caught:
+        obtain(config, [Artifact("g/a.jar", "00", 3)])
+    assert "cret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_what_is_cached_needs_no_network(repository: Repository, tmp_path: Path) -> None:

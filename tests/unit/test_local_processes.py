@@ -1,7 +1,8 @@
-"""A process is known by pid and start time; what a run remembers of its stack."""
+"""A process is known by pid and start; what a run remembers of its stack."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from everstate.errors import LocalStackError
+from everstate.local.files import make_password
 from everstate.local.memory import Memory, Remembered
 from everstate.local.processes import (
     ProcessId,
@@ -63,9 +66,12 @@ def test_a_pid_that_was_given_to_another_process_is_left_alone(tmp_path: Path) -
 
 
 def test_a_stray_is_found_by_its_marker(tmp_path: Path) -> None:
-    process = sleeper(tmp_path, str(tmp_path / "marker"))
-    assert [stray.pid for stray in strays(str(tmp_path / "marker"))] == [process.pid]
-    assert strays(str(tmp_path)) == []
+    marker, program = str(tmp_path / "marker"), Path(sys.executable).name
+    process = sleeper(tmp_path, marker)
+    assert [stray.pid for stray in strays(marker, program, tmp_path)] == [process.pid]
+    assert strays(str(tmp_path), program, tmp_path) == []
+    assert strays(marker, "postgres", tmp_path) == []
+    assert strays(marker, program, tmp_path / "other") == []
     end(process, signal.SIGKILL, patience_s=10)
 
 
@@ -93,6 +99,33 @@ def test_memory_is_read_back_as_written(tmp_path: Path) -> None:
     memory.write(servers)
     assert memory.read() == servers
     assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
+
+
+def test_a_record_that_a_full_disk_refuses_is_a_clear_error_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, before = Memory(tmp_path), {"kafka": Remembered({"client": 1}, None)}
+    memory.write(before)
+
+    def full(_from: Path, _to: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(LocalStackError, match=r"stack\.json: No space left on device") as caught:
+        memory.write({})
+    assert "everstate doctor" in str(caught.value.advice)
+    assert memory.read() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
+
+
+def test_a_password_that_a_full_disk_left_empty_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.touch()
+    make_password(file)
+    password = file.read_text()
+    assert len(password.strip()) == 32
+    make_password(file)
+    assert file.read_text() == password
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"servers": {"kafka": {}}}', '{"other": 1}'])

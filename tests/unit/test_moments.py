@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, computed_field
+from pydantic import BaseModel, ConfigDict, computed_field
 
-from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, new_change_id
+from everstate.changes import (
+    Change,
+    ChangeCodec,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+    new_change_id,
+)
+from everstate.changes.codec import ready_time
 from everstate.changes.moments import moment_fault
+from everstate.changes.values import model_json
 from everstate.errors import InvalidChange, InvalidQuery, InvalidRequest
 from everstate.http.callers import occurred_at_of
 from everstate.serving.moments import parse_moment
-from everstate.sources.stores.rows import moment_text
+from everstate.sources.stores.rows import event_text, moment_text
 
 EARLY = "0001-01-01T00:00:00+12:00"
 LATE = "9999-12-31T23:59:59.999999-00:01"
@@ -113,3 +125,108 @@ def test_every_way_in_refuses_a_time_that_cannot_be_kept(text: str) -> None:
         )
         with pytest.raises(InvalidChange, match="years 1 to 9999"):
             ChangeCodec(TRIP).encode(change)
+
+
+MONROVIA = ZoneInfo("Africa/Monrovia")
+"""Its clocks were 44 minutes and 30 seconds behind UTC until 1972."""
+NOON = datetime(1960, 6, 1, 12, tzinfo=MONROVIA)
+NOON_TEXT = "1960-06-01T12:44:30Z"
+
+
+class Visit(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+    at: datetime
+
+
+def test_a_state_with_a_time_whose_offset_has_seconds_is_of_the_same_instant() -> None:
+    given: dict[str, Any] = {
+        "booked": NOON,
+        "legs": [Leg(departs=NOON), Leg()],
+        "stops": {"a": {NOON}, "b": set()},
+    }
+    trip = TRIP.accept({"trip_id": "t-1", **given})
+    written = TRIP.validate_json(TRIP.encode(trip))
+    assert written == trip
+    assert TRIP.encode(trip).count(NOON_TEXT.encode()) == 3
+    visit = EntityType("visit", Visit, "at")
+    stored = visit.encode(Visit(at=NOON, later=NOON))
+    assert stored.count(NOON_TEXT.encode()) == 2
+    assert visit.key_of(visit.validate_json(stored)) == visit.key_of(Visit(at=NOON)) == NOON_TEXT
+
+
+def test_a_computed_time_whose_offset_has_seconds_is_refused() -> None:
+    trip = Trip(trip_id="t-1", shift="2026-01-01T00:00:00+00:00:30")
+    with pytest.raises(InvalidChange, match="offset has seconds"):
+        TRIP.encode(trip)
+
+
+class Call(NamedTuple):
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Pause:
+    at: datetime
+
+
+class Plan(BaseModel):
+    """A command: its fields need no column."""
+
+    pause: Pause
+    calls: list[Call]
+
+
+def test_times_of_commands_facts_and_changes_whose_offset_has_seconds_keep_their_instant() -> None:
+    plan = Plan(pause=Pause(NOON), calls=[Call(NOON)])
+    assert model_json(plan).count(NOON_TEXT.encode()) == 2
+    assert moment_text("trip", "t-1", NOON) == "1960-06-01T12:44:30+00:00"
+    assert ready_time(NOON) == NOON_TEXT
+    event = DomainEvent(type="Booked", data={"at": [NOON]})
+    assert NOON_TEXT in event_text("trip", "t-1", event, "s")
+    change: Change[Any] = Change(
+        id=new_change_id(),
+        entity="trip",
+        schema_version=1,
+        key="t-1",
+        version=1,
+        kind=Kind.CREATED,
+        occurred_at=NOON,
+        recorded_at=NOON,
+        provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
+        current=Trip(trip_id="t-1"),
+        original=None,
+    )
+    _, value, headers = ChangeCodec(TRIP).encode(change)
+    assert value.count(NOON_TEXT.encode()) == 2
+    assert dict(headers)["ce_time"] == NOON_TEXT.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("2026-01-01T00:00:00.1234567Z", "parts of a microsecond"),
+        ("2026-01-01T00:00:00.0000001+01:00", "parts of a microsecond"),
+        ("2026-01-01T00:00:00+00:00:30", "RFC 3339"),
+        ("2026-W01-1T00:00:00Z", "RFC 3339"),
+        ("20260101T000000Z", "RFC 3339"),
+        ("2026-01-01T00:00Z", "RFC 3339"),
+        ("2026-01-01T00:00:00,5Z", "RFC 3339"),
+        ("2026-01-01T00:00:00+01", "RFC 3339"),
+        ("2026-01-01", "RFC 3339"),
+        ("٢٠٢٦-01-01T00:00:00Z", "RFC 3339"),
+        ("2026-02-30T00:00:00Z", "RFC 3339"),
+    ],
+)
+def test_a_time_of_a_change_is_rfc_3339_and_is_not_cut(text: str, reason: str) -> None:
+    header = text.encode().decode("latin-1")
+    with pytest.raises(InvalidRequest, match=reason):
+        occurred_at_of({"everstate-occurred-at": header})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-01-01T00:00:00.1234560000Z", "2026-01-01t01:00:00.123456z", "2026-01-01 00:00:00-00:30"],
+)
+def test_every_form_of_rfc_3339_is_read(text: str) -> None:
+    moment = occurred_at_of({"everstate-occurred-at": text})
+    assert moment == datetime.fromisoformat(text.upper().replace("0000Z", "Z"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any
 from uuid import UUID
@@ -168,3 +169,68 @@ def test_a_payload_that_leaves_a_state_out_is_refused() -> None:
     for field in ("originalEntityState", "currentEntityState"):
         partial = {name: part for name, part in UPDATE.items() if name != field}
         assert field in refusal(READER, record(partial))
+
+
+class Parcel(BaseModel):
+    parcel_id: str
+    qty: int = 0
+    weight: float | None = None
+    at: datetime | None = None
+    day: date | None = None
+
+
+PARCELS = EntityType("parcel", Parcel, "parcel_id")
+CHANGED_VALUES = [
+    ("weight", "9007199254740993"),
+    ("at", "1700000000"),
+    ("at", '"2026"'),
+    ("at", '"2026-01-02T03:04:00.1234567Z"'),
+    ("day", "86400"),
+    ("qty", '"1_000"'),
+]
+
+
+def parcel_change(before: str, after: str) -> Record:
+    states = f'"originalEntityState": {before}, "currentEntityState": {after}'
+    return record(f'{{"version": 2, {states}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [*CHANGED_VALUES, ("qty", "true"), ("qtty", "5")], ids=str
+)
+def test_a_state_that_the_model_would_change_is_refused(field: str, value: str) -> None:
+    plain, changed = '{"parcel_id": "1"}', f'{{"parcel_id": "1", "{field}": {value}}}'
+    reader = RouterReader(PARCELS, "maria/shop.outbox", SHOP)
+    assert reader.read(parcel_change(plain, plain)) is not None
+    assert f"{field}: " in refusal(reader, parcel_change(plain, changed))
+    facts = RouterReader(PARCELS, "maria/shop.outbox", SHOP, is_event=True)
+    assert f"{field}: " in refusal(facts, record(changed.encode()))
+
+
+@pytest.mark.parametrize(("field", "value"), CHANGED_VALUES, ids=str)
+def test_a_state_before_that_the_model_would_change_is_refused(field: str, value: str) -> None:
+    plain, changed = '{"parcel_id": "1"}', f'{{"parcel_id": "1", "{field}": {value}}}'
+    reader = RouterReader(PARCELS, "maria/shop.outbox", SHOP)
+    assert f"{field}: " in refusal(reader, parcel_change(changed, plain))
+
+
+def test_a_state_before_may_have_a_field_of_an_older_model() -> None:
+    older = '{"parcel_id": "1", "colour": "red"}'
+    reader = RouterReader(PARCELS, "maria/shop.outbox", SHOP)
+    change = reader.read(parcel_change(older, '{"parcel_id": "1"}'))
+    assert change is not None
+    assert change.original == Parcel(parcel_id="1")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("2026-01-01T00:00:00.1234567Z", "parts of a microsecond"),
+        ("2026-W01-1T00:00:00Z", "RFC 3339"),
+        (1700000000, "RFC 3339"),
+    ],
+)
+def test_a_time_of_a_change_is_rfc_3339_and_is_not_cut(text: Any, reason: str) -> None:
+    found = refusal(READER, record({**UPDATE, "occurredAt": text}))
+    assert "occurredAt" in found
+    assert reason in found

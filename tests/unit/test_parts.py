@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from everstate.errors import DataLoss, Fenced, SparkLost, Unavailable
@@ -27,6 +28,12 @@ from everstate.parts import (
 )
 
 QUICK = (0.01,)
+JOURNAL = (
+    "import sys; from pathlib import Path; from everstate.parts import *\n"
+    "journal = Journal('pipeline', states_folder(Path(sys.argv[1])))\n"
+    "print('written', flush=True); sys.stdin.read()"
+)
+"""A role in a process of its own, until its input ends."""
 
 
 def journal_in(folder: Path) -> Journal:
@@ -204,6 +211,32 @@ def test_the_successor_of_a_killed_role_takes_its_place(tmp_path: Path) -> None:
     assert len(list(states_folder(tmp_path).iterdir())) == 1
     journal.remove()
     assert read_states(tmp_path) == []
+
+
+def test_a_step_of_the_clock_ends_no_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux computes the start of a process from the clock; a successor deletes killed states."""
+    with subprocess.Popen(
+        (sys.executable, "-c", JOURNAL, str(tmp_path)), text=True, stdin=-1, stdout=-1
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "written\n"
+        started = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: started(process) + 90)
+        assert [role.health for role in read_states(tmp_path)] == ["running"]
+        journal_in(tmp_path)
+        assert {role.pid for role in read_states(tmp_path)} == {os.getpid(), other.pid}
+        other.communicate("")
+
+
+def test_a_role_of_an_earlier_release_is_known_by_the_time_of_its_start(tmp_path: Path) -> None:
+    journal_in(tmp_path)
+    (path,) = states_folder(tmp_path).iterdir()
+    told = json.loads(path.read_text())
+    del told["mark"]
+    path.write_text(json.dumps(told))
+    assert [role.health for role in read_states(tmp_path)] == ["running"]
+    path.write_text(json.dumps({**told, "started": 1.0}))
+    assert [role.health for role in read_states(tmp_path)] == ["killed"]
 
 
 def test_a_role_that_is_silent_does_not_answer(tmp_path: Path) -> None:

@@ -79,3 +79,15 @@ def test_a_private_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_settings_are_written_as_java_reads_them() -> None:
     text = properties({"a b": " x=y:\\z", "note": "#1!\nend"})
     assert text == "a\\ b=\\ x\\=y\\:\\\\z\nnote=\\#1\\!\\nend\n"
+
+
+def test_java_reads_what_is_not_ascii_as_it_is_meant() -> None:
+    """Java's default for such files is ISO-8859-1, and its characters have 16 bits."""
+    text = properties({"log.dirs": "/srv/J\u00f6rg\t\U0001f600"})
+    assert text == "log.dirs=/srv/J\\u00f6rg\\u0009\\ud83d\\ude00\n"
+
+
+def test_a_private_file_that_cannot_be_written_leaves_no_part(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_private(tmp_path / "secret", "\udc80")
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from everstate.cli import cli
 from everstate.cli.reloading import (
     ChildProcesses,
     FileChanges,
@@ -180,3 +183,37 @@ def test_a_command_that_does_not_end_when_asked_is_killed(
     (process,) = children_with(program)
     commands.stop()
     assert not process.is_running()
+
+
+def test_a_folder_that_goes_before_it_is_watched_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[int] = []
+
+    def walked(folder: Path) -> list[Path]:
+        walks.append(1)
+        gone = [folder / "gone"] if len(walks) == 1 else []
+        return [*source_folders(folder), *gone]
+
+    monkeypatch.setattr("everstate.cli.reloading.source_folders", walked)
+    with watched(tmp_path) as changes:
+
+        def seen() -> bool:
+            (tmp_path / "hotel.py").write_text(f"x = {time.time()}", "utf-8")
+            return changes.happened.wait(0.2)
+
+        wait_until(seen, "a save is seen")
+
+
+def test_what_an_app_prints_is_not_between_the_names_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loud.py").write_text(
+        "import everstate.app\nprint('hello')\napp = everstate.app.App('shop')\n"
+    )
+    servers = 'log.bootstrap_servers = "127.0.0.1:1"\nstore.dsn = "postgresql://u@127.0.0.1:1/x"\n'
+    (tmp_path / "everstate.toml").write_text(f'{servers}project.app = "loud:app"\n')
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    done = CliRunner().invoke(cli, ["-C", str(tmp_path), "dev", "--check"])
+    assert "hello" in done.stderr
+    assert str(tmp_path / "loud.py") in json.loads(done.stdout)

@@ -22,7 +22,8 @@ from everstate.changes.change import Kind
 from everstate.changes.codec import WIRE_FIELDS, ChangeCodec, WireChange, WireProvenance
 from everstate.changes.schemas import change_schema, state_schema
 from everstate.cli import cli
-from everstate.cli.asyncapi import schema_files
+from everstate.cli.asyncapi import command_schema, schema_files
+from everstate.declarations.commands import CommandGroup
 from everstate.log.topics import TopicNames
 
 ASYNCAPI = Path(__file__).with_name("asyncapi-3.0.0.json.gz")
@@ -80,6 +81,43 @@ def evolve(state: Seat | None, fact: Booked) -> Seat:
 
 app.commands("seat", decide=decide, evolve=evolve, commands=[Book])
 FILES = schema_files(app, TopicNames("hotel"))
+
+
+class Paying:
+    class Item(BaseModel):
+        amount: int
+
+    class Pay(BaseModel):
+        item: Paying.Item
+
+
+class Naming:
+    class Item(BaseModel):
+        name: str
+
+    class Rename(BaseModel):
+        item: Naming.Item
+
+
+Paying.Pay.model_rebuild()
+Naming.Rename.model_rebuild()
+
+
+def test_two_commands_may_nest_different_models_of_one_name() -> None:
+    group = CommandGroup(app.entities["seat"], decide, evolve, [Paying.Pay, Naming.Rename])
+    schema = jsonschema_rs.validator_for(command_schema(group))
+    written = {
+        "id": str(UUID(int=1)),
+        "entity": "seat",
+        "key": "1",
+        "occurredAt": NOW.isoformat(),
+        "provenance": {},
+    }
+    pay = {**written, "command": "Pay", "data": {"item": {"amount": 1}}}
+    rename = {**written, "command": "Rename", "data": {"item": {"name": "x"}}}
+    assert schema.is_valid(pay)
+    assert schema.is_valid(rename)
+    assert not schema.is_valid({**pay, "data": rename["data"]})
 
 
 def whole_guest() -> Guest:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstate.errors import NotFound
 from everstate.serving.answers import Place, Version
 from everstate.serving.differences import ABSENT, Difference, differences, leaves
-from everstate.serving.writers import who_wrote
+from everstate.serving.writers import last_writer, who_wrote
 
 _values = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from(["", "a", "b"]))
 _states = st.dictionaries(
@@ -32,6 +33,21 @@ _states = st.dictionaries(
         ({"p": {"x": 1}}, {"p": None}, (Difference("p", {"x": 1}, None),)),
         ({"l": [1, 2]}, {"l": [1, 2, 3]}, (Difference("l", [1, 2], [1, 2, 3]),)),
         ({"a": 1}, {"a": True}, (Difference("a", 1, True),)),
+        ({"a": 1}, {"a": 1.0}, (Difference("a", 1, 1.0),)),
+        ({"l": [1]}, {"l": [True]}, (Difference("l", [1], [True]),)),
+        ({"l": [1]}, {"l": [1.0]}, (Difference("l", [1], [1.0]),)),
+        (
+            {"l": [{"ok": 0}]},
+            {"l": [{"ok": False}]},
+            (Difference("l", [{"ok": 0}], [{"ok": False}]),),
+        ),
+        (
+            {"l": [[{"x": [0.0]}]]},
+            {"l": [[{"x": [0]}]]},
+            (Difference("l", [[{"x": [0.0]}]], [[{"x": [0]}]]),),
+        ),
+        ({"l": [{"a": 1, "b": [None]}]}, {"l": [{"b": [None], "a": 1}]}, ()),
+        ({"l": [{"a": 1}]}, {"l": [{"b": 1}]}, (Difference("l", [{"a": 1}], [{"b": 1}]),)),
     ],
 )
 def test_each_field_that_differs_is_told_once(
@@ -59,7 +75,12 @@ def test_applying_the_differences_to_before_gives_after(
 
 def test_the_leaves_of_a_state_are_its_fields_by_their_paths() -> None:
     state = {"a": 1, "p": {"x": {"y": 2}, "z": {}}, "l": [{"q": 1}]}
-    assert leaves(state) == {"a": 1, "p.x.y": 2, "p.z": {}, "l": [{"q": 1}]}
+    assert leaves(state) == {
+        ("a",): 1,
+        ("p", "x", "y"): 2,
+        ("p", "z"): {},
+        ("l",): [{"q": 1}],
+    }
     assert leaves(None) == {}
 
 
@@ -75,6 +96,24 @@ def test_a_nested_field_has_a_writer_of_its_own() -> None:
     ]
     found = {path: each.version for path, each in who_wrote(reversed(versions)).fields.items()}
     assert found == {"a": 3, "p.e": 2, "p.x": 2, "p.y": 1}
+
+
+def test_a_name_with_a_dot_is_no_field_within_another() -> None:
+    states: list[dict[str, Any]] = [
+        {"p": {"a": 1, "a.b": 1}},
+        {"p": {"a": 2, "a.b": 1}},
+        {"p": {"a": 2, "a.b": 2}},
+    ]
+    versions = [
+        made(number, state, before)
+        for number, (before, state) in enumerate(zip([None, *states], states, strict=False), 1)
+    ]
+    found = {path: each.version for path, each in who_wrote(reversed(versions)).fields.items()}
+    assert found == {"p.a": 2, "p.a.b": 3}
+    for name, version in {**found, "p": 3}.items():
+        assert last_writer(reversed(versions), name).version == version
+    with pytest.raises(NotFound, match=r"no field 'p\.b'"):
+        last_writer(reversed(versions), "p.b")
 
 
 def made(number: int, state: dict[str, Any], before: dict[str, Any] | None) -> Version:

@@ -33,6 +33,8 @@ def test_a_moment_is_read_with_its_offset_or_its_zone(text: str) -> None:
         ("2013-02-08", "no UTC offset"),
         ("yesterday", "cannot be read"),
         ("2013-02-08 18:00 Nowhere/Land", "no time zone 'Nowhere/Land'"),
+        ("2013-02-08 18:00 Europe", "no time zone 'Europe'"),
+        (f"2013-02-08 18:00 {'x' * 300}", "no time zone 'xxx"),
         ("2013-02-08 18:00-05:00 America/New_York", "write one of them"),
         ("2013-02-30 18:00Z", "cannot be read"),
         (

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from everstate.app import App
 from everstate.cli.list_ import header, names_of
 from everstate.serving.differences import differences
-from everstate.serving.words import differences_text
+from everstate.serving.words import differences_text, value_text
 
 app = App("shop")
 
@@ -39,6 +39,21 @@ def test_a_null_field_of_a_created_or_deleted_entity_is_not_listed() -> None:
 def test_a_field_that_becomes_null_or_loses_it_is_listed() -> None:
     assert differences_text(differences({"city": "Wien"}, {"city": None})) == "city: Wien → –"
     assert differences_text(differences({"city": None}, {"city": 0})) == "city: – → 0"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (float("nan"), "NaN"),
+        (float("-inf"), "-Infinity"),
+        ([1.5, float("inf"), None], '[1.5,"Infinity",null]'),
+        ({"a": [float("nan")]}, '{"a":["NaN"]}'),
+        (0.1, "0.1"),
+        ("null", "null"),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_named(value: object, shown: str) -> None:
+    assert value_text(value) == shown
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_ctrl_c_while_a_status_is_made_ends_with_the_code_of_the_one_before(
 ) -> None:
     codes: Iterator[int] = iter([code] * shown)
 
-    def show(*_: object) -> int:
+    def show(*_: object, **__: object) -> int:
         found = next(codes, None)
         if found is None:
             raise KeyboardInterrupt

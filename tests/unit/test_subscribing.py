@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 
 from everstate.api import subscribing
-from everstate.api.subscribing import StreamEvent, Wish
-from everstate.api.subscription_router import encoded
+from everstate.api.subscribing import EventBatches, StreamEvent, Subscriptions, Wish
+from everstate.api.subscription_router import encoded, subscription_router
+from everstate.api_config import ApiConfig
+from everstate.app import App
 from everstate.changes import EntityType
-from everstate.changes.tokens import Spot
+from everstate.changes.tokens import Partition, Spot
+from everstate.config import Config
+from everstate.http.asgi import Desk
+from everstate.http.callers import Callers
 from everstate.http.masks import NO_MASK
-from everstate.serving.hub import Subscription
+from everstate.log.record import Record
+from everstate.serving import hub as hub_module
+from everstate.serving.changes import Delivery
+from everstate.serving.hub import ChangeHub, Subscription
 
 
 class Parcel(BaseModel):
@@ -62,9 +74,130 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
     assert found == [[StreamEvent("", token="at-7")]] * 2
 
     async def sent() -> bytes:
-        async def batches() -> AsyncIterator[Sequence[StreamEvent]]:
+        async def batches() -> EventBatches:
             yield found[0]
 
         return b"".join([part async for part in encoded(batches())])
 
     assert asyncio.run(sent()).endswith(b"\n\nid: at-7\n\n")
+
+
+class Past:
+    """Three chunks of changes before a subscription began."""
+
+    token = "at-0"
+
+    def __iter__(self) -> Iterator[Delivery]:
+        wire = b'"' + b"x" * 2_000 + b'"'
+        for n in range(3 * subscribing._CHUNK):
+            record = Record("t", 0, n, 0, b"p1", wire, (), 1)
+            given: Any = SimpleNamespace(token=lambda spots: f"at-{spots[1, 0].next_offset}")
+            yield Delivery(record, (1, 0), Spot(n + 1), given, {})
+
+
+async def _in_place(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+def catching_up(turns: int) -> Callable[[], EventBatches]:
+    """What makes a subscriber that reads the past, of all of which only some read at once."""
+    subscriptions = Subscriptions(Config(), App("none"))
+    subscriptions._catching_up = asyncio.Semaphore(turns)
+    wish = Wish.of(PARCEL, {"since": "beginning"}, None, NO_MASK)
+    past = cast("Any", Past())
+    return lambda: subscriptions._past(wish, past, _in_place)
+
+
+def test_subscribers_that_take_the_past_slowly_hold_up_no_other() -> None:
+    async def taken() -> int:
+        subscriber = catching_up(turns=2)
+        slow = [subscriber() for _ in range(5)]
+        for each in slow:
+            assert (await anext(each))[0].name == "change"
+        events = [event async for batch in subscriber() for event in batch]
+        for each in slow:
+            await each.aclose()
+        return len(events)
+
+    assert asyncio.run(asyncio.wait_for(taken(), 30)) == 3 * subscribing._CHUNK
+
+
+def test_a_subscriber_that_waits_for_its_turn_gets_its_position_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscribing, "_BEAT_S", 0.001)
+
+    async def taken() -> list[Sequence[StreamEvent]]:
+        waiting = catching_up(turns=0)()
+        found = [await anext(waiting) for _ in range(2)]
+        await waiting.aclose()
+        return found
+
+    assert asyncio.run(asyncio.wait_for(taken(), 30)) == [[StreamEvent("", token="at-0")]] * 2
+
+
+class Quiet:
+    """A log without changes."""
+
+    mark = b"m"
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.spots: Mapping[Partition, Spot] = {(1, 0): Spot(0)}
+        self._closed = threading.Event()
+
+    def __iter__(self) -> Iterator[Delivery]:
+        self._closed.wait(20)
+        return iter(())
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def token_of(self, _: object) -> str:
+        return "token"
+
+
+@pytest.mark.parametrize("is_head_sent", [True, False])
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+def test_a_client_that_leaves_before_its_first_event_leaves_no_subscription(
+    monkeypatch: pytest.MonkeyPatch, spec_version: str, *, is_head_sent: bool
+) -> None:
+    monkeypatch.setattr(hub_module, "Changes", Quiet)
+    app = App("post")
+    app.entity("parcel", key="parcel_id")(Parcel)
+    subscriptions, api = Subscriptions(Config(), app), FastAPI()
+    desk = Desk(Callers(ApiConfig()), body_bytes_max=1_000, threads=1)
+    api.include_router(subscription_router(PARCEL, subscriptions, desk))
+    hubs: list[ChangeHub] = []
+
+    async def ask() -> None:
+        requests = iter([{"type": "http.request", "body": b""}])
+        gone = asyncio.Event()
+
+        async def receive() -> Any:
+            given = next(requests, None)
+            if given is None:
+                await gone.wait()
+            return given or {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            hubs[:] = subscriptions._hubs.values()
+            assert all(hub._by_key for hub in hubs)
+            if message["type"] == "http.response.start" and is_head_sent:
+                return
+            gone.set()
+            raise OSError("the client is gone")
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/stream/v1/parcel",
+            "headers": [],
+            "query_string": b"",
+            "asgi": {"version": "3.0", "spec_version": spec_version},
+        }
+        with suppress(OSError, ClientDisconnect, ExceptionGroup):
+            await api(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    assert [hub._by_key for hub in hubs] == [{}]
+    subscriptions.close()

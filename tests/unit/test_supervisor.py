@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everstate.cli.supervisor import Supervisor
+from everstate.cli.supervisor import Supervisor, role_argv, stop_with_parent
 from everstate.errors import RoleEnded
 from everstate.parts import Journal, states_folder
 
@@ -117,3 +119,41 @@ def test_the_run_ends_with_the_first_reason_when_no_role_is_left(tmp_path: Path)
         supervisor.run(threading.Event())
     assert raised.value.exit_code == 2
     assert str(tmp_path / "pipeline.log") in str(raised.value)
+
+
+def rotated_role(folder: Path, rotate: str) -> Journal:
+    """A role whose log is rotated in one of two ways before the role ends."""
+    journal = journal_in(folder)
+    source = (
+        f"import os; log = {str(folder / 'role.log')!r}\n"
+        f"print('x' * 5000, flush=True); {rotate}\n"
+        "print('error: the reason.', flush=True); exit(1)"
+    )
+    supervisor = Supervisor({"role": program(source)}, folder, journal)
+    (role,) = supervisor.roles
+    run_until(supervisor, lambda: role.restarts == 1)
+    return journal
+
+
+def test_a_role_whose_log_was_deleted_is_started_again(tmp_path: Path) -> None:
+    told = rotated_role(tmp_path, "os.remove(log)").state.parts["role"]
+    assert told.state == "waiting"
+    assert "its log cannot be read: No such file" in (told.reason or "")
+
+
+def test_the_reason_of_a_role_is_found_in_a_log_that_was_cut(tmp_path: Path) -> None:
+    (tmp_path / "role.log").write_text("before\n" * 10_000)
+    assert rotated_role(tmp_path, "os.truncate(log, 0)").state.parts["role"].reason == "the reason."
+
+
+def test_a_role_ends_although_its_supervisor_died_while_the_app_was_imported() -> None:
+    gone = subprocess.Popen(program(""))
+    gone.wait()
+    stop = threading.Event()
+    stop_with_parent(stop, gone.pid)
+    assert stop.wait(30)
+
+
+def test_a_role_is_given_the_number_of_its_supervisor() -> None:
+    argv = role_argv(["relay"], Path("/project"), "shop:app")
+    assert argv[argv.index("--with-parent") + 1] == str(os.getpid())

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
+from math import nan
 from random import Random
+from threading import Event, Thread
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from everstate.api.view_following import RowFilter, ViewWish
+from everstate.api.view_following import RowFilter, ViewSubscriptions, ViewWish
 from everstate.app import App
 from everstate.config import Config
-from everstate.errors import InvalidQuery
+from everstate.errors import InvalidQuery, Unavailable
 from everstate.serving import view_watch
 from everstate.serving.view_columns import ViewColumn
 from everstate.serving.view_watch import ViewWatch, WholeView, _by_key, _changed
+
+
+class Guest(BaseModel):
+    k: str
+    n: int = 0
+
 
 COLUMNS = (ViewColumn("k", "text"), ViewColumn("n", "bigint"))
 
@@ -86,3 +97,75 @@ def test_a_filter_lets_rows_come_and_go() -> None:
     assert nothing.changed(_changed(old, new)) == []
     with pytest.raises(InvalidQuery, match="takes = only"):
         RowFilter(ViewWish("view", ["n>1"], None), COLUMNS)
+
+
+def test_a_watch_that_ends_by_an_unknown_error_says_so_and_another_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError("nobody expected it")
+
+    app, woken = App("hotel"), Event()
+    app.entity("guest", key="k")(Guest)
+    watch = ViewWatch(Config(), app, "guest")
+    monkeypatch.setattr(view_watch, "_LOOK_S", 0.001)
+    monkeypatch.setattr(watch, "_read", lambda _: whole(watch, [("a", 1)]))
+    monkeypatch.setattr(watch, "_look", fails)
+    assert watch.join(woken.set)
+    assert woken.wait(20.0)
+    assert isinstance(watch.failure, Unavailable)
+    assert "nobody expected it" not in watch.failure.public
+    assert not watch.join(woken.set)
+
+
+def test_a_watch_whose_thread_did_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    app = App("hotel")
+    app.entity("guest", key="k")(Guest)
+    watch = ViewWatch(Config(), app, "guest")
+    monkeypatch.setattr(watch, "_read", lambda _: whole(watch, [("a", 1)]))
+    with monkeypatch.context() as lacking:
+        lacking.setattr(Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            watch.join(lambda: None)
+    assert not watch.join(lambda: None)
+
+
+def test_a_filter_for_not_a_number_finds_its_rows() -> None:
+    columns = (ViewColumn("x", "double precision"),)
+    rows = RowFilter(ViewWish("view", ["x=nan"], None), columns)
+    seen = [row.values[0] for row in _by_key(columns, None, [(1.0,), (nan,), (None,)]).values()
+            if rows.seen(row) is not None]  # fmt: skip
+    assert [str(value) for value in seen] == ["nan"]
+
+
+def test_a_subscriber_of_a_view_that_leaves_before_its_first_event_is_not_followed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App("hotel")
+    app.entity("guest", key="k")(Guest)
+    subscriptions = ViewSubscriptions(Config(), app)
+    watch = subscriptions._watches["guest"] = ViewWatch(Config(), app, "guest")
+    monkeypatch.setattr(watch, "_read", lambda _: whole(watch, [("a", 1)]))
+    monkeypatch.setattr(watch, "_look", lambda: None)
+
+    async def in_place(call: Callable[[], Any]) -> Any:
+        return call()
+
+    async def leave_at_once() -> None:
+        opened = await subscriptions.open(ViewWish("guest", (), None), in_place)
+        assert len(watch._wakes) == 1
+        await opened.aclose()
+
+    asyncio.run(leave_at_once())
+    assert watch._wakes == []
+    subscriptions.close()
+
+
+def test_a_subscription_may_name_a_value_with_a_semicolon() -> None:
+    wish = ViewWish.of("view", {"where": 'k="a;b";n=1'}, None)
+    rows = RowFilter(wish, COLUMNS)
+    seen = _by_key(COLUMNS, COLUMNS[:1], [("a;b", 1), ("a", 1), ("c", 2)]).values()
+    assert [row.values for row in seen if rows.seen(row) is not None] == [("a;b", 1)]

@@ -105,6 +105,12 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def no_server_complains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers of the project are not asked, so that only its roles count."""
+    monkeypatch.setattr("everstate.attention.looking.Looking._asked", lambda *_: None)
+
+
 def test_run_refuses_at_start_where_it_runs_already(project: Path) -> None:
     with claimed(load(project)):
         told = CliRunner().invoke(cli, ["-C", str(project), "run"])
@@ -113,12 +119,14 @@ def test_run_refuses_at_start_where_it_runs_already(project: Path) -> None:
     assert f"`kill {os.getpid()}`" in told.stderr
 
 
+@pytest.mark.usefixtures("no_server_complains")
 def test_the_status_of_a_project_where_nothing_runs_says_what_starts_it(project: Path) -> None:
     told = CliRunner().invoke(cli, ["-C", str(project), "status"])
     assert told.exit_code == 0
     assert "`everstate run` starts them" in told.stdout
 
 
+@pytest.mark.usefixtures("no_server_complains")
 def test_the_status_names_the_part_that_waits_its_reason_and_its_advice(project: Path) -> None:
     journal = Journal("pipeline", states_folder(project / ".everstate"))
     journal.running("archive-guest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from everstate.api_config import ApiConfig
@@ -23,16 +24,27 @@ def check_access(settings: ApiConfig, app: App) -> None:
         for entity in entry.permissions:
             if entity != EVERY:
                 _known(f"api.tokens.{caller}.permissions", entity, app)
-    if settings.masks and not settings.tokens:
+    _check_masks("api.masks", settings.masks, settings, app)
+    _check_masks("api.former_masks", settings.former_masks, settings, app)
+
+
+def _check_masks(
+    setting: str, masks: Mapping[str, Sequence[str]], settings: ApiConfig, app: App
+) -> None:
+    if masks and not settings.tokens:
         raise InvalidConfig(
-            "api.masks",
-            ", ".join(settings.masks),
+            setting,
+            ", ".join(masks),
             "callers with tokens too ([api.tokens]): without them everybody sees everything",
         )
-    for entity, fields in settings.masks.items():
-        kind = _known("api.masks", entity, app)
+    check = _check_field if masks is settings.masks else _check_former
+    for entity, fields in masks.items():
+        kind = _known(setting, entity, app)
         for field in fields:
-            _check_field(kind, field)
+            if field.partition(".")[0] == kind.key:
+                expected = "another field than the key, which is in addresses"
+                raise InvalidConfig(f"{setting}.{entity}", field, expected)
+            check(f"{setting}.{entity}", kind, field)
 
 
 def _known(setting: str, entity: str, app: App) -> EntityType:
@@ -42,16 +54,29 @@ def _known(setting: str, entity: str, app: App) -> EntityType:
     return app.entities[entity]
 
 
-def _check_field(kind: EntityType, field: str) -> None:
-    setting = f"api.masks.{kind.name}"
-    if field.partition(".")[0] == kind.key:
-        raise InvalidConfig(setting, field, "another field than the key, which is in addresses")
+def _check_field(setting: str, kind: EntityType, field: str) -> None:
+    known = _known_at(kind, field)
+    if known is not None:
+        expected = f"a field of {kind.name}; there are: {', '.join(known) or 'none'}"
+        hint = "a field that the model does not have any more belongs in api.former_masks"
+        raise InvalidConfig(setting, field, f"{expected} ({hint})")
+
+
+def _check_former(setting: str, kind: EntityType, field: str) -> None:
+    """No model says which fields there were; one that there is would be listed at a wrong place."""
+    if _known_at(kind, field) is None or not all(field.split(".")):
+        expected = f"a field that {kind.name} does not have any more; others belong in api.masks"
+        raise InvalidConfig(setting, field, expected)
+
+
+def _known_at(kind: EntityType, field: str) -> Sequence[str] | None:
+    """The fields that there are where the model lacks one of the path; ``None``: it has all."""
     fields = {column.name: column.type for column in kind.arrow_schema}
     for part in field.split("."):
         if part not in fields:
-            names = ", ".join(fields) or "none"
-            raise InvalidConfig(setting, field, f"a field of {kind.name}; there are: {names}")
+            return tuple(fields)
         fields = _fields_within(fields[part])
+    return None
 
 
 def _fields_within(kind: pa.DataType) -> dict[str, pa.DataType]:

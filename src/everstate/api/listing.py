@@ -10,6 +10,7 @@ import msgspec
 
 from everstate.api.reading import WRITTEN_BY, Parameters, Reading, known, moment_of, written_by
 from everstate.app import App
+from everstate.changes.quoting import conditions_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidBody, InvalidQuery
@@ -67,7 +68,7 @@ class Listing:
             found = reader.list(
                 entity,
                 at=moment_of(given, "at"),
-                where=_listed(given, "where"),
+                where=conditions_in(given.get("where", "")),
                 order=order,
                 after=given.get("after"),
                 limit=limit,
@@ -100,7 +101,8 @@ class Listing:
 
     def _limit(self, given: Parameters) -> int:
         text = given.get("limit", str(min(_LIMIT, self.page_max)))
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= self.page_max):
+        is_number = text.isascii() and text.isdigit() and len(text) < 10
+        if not (is_number and 1 <= int(text) <= self.page_max):
             raise InvalidQuery(f"limit is {text!r}; expected 1 to {self.page_max}.")
         return int(text)
 

@@ -19,7 +19,7 @@ from everstate.changes.json_patch import json_patch
 from everstate.changes.row_json import row_json
 from everstate.changes.triggers import when
 from everstate.config import Config
-from everstate.errors import InvalidQuery, InvalidTrigger, NotFound
+from everstate.errors import InvalidChange, InvalidQuery, InvalidTrigger, NotFound
 from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.http.callers import WAIT_FOR, text
 from everstate.http.conditions import etag
@@ -65,14 +65,20 @@ class Reading:
         self.readers.close()
 
     def find(self, entity: str, key: str, wait_for: str | None = None) -> bytes:
-        """Present state of an entity as JSON, as its model writes it, with nothing hidden."""
+        """Present state of an entity as JSON, with nothing hidden.
+
+        As its model writes it; as it is in the log, where the model would refuse or change it.
+        """
         entity_type = self._app.entity_type(entity)
         with self._reader(no_masks, entity, key) as reader:
             try:
                 found = reader.get(entity, key, wait_for=wait_for)
             except NotFound as error:
                 raise NotFound(error.message, advice=_TRAILING) from error
-        return entity_type.encode(entity_type.validate(found.state))
+        try:
+            return entity_type.encode(entity_type.validate_exactly(found.state))
+        except InvalidChange:
+            return row_json(found.state)
 
     def entity(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
         """One entity: now, `at` a world time, as `recorded_at` a time, or at a `version`."""
@@ -222,7 +228,8 @@ def _version(given: Parameters, name: str, *, least: int = 1) -> int | None:
     value = given.get(name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit() and least <= int(value[:20]) <= _VERSION_MAX):
+    is_number = value.isascii() and value.isdigit() and len(value) < 20
+    if not (is_number and least <= int(value) <= _VERSION_MAX):
         raise InvalidQuery(f"{name} is {value!r}; expected a whole number from {least} on.")
     return int(value)
 

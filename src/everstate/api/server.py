@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
@@ -136,6 +137,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as cause:
+        if isinstance(cause, socket.gaierror) or cause.errno == errno.EADDRNOTAVAIL:
+            expected = f"a name or an address of this machine ({cause.strerror})"
+            raise InvalidConfig("api.host", host, expected) from cause
         raise InvalidConfig(
             "api.port", port, f"a free port of {host} ({cause.strerror})"
         ) from cause

@@ -96,7 +96,7 @@ async def serve_socket(
 async def _send_events(socket: WebSocket, batches: EventBatches) -> None:
     """Send events until they end, each when the one before was taken; then close."""
     code, reason = 1000, ""
-    async with aclosing(batches):  # type: ignore[type-var]
+    async with aclosing(batches):
         async for batch in batches:
             for event in batch:
                 if not await _took(socket.send_text(_frame(event))):

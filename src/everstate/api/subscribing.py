@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Iterable,
@@ -68,9 +68,9 @@ _BATCH_BYTES: Final = 65_536
 _GATHER_S: Final = 0.02
 """What comes within this time is sent in one piece: to send costs more than what is sent."""
 _WAITING_MAX: Final = 10_000
-"""Changes that wait to be taken; they are the hub's, and no copies."""
+"""Changes that wait to be taken, of at most 32 MiB; they are the hub's, and no copies."""
 _CATCHING_UP_MAX: Final = 8
-"""Subscribers that read the past at once; each has a consumer of its own meanwhile."""
+"""Subscribers for which the past is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,10 @@ class StreamEvent:
     """Of an `error`."""
 
 
-EventBatches = AsyncIterator[Sequence[StreamEvent]]
-"""Events in order, in lists of those that are ready together: a server sends a list at once."""
+EventBatches = AsyncGenerator[Sequence[StreamEvent], None]
+"""Events in order, in lists of those that are ready together: a server sends a list at once.
+
+Whoever has one closes it; see :func:`started`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,8 @@ class Subscriptions:
             loop.call_soon_threadsafe(awake.set)
 
         begin = partial(self._begin, wish, hub, wake, work)
-        return self._events(wish, hub, await begin(_position(wish)), begin, awake, work)
+        begun = await begin(_position(wish))
+        return await started(self._events(wish, hub, begun, begin, awake, work))
 
     async def _begin(
         self,
@@ -255,6 +258,7 @@ class Subscriptions:
         spots: Mapping[Partition, Spot] = begun.subscription.spots
         version = 0
         try:
+            yield []
             if wish.is_current_wanted:
                 present = await work(partial(self._present, wish, spots))
                 spots, version = present.spots, present.version
@@ -280,13 +284,25 @@ class Subscriptions:
             begun.leave(hub)
 
     async def _past(self, wish: Wish, past: Changes, work: InThread[Any]) -> EventBatches:
-        """The changes before the subscription began."""
-        assert self._catching_up is not None
-        async with self._catching_up:
-            with closing(iter(past)) as deliveries:  # type: ignore[type-var]
-                while chunk := await work(partial(_chunk, deliveries, wish)):
-                    for batch in _batches(chunk):
-                        yield batch
+        """The changes before the subscription began.
+
+        A subscriber takes its turn for each chunk: one that takes its batches slowly holds up none.
+        """
+        turns, token = self._catching_up, past.token
+        assert turns is not None
+        with closing(iter(past)) as deliveries:  # type: ignore[type-var]
+            while True:
+                while not await _took_turn(turns):
+                    yield [StreamEvent("", token=token)]
+                try:
+                    chunk = await work(partial(_chunk, deliveries, wish))
+                finally:
+                    turns.release()
+                if not chunk:
+                    return
+                token = chunk[-1].token or token
+                for batch in _batches(chunk):
+                    yield batch
 
     def _present(self, wish: Wish, spots: Mapping[Partition, Spot]) -> _Present:
         """The present rows: read after the subscription began, so that no change is missing."""
@@ -309,6 +325,16 @@ class Subscriptions:
             if state is not None
         ]
         return _Present(rows, parse_token(snapshot.token).positions[entity].spots)
+
+
+async def _took_turn(turns: asyncio.Semaphore) -> bool:
+    """Wait for a turn, which the caller releases; false: it is time for a sign of life."""
+    try:
+        async with asyncio.timeout(_BEAT_S):
+            await turns.acquire()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _live(
@@ -373,9 +399,19 @@ _SLOW: Final = orjson.dumps(
 ).decode()
 
 
+async def started(batches: EventBatches) -> EventBatches:
+    """The same after its first batch, which is empty.
+
+    A generator that has not begun does nothing when it is closed: the subscription of a client
+    that leaves before its first event would stay.
+    """
+    await anext(batches)
+    return batches
+
+
 async def while_valid(batches: EventBatches, expires: datetime | None) -> EventBatches:
     """The events until the subscriber's token expires, and then an `error`; ``None``: never."""
-    async with aclosing(batches):  # type: ignore[type-var]
+    async with aclosing(batches):
         while True:
             left_s = None if expires is None else (expires - datetime.now(UTC)).total_seconds()
             try:

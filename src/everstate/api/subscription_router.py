@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.types import Receive, Scope, Send
 
 from everstate.api.guards import IS_HEAD
 from everstate.api.reading_router import parameters_of
@@ -47,10 +49,7 @@ def subscription_router(
         if request.scope.get(IS_HEAD):
             return Response(media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS)
         opened = await subscriptions.open(wish, desk.work)
-        batches = while_valid(opened, incoming.caller.expires)
-        return StreamingResponse(
-            encoded(batches), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
-        )
+        return EventResponse(opened, incoming.caller.expires)
 
     router.add_api_route(
         f"/stream/{api_version}/{entity_type.name}",
@@ -65,10 +64,25 @@ def subscription_router(
     return router
 
 
-async def encoded(batches: EventBatches) -> AsyncIterator[bytes]:
+class EventResponse(StreamingResponse):
+    """Sends the events of a subscription until the token expires, and ends it in every case."""
+
+    def __init__(self, opened: EventBatches, expires: datetime | None) -> None:
+        self._opened, self._sent = opened, encoded(while_valid(opened, expires))
+        super().__init__(
+            self._sent, media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. The client may leave before anything is asked of the events."""
+        async with aclosing(self._opened), aclosing(self._sent):
+            await super().__call__(scope, receive, send)
+
+
+async def encoded(batches: EventBatches) -> AsyncGenerator[bytes, None]:
     """Events in the form of Server-Sent Events, a batch in one piece."""
-    yield format_sse_event(retry=_RETRY_MS)
-    async with aclosing(batches):  # type: ignore[type-var]
+    async with aclosing(batches):
+        yield format_sse_event(retry=_RETRY_MS)
         async for batch in batches:
             yield b"".join(map(_encoded, batch))
 

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from everstate.http.answers import HttpRequest
 from everstate.http.asgi import Desk, headers_of
 from everstate.http.callers import Caller
-from everstate.serving.view_list import entities_read_by
+from everstate.serving.masking import entities_read_by
 from everstate.views.project import Project
 
 

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal
 import orjson
 
 from everstate.api.reading import Parameters, known
-from everstate.api.subscribing import EventBatches, InThread, StreamEvent, failed
+from everstate.api.subscribing import EventBatches, InThread, StreamEvent, failed, started
 from everstate.app import App
+from everstate.changes.quoting import conditions_in
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidQuery, Unavailable
 from everstate.serving.view_columns import ViewColumn, condition
@@ -46,7 +47,7 @@ class ViewWish:
     def of(cls, view: str, given: Parameters, last_id: str | None) -> ViewWish:
         """Read the parameters of a request; raises InvalidQuery, naming the parameter."""
         known(given, ("where", "since"))
-        where = [part for part in given.get("where", "").split(";") if part]
+        where = conditions_in(given.get("where", ""))
         return cls(view, where, last_id or given.get("since"))
 
 
@@ -63,7 +64,7 @@ class RowFilter:
 
     def seen(self, row: SeenRow | None) -> SeenRow | None:
         """The row, if it meets the conditions."""
-        if row is None or any(row.values[place] != value for place, value in self._places):
+        if row is None or not all(_is_same(row.values[at], value) for at, value in self._places):
             return None
         return row
 
@@ -73,6 +74,11 @@ class RowFilter:
             return list(changes)
         found = (RowChange(self.seen(each.before), self.seen(each.after)) for each in changes)
         return [each for each in found if each.before is not None or each.after is not None]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether values are equal in PostgreSQL, where NaN is equal to itself."""
+    return bool(one == other or (one != one and other != other))
 
 
 class ViewSubscriptions:
@@ -106,7 +112,7 @@ class ViewSubscriptions:
         except BaseException:
             watch.leave(wake)
             raise
-        return _events(wish, watch, awake, wake)
+        return await started(_events(wish, watch, awake, wake))
 
     async def _joined(self, view: str, wake: Callable[[], None], work: InThread[Any]) -> ViewWatch:
         """The watch of a view, which the subscriber has joined."""
@@ -125,6 +131,7 @@ async def _events(
     wish: ViewWish, watch: ViewWatch, awake: asyncio.Event, wake: Callable[[], None]
 ) -> EventBatches:
     try:
+        yield []
         async for batch in _steps(wish, watch, awake):
             yield batch
     except EverstateError as error:

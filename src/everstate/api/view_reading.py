@@ -13,15 +13,16 @@ from urllib.parse import quote, urlencode
 
 from everstate.api.reading import Parameters, known, moment_of
 from everstate.app import App
+from everstate.changes.quoting import conditions_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import InvalidQuery
 from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.http.callers import TOKEN, WAIT_FOR, text
 from everstate.serving.freshness import Freshness
-from everstate.serving.masking import no_masks
+from everstate.serving.masking import entities_read_by, no_masks
 from everstate.serving.reader_pool import ReaderPool
-from everstate.serving.view_list import entities_read_by, listed_views
+from everstate.serving.view_list import listed_views
 from everstate.serving.view_rows import RowsQuery, ViewPage, read_page, read_row
 
 VIEW_VERSION: Final = "Everstate-View-Version"
@@ -61,7 +62,7 @@ class ViewReading:
         """A page of the rows of a view: by conditions and in an order, or those with some words."""
         known(given, ("where", "order", "limit", "after", "q", "at"))
         asked = RowsQuery(
-            where=_split(given, "where"),
+            where=conditions_in(given.get("where", "")),
             order=_split(given, "order"),
             after=given.get("after"),
             limit=self._limit(given),
@@ -96,7 +97,8 @@ class ViewReading:
 
     def _limit(self, given: Parameters) -> int:
         text = given.get("limit", str(min(_LIMIT, self.page_max)))
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= self.page_max):
+        is_number = text.isascii() and text.isdigit() and len(text) < 10
+        if not (is_number and 1 <= int(text) <= self.page_max):
             raise InvalidQuery(f"limit is {text!r}; expected 1 to {self.page_max}.")
         return int(text)
 

@@ -6,14 +6,13 @@ from functools import partial
 from typing import Final
 
 from fastapi import APIRouter, Request, Response, WebSocket
-from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse
 
 from everstate.api.guards import IS_HEAD
 from everstate.api.reading_router import parameters_of
 from everstate.api.socket_router import serve_socket
-from everstate.api.subscribing import LAST_ID, EventBatches, while_valid
-from everstate.api.subscription_router import STREAM_HEADERS, encoded
+from everstate.api.subscribing import LAST_ID, EventBatches
+from everstate.api.subscription_router import STREAM_HEADERS, EventResponse
 from everstate.api.view_access import admit_to_view, read_of_view
 from everstate.api.view_following import ViewSubscriptions, ViewWish
 from everstate.api.view_reading import PLACE
@@ -47,10 +46,7 @@ def view_stream_router(project: Project, subscriptions: ViewSubscriptions, desk:
         if request.scope.get(IS_HEAD):
             return Response(media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS)
         opened = await subscriptions.open(wish, desk.work)
-        batches = while_valid(opened, incoming.caller.expires)
-        return StreamingResponse(
-            encoded(batches), media_type=EventSourceResponse.media_type, headers=STREAM_HEADERS
-        )
+        return EventResponse(opened, incoming.caller.expires)
 
     async def follow(socket: WebSocket) -> None:
         async def opened(_: Caller) -> EventBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -197,12 +198,25 @@ def of_capture(status: CaptureStatus, limits: AlertsConfig) -> Iterator[Concern]
         why = f"does not read ({status.state}): {status.reason or 'no reason given'}"
         told = ("capture stopped", name, why, advice)
         yield Concern(f"capture-stopped:{status.capture}", "captures", "ways in", *told)
-    for number, problem in enumerate(status.problems):
-        key = f"capture-problem:{status.capture}:{number}"
-        told = ("rows are lost", name, problem, advice)
+    for subject, problems in _by_subject(status.problems).items():
+        key = f"capture-problem:{status.capture}:{subject}"
+        told = ("rows are lost", name, "; ".join(problems), advice)
         yield Concern(key, "captures", "ways in", *told)
     held = status.held_bytes or 0
     if held > limits.wal_mib * _MIB:
         why = f"holds {held / _MIB:,.0f} MiB of WAL in its database, which may fill its disk."
         key, told = f"capture-wal:{status.capture}", ("holds WAL", name, why, advice)
         yield Concern(key, "captures", "ways in", *told, level="warn")
+
+
+def _by_subject(problems: Iterable[str]) -> dict[str, list[str]]:
+    """The problems of each subject, which stays the same while other problems come and go.
+
+    It is the text before the colon, or a text without a colon, with ``#`` for each number in it.
+    """
+    found: dict[str, list[str]] = {}
+    for problem in problems:
+        subject, colon, _ = problem.partition(": ")
+        subject = subject if colon else re.sub(r"\d+", "#", problem)
+        found.setdefault(subject, []).append(problem)
+    return found

@@ -9,7 +9,7 @@ exactly, or refused with the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final
@@ -18,16 +18,26 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from everstate.changes.computed import forget_computed, without_computed
-from everstate.changes.json_numbers import JsonNumber, decode, encode, may_be_changed
+from everstate.changes.json_numbers import (
+    JsonNumber,
+    WrittenNumber,
+    decode,
+    decode_as_written,
+    encode,
+    may_be_changed,
+)
 from everstate.changes.names import by_name
-from everstate.changes.places import ValuePath, ValuePlace, apply, places_of
+from everstate.changes.places import ValuePath, ValuePlace, apply, makes_texts, places_of
 from everstate.changes.unknown import takes_unknown
 
 _DIGITS: Final = re.compile(r"\s*[-+]?[\d_.]+\s*")
+_DAY_AND_TIME: Final = re.compile(r"\s*\d{4}-\d\d-\d\d[Tt_ ]\s*\d[\d:.,]*\s*(?P<offset>[Zz+-].*)?")
 _FINER: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
 """Parts of a microsecond in the text of a time."""
 _DIGITS_MAX: Final = 1_000
 """A float has at most 767 digits."""
+_FLOAT_WHOLE: Final = 2**53
+"""A float above does not have the digits with which JSON writes it."""
 _ERRORS_MAX: Final = 100_000
 _ERRORS_KEPT: Final = 1_000
 _PLACE_MAX: Final = 200
@@ -62,6 +72,8 @@ def accept(
         apply(place, given, _Checking(problems, is_json=False))
     elif place is not None and not isinstance(given, Mapping):
         try:
+            if makes_texts(model) and not strict:
+                given = _with_texts(place, given)
             tree = decode(given)
         except ValueError as cause:
             unread = cause
@@ -101,8 +113,9 @@ def accept(
 
 
 def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | None:
-    """The first value of these that the model's reader would change without an error.
+    """The first value of a row that the model's reader would change without an error.
 
+    A table may have a boolean where the model has a number, and midnight where it has a day.
     Cost: about 1 µs for a model with three numbers.
     """
     place = places_of(model)
@@ -113,7 +126,7 @@ def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | 
         if value is None or value.__class__ is part.plain:
             continue
         problems: list[ErrorDetails] = []
-        rule = _Checking(problems, is_json=False)
+        rule = _Checking(problems, is_json=False, is_row=True)
         if value.__class__ is str:
             rule(part, value, (name,))
         else:
@@ -161,9 +174,29 @@ def _made(model: type[BaseModel], given: Any, strict: bool | None, extra: Any) -
     return made
 
 
+def _with_texts(place: ValuePlace, given: bytes | str) -> bytes | str:
+    """JSON in which a number that becomes a text is one, with the digits that it has."""
+    tree = decode_as_written(given)
+    made = apply(place, tree, _as_text)
+    return given if made is tree else encode(made)
+
+
+def _as_text(place: ValuePlace, value: Any, _: ValuePath) -> Any:
+    return value.text if place.kind == "text" and isinstance(value, WrittenNumber) else value
+
+
 def _kept_exactly(place: ValuePlace, value: Any, _: ValuePath) -> Any:
-    """A number of a decimal field as text, in which pydantic keeps every digit."""
-    return str(value) if place.kind == "decimal" and isinstance(value, JsonNumber) else value
+    """A number of a decimal or an integer field as text, in which pydantic keeps every digit."""
+    if place.kind == "decimal" and isinstance(value, JsonNumber):
+        return str(value)
+    if place.kind != "integer":
+        return value
+    if isinstance(value, float) and abs(value) > _FLOAT_WHOLE:
+        value = JsonNumber(repr(value))
+    if isinstance(value, JsonNumber):
+        # The model's reader takes no exponent in the text of an integer.
+        return format(value, "f") if abs(value.adjusted()) < _DIGITS_MAX else str(value)
+    return value
 
 
 def _cut(error: ErrorDetails) -> ErrorDetails:
@@ -179,26 +212,56 @@ def _cut(error: ErrorDetails) -> ErrorDetails:
 class _Checking:
     """The rule of :func:`accept`; it collects what is refused."""
 
-    def __init__(self, problems: list[ErrorDetails], *, is_json: bool) -> None:
-        self._problems, self._is_json = problems, is_json
+    def __init__(
+        self, problems: list[ErrorDetails], *, is_json: bool, is_row: bool = False
+    ) -> None:
+        self._problems, self._is_json, self._is_row = problems, is_json, is_row
 
     def __call__(self, place: ValuePlace, value: Any, at: ValuePath) -> Any:
-        if place.kind is None:
+        if isinstance(value, Iterator) and place.element is not None:
+            self._refuse("what is given can be read only once; give a list", at)
+        elif place.kind is None:
             self._check_unknown(value, at)
-        elif not place.has_own_rules and (reason := _refused(place, value)):
-            self._problems.append({"type": "value_error", "loc": at, "msg": reason, "input": None})
+        elif reason := self._reason(place, value):
+            self._refuse(reason, at)
         return _kept_exactly(place, value, at) if self._is_json else value
+
+    def _reason(self, place: ValuePlace, value: Any) -> str | None:
+        if place.has_own_rules:
+            is_number = isinstance(value, (int, Decimal))
+            return _not_a_float(value) if place.kind == "float" and is_number else None
+        return _of_another_kind(place, value, is_row=self._is_row) or _refused(place, value)
+
+    def _refuse(self, reason: str, at: ValuePath) -> None:
+        self._problems.append({"type": "value_error", "loc": at, "msg": reason, "input": None})
 
     def _check_unknown(self, value: Any, at: ValuePath) -> None:
         if isinstance(value, JsonNumber):
-            reason = f"{value} has more digits than a field without a type can keep"
-            self._problems.append({"type": "value_error", "loc": at, "msg": reason, "input": None})
+            self._refuse(f"{value} has more digits than a field without a type can keep", at)
         elif isinstance(value, Mapping):
             for name, part in value.items():
                 self._check_unknown(part, (*at, name))
         elif isinstance(value, list):
             for n, part in enumerate(value):
                 self._check_unknown(part, (*at, n))
+
+
+def _of_another_kind(place: ValuePlace, value: Any, *, is_row: bool) -> str | None:
+    """Why a value is of another kind than its field, though pydantic converts it."""
+    if isinstance(value, bool):
+        is_number = place.kind in ("integer", "float") and not (place.takes_others or is_row)
+        return f"{str(value).lower()} is no number" if is_number else None
+    if place.kind != "date":
+        return None
+    if isinstance(value, datetime) and value.tzinfo is not None and not is_row:
+        return f"{value} has a UTC offset, and the field is a day"
+    if (
+        isinstance(value, str)
+        and (found := _DAY_AND_TIME.match(value))
+        and (found["offset"] or not is_row)
+    ):
+        return f"{value!r} has a time, and the field is a day; write it as {_EXAMPLES['date']}"
+    return None
 
 
 def _refused(place: ValuePlace, value: Any) -> str | None:
@@ -213,11 +276,19 @@ def _refused(place: ValuePlace, value: Any) -> str | None:
         if isinstance(value, str) and _FINER.search(value):
             return f"{value!r} has parts of a microsecond, which no time here can hold"
         return None
+    if kind == "text":
+        return None
     if isinstance(value, str) and ("_" in value or not value.isascii()):
         return f"{value!r} is no number"
-    if kind == "float" and isinstance(value, (int, str, Decimal)) and not _is_float(value):
-        return f"{str(value)[:100]} is a number that a float cannot hold exactly"
-    return None
+    return (
+        _not_a_float(value) if kind == "float" and isinstance(value, (int, str, Decimal)) else None
+    )
+
+
+def _not_a_float(value: int | str | Decimal) -> str | None:
+    if _is_float(value):
+        return None
+    return f"{str(value)[:100]} is a number that a float cannot hold exactly"
 
 
 def _is_float(given: int | str | Decimal) -> bool:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, NaiveDatetime
+from pydantic import AwareDatetime, BaseModel, NaiveDatetime, RootModel
 from pydantic.fields import FieldInfo
 
 from everstate.changes.keys import column_fault
@@ -51,6 +51,9 @@ _TEXT = _Kind("string")
 _UTC = _Kind("timestamp", ("us", "UTC"))
 _FREE = (Any, object, dict, list, tuple, set, frozenset, Mapping, Sequence)
 """Annotations that do not name the type of their values, so that no column type follows."""
+_BITS = 2**63
+_TEXT_FORMS = {"ser_json_temporal": "iso8601"}
+"""Settings of pydantic for the JSON of a value that a column may have, with the form it reads."""
 _SCALARS: dict[Any, _Kind] = {
     bool: _Kind("bool_"),
     int: _Kind("int64"),
@@ -139,9 +142,13 @@ def _made(what: Any, pyarrow: ModuleType) -> Any:
 
 def _columns(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> tuple[_Column, ...]:
     if model in parents:
+        raise _infinite(model, entity)
+    if issubclass(model, RootModel):
         raise InvalidEntityType(
-            f"{entity}: {model.__name__} contains itself; a column type must be finite"
+            f"{entity}: {model.__name__} is a RootModel, and a state is an object",
+            advice="Use a model with fields; one of them may be a RootModel.",
         )
+    _check_texts(model, entity)
     columns = []
     for name, info in model.model_fields.items():
         where = f"{entity}: {model.__name__}.{name}"
@@ -209,6 +216,12 @@ def _type(
     if isinstance(annotation, type):
         if issubclass(annotation, Enum):
             return _literal(tuple(member.value for member in annotation), where), False
+        if issubclass(annotation, RootModel):
+            if annotation in parents:
+                raise _infinite(annotation, entity)
+            _check_texts(annotation, entity)
+            root = annotation.model_fields["root"]
+            return _type(root.annotation, root, where, entity, (*parents, annotation))
         if issubclass(annotation, BaseModel):
             return _Kind("struct", (_columns(annotation, entity, parents),)), False
         for plain in (str, int, float):
@@ -233,6 +246,23 @@ def _type(
     )
 
 
+def _check_texts(model: type[BaseModel], entity: str) -> None:
+    """Raise InvalidEntityType for a model that writes values in a form that columns do not read."""
+    for setting, form in _TEXT_FORMS.items():
+        given = model.model_config.get(setting, form)
+        if given != form:
+            raise InvalidEntityType(
+                f"{entity}: {model.__name__} has {setting}={given!r}; typed columns read {form!r}",
+                advice=f"Leave {setting} out of the model's config.",
+            )
+
+
+def _infinite(model: type[BaseModel], entity: str) -> InvalidEntityType:
+    return InvalidEntityType(
+        f"{entity}: {model.__name__} contains itself; a column type must be finite"
+    )
+
+
 def _decimal(info: FieldInfo | None, where: str) -> _Kind:
     digits = places = None
     for constraint in info.metadata if info else ():
@@ -249,6 +279,11 @@ def _decimal(info: FieldInfo | None, where: str) -> _Kind:
 
 def _literal(values: tuple[Any, ...], where: str) -> _Kind:
     kinds = {type(value) for value in values}
+    if any(not -_BITS <= value < _BITS for value in values if isinstance(value, int)):
+        raise InvalidEntityType(
+            f"{where}: some of the values {values!r} are beyond 64 bits",
+            advice="Write the values as text.",
+        )
     if len(kinds) == 1 and (kind := kinds.pop()) in (str, int, bool):
         return _SCALARS[kind]
     raise InvalidEntityType(f"{where}: the values {values!r} are not all text, int or bool")

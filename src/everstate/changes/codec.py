@@ -20,7 +20,7 @@ from everstate.changes.entity import EntityType, holds_nul
 from everstate.changes.json_numbers import decode as decode_json
 from everstate.changes.json_numbers import encode as encode_json
 from everstate.changes.keys import check_key
-from everstate.changes.moments import check_moment, moment_fault
+from everstate.changes.moments import check_moment, moment_fault, with_minutes
 from everstate.errors import ChangeTooLarge, InvalidChange, MissingProvenance
 
 Headers: TypeAlias = list[tuple[str, bytes]]
@@ -203,7 +203,8 @@ class ChangeCodec:
         2 µs.
         """
         check_shape(change)
-        recorded_at, occurred_at, event = change.recorded_at, change.occurred_at, change.event
+        recorded_at = with_minutes(change.recorded_at)
+        occurred_at = with_minutes(change.occurred_at)
         if fault := moment_fault(recorded_at):
             raise InvalidChange(change.entity, change.key, "recordedAt", fault)
         check_moment(change.entity, change.key, occurred_at, self._ahead_hours, recorded_at)
@@ -233,10 +234,10 @@ class ChangeCodec:
             head[head.rindex(b'"', 0, -2) + 1 : -2],
             source,
             None if block is None else (block.id, block.index, block.count),
-            None if change.current is None else self._json(change.current),
-            None if change.original is None else self._json(change.original),
+            None if change.current is None else self._json(change.current, is_new=True),
+            None if change.original is None else self._json(change.original, is_new=False),
             b"" if not change.extra else encode_json(_plain(change.extra))[1:-1],
-            event,
+            change.event,
         )
 
     def head(
@@ -318,12 +319,16 @@ class ChangeCodec:
         ]
         return key_bytes, value, headers
 
-    def _json(self, state: Any) -> bytes:
-        if state.__class__ is self.entity_type.model:
-            return self.entity_type.encode(state)
+    def _json(self, state: Any, *, is_new: bool) -> bytes:
+        known = self.entity_type
+        if state.__class__ is known.model:
+            return known.encode(state)
         if isinstance(state, bytes):
             return state
-        return self.entity_type.encode(self.entity_type.validate(state))
+        if is_new or not isinstance(state, Mapping):
+            return known.encode(known.accept(state))
+        # An older model may have had fields that this one does not have.
+        return known.encode(known.validate_exactly(state))
 
     def decode(self, value: bytes) -> Change[dict[str, Any]]:
         """Read a change; unknown envelope fields are kept in ``extra``.
@@ -410,7 +415,7 @@ def ready_time(moment: datetime) -> str:
     """A time in the envelope's text form; raises ValueError for one that no column can hold."""
     if fault := moment_fault(moment):
         raise ValueError(fault)
-    return encode_json(moment)[1:-1].decode()
+    return encode_json(with_minutes(moment))[1:-1].decode()
 
 
 def event_json(entity: str, key: str, event: DomainEvent) -> bytes:

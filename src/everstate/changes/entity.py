@@ -17,13 +17,23 @@ from everstate.changes.arrow import Columns
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.equality import canonical, has_equal_values
 from everstate.changes.keys import NAME, OwnKey, key_text
-from everstate.changes.moments import OUT_OF_RANGE, is_kept, times_in
+from everstate.changes.moments import (
+    ODD_OFFSET,
+    OUT_OF_RANGE,
+    all_with_minutes,
+    holds_offset,
+    is_kept,
+    times_in,
+    with_minutes,
+)
 from everstate.changes.names import written_name
 from everstate.changes.places import has_many_texts, places_of
 from everstate.changes.unknown import reason_of
 from everstate.changes.values import (
+    NUMBERS,
+    TIMES,
     UNSTORABLE,
-    holds_numbers,
+    holds,
     holds_sets,
     in_order,
     may_hold_unstorable,
@@ -118,7 +128,7 @@ class EntityType:
         return tuple(
             name
             for name, info in self.model.model_fields.items()
-            if holds_numbers(info.annotation, set())
+            if holds(NUMBERS, info.annotation, set())
         )
 
     @cached_property
@@ -126,8 +136,12 @@ class EntityType:
         return tuple(
             name
             for name, info in self.model.model_computed_fields.items()
-            if holds_numbers(info.return_type, set())
+            if holds(NUMBERS, info.return_type, set())
         )
+
+    @cached_property
+    def _may_hold_times(self) -> bool:
+        return holds(TIMES, self.model, set())
 
     @cached_property
     def _is_quickly_checked(self) -> bool:
@@ -238,7 +252,7 @@ class EntityType:
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently), for
         integers beyond 64 bits, which no column holds, for times outside the years 1 to 9999 in
         UTC, for NUL characters, which PostgreSQL's text cannot hold, and for values that are nested
-        too deeply. Cost: one pass in Rust;
+        too deeply. A time whose UTC offset has seconds is written in UTC. Cost: one pass in Rust;
         numbers and times are checked only where the text may hold a bad one.
         """
         try:
@@ -257,6 +271,10 @@ class EntityType:
             self._check_storable(entity, extra, extra)
         if is_too_deep(encoded):
             raise InvalidChange(self.name, str(getattr(entity, self.key)), "state", TOO_DEEP)
+        if self._may_hold_times and holds_offset(encoded):
+            exact = self._with_minutes(entity)
+            if exact is not entity:
+                return self.encode(exact)
         if self._may_hold_sets:
             encoded = in_order(entity, encoded)
         if b"0001-01-01T" in encoded or b"9999-12-31T" in encoded:
@@ -279,6 +297,15 @@ class EntityType:
                     name,
                     UNSTORABLE,
                 )
+
+    def _with_minutes(self, entity: BaseModel) -> BaseModel:
+        """The entity with times that RFC 3339 can write; see :func:`with_minutes`."""
+        exact: BaseModel = all_with_minutes(entity)
+        for moment in times_in(exact):
+            if with_minutes(moment) is not moment:  # a computed one
+                key = str(getattr(entity, self.key, None))
+                raise InvalidChange(self.name, key, "state", f"{moment}: {ODD_OFFSET}")
+        return exact
 
     def _check_times(self, entity: BaseModel) -> None:
         computed = {name: getattr(entity, name) for name in self.model.model_computed_fields}

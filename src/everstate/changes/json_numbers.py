@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import orjson
@@ -23,6 +23,25 @@ class JsonNumber(Decimal):
     """A JSON number that no float is equal to."""
 
     __slots__ = ()
+
+
+class WrittenNumber(JsonNumber):
+    """A JSON number that knows its text; raises ValueError for one that is too large or small."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        """The number of a JSON text."""
+        try:
+            number = super().__new__(cls, text)
+        except InvalidOperation as cause:
+            raise ValueError(f"the number {text[:40]} is too large or too small") from cause
+        number.text = text
+        return number
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def number_of(text: str) -> float | JsonNumber:
@@ -52,6 +71,14 @@ def decode(text: bytes | str) -> Any:
     """Any JSON value of a text; raises msgspec.DecodeError."""
     # A function of its own, since psycopg would make new classes at each connection for a closure.
     return _decode(text)
+
+
+_decode_as_written: Final = bounded(msgspec.json.Decoder(float_hook=WrittenNumber).decode)
+
+
+def decode_as_written(text: bytes | str) -> Any:
+    """As :func:`decode`, but every number with a fraction or an exponent keeps its text."""
+    return _decode_as_written(text)
 
 
 def _written(value: Any) -> Any:

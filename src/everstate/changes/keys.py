@@ -8,6 +8,8 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from pydantic import RootModel
+
 from everstate.changes.equality import decimal_text, instant_text
 from everstate.changes.json_numbers import decode
 from everstate.errors import InvalidChange
@@ -43,6 +45,8 @@ def key_text(value: Any) -> str:
 
     2.5 and 2.50 are the key `2.5`; a time with an offset is written in UTC.
     """
+    if isinstance(value, RootModel):
+        value = value.root
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, bool):

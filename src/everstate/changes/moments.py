@@ -6,7 +6,12 @@ Spark, PostgreSQL and Python all support these. An offset can move a time out of
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -17,6 +22,16 @@ from everstate.errors import InvalidChange
 FIRST: Final = "0001-01-01 00:00:00"
 LAST: Final = "9999-12-31 23:59:59.999999"
 """The first and the last time that can be stored, in UTC."""
+ODD_OFFSET: Final = "the UTC offset has seconds, which RFC 3339 cannot write"
+_CLOCK_END: Final = re.compile(rb':\d\d"')
+_OFFSET: Final = re.compile(rb'[-+]\d\d:\d\d"')
+_RFC_3339: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
+    r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
+)
+_FINER: Final = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")
+NOT_RFC_3339: Final = "expected RFC 3339, such as 2026-01-02T03:04:05Z"
+_MINUTE: Final = timedelta(minutes=1)
 OUT_OF_RANGE: Final = "the time is not of the years 1 to 9999 in UTC"
 
 
@@ -25,6 +40,21 @@ def moment_fault(moment: datetime) -> str | None:
     if moment.tzinfo is None:
         return "the time has no UTC offset"
     return None if is_kept(moment) else OUT_OF_RANGE
+
+
+def moment_of(text: str) -> datetime:
+    """The time that a text of RFC 3339 means; raises ValueError with the reason.
+
+    One without an offset is read, so that :func:`moment_fault` says what it lacks.
+    """
+    if not _RFC_3339.fullmatch(text):
+        raise ValueError(NOT_RFC_3339)
+    if _FINER.search(text):
+        raise ValueError("it has parts of a microsecond, which no time here can hold")
+    try:
+        return datetime.fromisoformat(text.upper())
+    except ValueError as cause:
+        raise ValueError(f"{NOT_RFC_3339}: {cause}") from cause
 
 
 def check_moment(
@@ -61,6 +91,61 @@ def is_kept(moment: datetime) -> bool:
     except OverflowError:
         return False
     return True
+
+
+def holds_offset(encoded: bytes) -> bool:
+    """Whether JSON may have a time with an offset other than `Z`, as UTC is written."""
+    # The first one finds few texts, and is four times faster.
+    return _CLOCK_END.search(encoded) is not None and _OFFSET.search(encoded) is not None
+
+
+def with_minutes(moment: datetime) -> datetime:
+    """The same instant in UTC, where its offset has seconds: RFC 3339 writes offsets in minutes.
+
+    Such are the local times of a city before its country had one time. A time that UTC cannot hold
+    is returned unchanged.
+    """
+    if moment.tzinfo is UTC:
+        return moment
+    offset = moment.utcoffset()
+    if offset is None or not offset % _MINUTE:
+        return moment
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return moment
+
+
+def all_with_minutes(value: Any) -> Any:
+    """A value with :func:`with_minutes` of all its times; a changed part is copied."""
+    if isinstance(value, datetime):
+        return with_minutes(value)
+    if isinstance(value, BaseModel):
+        fields = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+        changed = _changed(fields)
+        return value.model_copy(update=changed) if changed else value
+    if isinstance(value, Mapping):
+        changed = _changed(value)
+        return {**value, **changed} if changed else value
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = _changed({each.name: getattr(value, each.name) for each in fields_of(value)})
+        copied = copy(value) if changed else value
+        for name, part in changed.items():
+            object.__setattr__(copied, name, part)  # it may be frozen
+        return copied
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        parts = [all_with_minutes(part) for part in value]
+        if all(one is other for one, other in zip(parts, value, strict=True)):
+            return value
+        make = getattr(value, "_make", value.__class__)  # of a named tuple
+        return make(parts)
+    return value
+
+
+def _changed(parts: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The parts that :func:`all_with_minutes` changes, changed."""
+    found = {name: all_with_minutes(part) for name, part in parts.items()}
+    return {name: part for name, part in found.items() if part is not parts[name]}
 
 
 def times_in(value: Any) -> Iterator[datetime]:

@@ -23,17 +23,33 @@ def unread_name(model: type[BaseModel], name: str) -> str | None:
 
     A model that converts its whole input itself may read any name.
     """
-    info, config = model.model_fields[name], model.model_config
-    validators = model.__pydantic_decorators__.model_validators.values()
-    if info.exclude or any(each.info.mode != "after" for each in validators):
+    info = model.model_fields[name]
+    if info.exclude or reads_any_name(model):
         return None
+    written = written_name(name, info)
+    return None if written in _read_names(model, name) else written
+
+
+def reads_any_name(model: type[BaseModel]) -> bool:
+    """Whether a model converts its whole input itself."""
+    validators = model.__pydantic_decorators__.model_validators.values()
+    return any(each.info.mode != "after" for each in validators)
+
+
+def read_field(model: type[BaseModel], given: str) -> str | None:
+    """The field that a model reads from a name in its input; ``None``: there is none."""
+    return next((name for name in model.model_fields if given in _read_names(model, name)), None)
+
+
+def _read_names(model: type[BaseModel], name: str) -> set[str]:
+    """The names from which a model reads a field."""
+    info, config = model.model_fields[name], model.model_config
     names = set[str]()
     if config.get("validate_by_alias") is not False:
         names |= {path[0] for path in _paths(info) if len(path) == 1}
     if not info.validation_alias or config.get("validate_by_name", config.get("populate_by_name")):
         names.add(name)
-    written = written_name(name, info)
-    return None if written in names else written
+    return names
 
 
 @lru_cache(maxsize=1024)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from everstate.changes.entity import EntityType
 
@@ -50,9 +50,22 @@ def change_schema(entity_type: EntityType) -> SchemaObject:
 
 def model_schema(model: type[BaseModel]) -> tuple[SchemaObject, dict[str, SchemaObject]]:
     """Reference to a model's schema as it is written in JSON, and the definitions that it needs."""
-    refs, found = models_json_schema([(model, "serialization")], by_alias=True, ref_template=_REF)
-    definitions = {name: _open(each) for name, each in found["$defs"].items()}
-    return dict(refs[model, "serialization"]), definitions
+    (root,), definitions = model_schemas([model])
+    return root, definitions
+
+
+def model_schemas(
+    models: Sequence[type[BaseModel]],
+) -> tuple[list[SchemaObject], dict[str, SchemaObject]]:
+    """A reference to the schema of each model, and the definitions that they need.
+
+    Different models of one name have different definitions.
+    """
+    mode: JsonSchemaMode = "serialization"
+    wanted = [(model, mode) for model in models]
+    refs, found = models_json_schema(wanted, by_alias=True, ref_template=_REF)
+    definitions = {name: _open(each) for name, each in found.get("$defs", {}).items()}
+    return [dict(refs[model, mode]) for model in models], definitions
 
 
 def _open(schema: Any) -> Any:

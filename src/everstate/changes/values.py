@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel, NaiveDatetime, RootModel
 
 from everstate.changes.depth import TOO_DEEP, is_too_deep
+from everstate.changes.moments import all_with_minutes, holds_offset
 from everstate.changes.names import written_name
 
+NUMBERS: Final = (int, float, Decimal)
+TIMES: Final = (datetime, AwareDatetime, NaiveDatetime)
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _AS_ZEROS = bytes.maketrans(b"0123456789", b"0000000000")
 _INT64_DIGITS = b"0" * len(str(_INT64_MAX))
@@ -23,9 +27,9 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-def holds_numbers(annotation: Any, seen: set[type]) -> bool:
-    """Whether a value of this annotation may hold a number at any depth."""
-    if annotation in (int, float, Decimal):
+def holds(plain: Collection[Any], annotation: Any, seen: set[type]) -> bool:
+    """Whether a value of this annotation may hold one of these plain types at any depth."""
+    if annotation in plain:
         return True
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if annotation in seen:
@@ -35,8 +39,8 @@ def holds_numbers(annotation: Any, seen: set[type]) -> bool:
             return True
         parts = [info.annotation for info in annotation.model_fields.values()]
         parts += [info.return_type for info in annotation.model_computed_fields.values()]
-        return any(holds_numbers(part, seen) for part in parts)
-    return any(holds_numbers(part, seen) for part in get_args(annotation))
+        return any(holds(plain, part, seen) for part in parts)
+    return any(holds(plain, part, seen) for part in get_args(annotation))
 
 
 def may_hold_unstorable(encoded: bytes) -> bool:
@@ -91,6 +95,10 @@ def model_json(value: BaseModel) -> bytes:
         raise ValueError(TOO_DEEP)
     if may_hold_unstorable(encoded) and not storable(value):
         raise ValueError(UNSTORABLE)
+    if holds_offset(encoded):
+        exact = all_with_minutes(value)
+        if exact is not value:
+            return model_json(exact)
     return in_order(value, encoded)
 
 
@@ -134,6 +142,8 @@ def _has_set(value: Any) -> bool:
 
 def _ordered(value: Any, encoded: Any) -> Any:
     """Decoded JSON of a value with the elements of its sets sorted."""
+    if isinstance(value, RootModel):
+        return _ordered(value.root, encoded)
     if isinstance(value, BaseModel) and isinstance(encoded, dict):
         return _fields_ordered(value, encoded)
     if isinstance(value, Mapping) and isinstance(encoded, dict):

@@ -57,7 +57,7 @@ def verify(
     config = config_of(context)
     names = _entities(entity, app, config)
     known = load_app(app, config, views=False).entities if app or config.project.app else {}
-    config = resolve(config)
+    config = resolve(config, needs=("kafka",))
     reports = []
     with working("starting Spark") as tell, own_spark(config) as spark:
         for name in names:

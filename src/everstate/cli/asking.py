@@ -20,6 +20,24 @@ _GONE_S: Final = 120.0
 """How long a killed pipeline may take until it is running again."""
 
 
+class PipelineAbsence:
+    """How long no pipeline has run, for a command that waits for one."""
+
+    def __init__(self, control: Control, verb: str, *, kept: str = "") -> None:
+        """``kept``: what stays although the command ends, for the message."""
+        self._control, self._verb, self._kept = control, verb, kept
+        self._seen = time.monotonic()
+
+    def check(self) -> None:
+        """Raise RequestCancelled when no pipeline has run for two minutes."""
+        if self._control.is_on_duty("answers"):
+            self._seen = time.monotonic()
+        elif time.monotonic() - self._seen > _GONE_S:
+            raise RequestCancelled(
+                self._verb, f"no pipeline has run for {_GONE_S:.0f} s{self._kept}"
+            )
+
+
 def ask_pipeline(
     control: Control,
     verb: str,
@@ -46,7 +64,7 @@ def _awaited(
     tell: Telling,
     show: Callable[[Mapping[str, Any]], None],
 ) -> Mapping[str, Any]:
-    alive = time.monotonic()
+    absence = PipelineAbsence(control, verb)
     while True:
         request = control.request(asked)
         if request is None or request.state == "cancelled":
@@ -57,10 +75,7 @@ def _awaited(
             return answer
         if request.state == "failed":
             raise _error_of(answer)
-        if control.is_on_duty("answers"):
-            alive = time.monotonic()
-        elif time.monotonic() - alive > _GONE_S:
-            raise RequestCancelled(verb, f"no pipeline has run for {_GONE_S:.0f} s")
+        absence.check()
         if answer.get("progress"):
             tell.now(Progress(**answer["progress"]).text)
         time.sleep(_POLL_S)

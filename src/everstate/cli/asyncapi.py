@@ -11,7 +11,7 @@ from everstate.changes.schemas import (
     DIALECT,
     SchemaObject,
     change_schema,
-    model_schema,
+    model_schemas,
     state_schema,
 )
 from everstate.declarations.commands import CommandGroup
@@ -57,12 +57,11 @@ def command_schema(group: CommandGroup) -> SchemaObject:
     (_,), made = msgspec.json.schema_components((WireCommand,), ref_template="#/definitions/{name}")
     schema = {"$schema": DIALECT, **made["WireCommand"], "title": f"Command to {group.name}"}
     schema["properties"]["entity"] = {"const": group.name}
-    definitions: dict[str, SchemaObject] = {}
-    choices = []
-    for name, model in group.by_name.items():
-        root, needed = model_schema(model)
-        definitions |= needed
-        choices.append({"properties": {"command": {"const": name}, "data": root}})
+    roots, definitions = model_schemas(list(group.by_name.values()))
+    choices = [
+        {"properties": {"command": {"const": name}, "data": root}}
+        for name, root in zip(group.by_name, roots, strict=True)
+    ]
     return {**schema, "oneOf": choices, "definitions": definitions}
 
 

@@ -111,7 +111,9 @@ def status(
         tell_balances(rows)
         for each, why in stops.items():
             err.print(f"{each} is not cleaned: {why}", highlight=False)
-    if stops or not all(each.well for each in found.values()) or has_vanished(rows):
+    # It also prints of which capture, which must not depend on another problem.
+    vanished = has_vanished(rows)
+    if stops or vanished or not all(each.well for each in found.values()):
         raise typer.Exit(_NOT_WELL)
 
 
@@ -152,7 +154,7 @@ def snapshot(
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="Value of the primary key, or COLUMN=VALUE for each part."),
+        typer.Option("--key", help="Value of the primary key, or COLUMN=VALUE, for each part."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the last row.")] = True,
     new_epoch: Annotated[
@@ -244,7 +246,7 @@ def doctor(
 
 
 def _key(given: Sequence[str]) -> Mapping[str, str] | Sequence[str]:
-    """Values in order, or by column when each is ``column=value``."""
+    """Values in order, or by column when several are ``column=value``."""
     if len(given) > 1 and not all("=" in each for each in given):
         raise InvalidConfig("--key", " ".join(given), "COLUMN=VALUE for each column of the key")
     if len(given) > 1:

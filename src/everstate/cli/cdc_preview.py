@@ -18,6 +18,7 @@ from everstate.cli.console import (
     project_of,
     table,
 )
+from everstate.serving.words import value_text
 from everstate.sources.cdc.holding import HeldEntity, read_held
 from everstate.sources.cdc.preview import preview as preview_rows
 
@@ -44,7 +45,7 @@ def preview(
             one.raw if len(one.raw) <= _RAW_SHOWN else one.raw[: _RAW_SHOWN - 1] + "…",
             one.outcome,
             one.key,
-            ", ".join(f"{field}={value}" for field, value in one.clean.items()),
+            ", ".join(f"{field}={value_text(value)}" for field, value in one.clean.items()),
         )
         for one in found
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -18,6 +17,7 @@ from everstate.cli.console import (
     print_json,
     project_of,
     table,
+    user_name,
 )
 from everstate.errors import InvalidCommand
 
@@ -186,7 +186,7 @@ def parked_record(each: Parked) -> dict[str, Any]:
 
 
 def _provenance() -> Provenance:
-    return Provenance(api_version="cli", service_name="everstate", identifier=getpass.getuser())
+    return Provenance(api_version="cli", service_name="everstate", identifier=user_name())
 
 
 def _uuid(text: str | None) -> UUID | None:

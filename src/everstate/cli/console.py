@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import getpass
 import importlib
+import os
 import sys
 import threading
 import time
@@ -29,7 +32,7 @@ from everstate.telemetry import safe_text
 if TYPE_CHECKING:
     from everstate.app import App
 
-_PIPED_WIDTH = 240
+_ANY_WIDTH = 1_000_000
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -120,8 +123,13 @@ def working(text: str) -> Iterator[Telling]:
     seconds, so that a log shows that it is alive, and its progress.
     """
     if err.is_terminal:
-        with err.status(text) as status:
-            yield Telling(status.update, status.update)
+        with err.status(Text(text)) as status:
+
+            def spin(step: str) -> None:
+                # A plain string would be parsed as markup.
+                status.update(Text(step))
+
+            yield Telling(spin, spin)
         return
     begun, shown, ended = time.monotonic(), [text], threading.Event()
 
@@ -149,17 +157,38 @@ def config_of(context: typer.Context) -> Config:
     return session.config
 
 
-def print_json(value: Any) -> None:
-    """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken."""
+def print_json(value: Any, *, is_line: bool = False) -> None:
+    """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken.
+
+    ``is_line``: on one line, for a verb that prints one value after the other.
+    """
+    if sys.stdout is None:  # as Python has it for `>&-`
+        raise OSError(errno.EBADF, "the result cannot be printed, because it is closed", "stdout")
     # In JSON unsafe characters occur only in strings, where an escape such as \\u009b is equal.
-    sys.stdout.write(safe_text(row_json(value, indented=True).decode()) + "\n")
+    sys.stdout.write(safe_text(row_json(value, indented=not is_line).decode()) + "\n")
     sys.stdout.flush()
 
 
+def user_name() -> str:
+    """Name of the user who runs this process; without one, as in containers, the number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str | None = None,
+    exact: bool = False,
 ) -> None:
-    """Print rows as a table; ``None`` is an empty cell, numbers are right-aligned."""
+    """Print rows as a table; ``None`` is an empty cell, numbers are right-aligned.
+
+    ``exact``: floats keep all digits, because they are values of the user; our own figures have
+    three places.
+    """
     shown = [list(row) for row in rows]
     shown_title = None if title is None else safe_text(title)
     grid = Table(title=shown_title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -168,9 +197,13 @@ def table(
         side: Literal["left", "right"] = "right" if numeric else "left"
         grid.add_column(safe_text(column), justify=side, overflow="fold")
     for row in shown:
-        grid.add_row(*("" if cell is None else safe_text(_cell(cell)) for cell in row))
+        grid.add_row(*("" if cell is None else safe_text(_cell(cell, exact)) for cell in row))
+    if out.is_terminal:
+        out.print(grid, soft_wrap=False)
+        return
     # A pipe has no width: rows are not wrapped there, so that grep finds them.
-    wide = out if out.is_terminal else SafeConsole(width=_PIPED_WIDTH)
+    endless = SafeConsole(width=_ANY_WIDTH)
+    wide = SafeConsole(width=endless.measure(grid).maximum)
     wide.print(grid, soft_wrap=False)
 
 
@@ -272,11 +305,11 @@ def _line_of(module: str, config: Config, error: Exception) -> str:
     return module
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, exact: bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.3f}"
+        return repr(value) if exact else f"{value:,.3f}"
     return str(value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -37,15 +38,21 @@ def register(cli: typer.Typer) -> None:
 def list_(
     context: typer.Context,
     entity: Annotated[str | None, typer.Argument(help="Entity type; none: all.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most reasons.")] = _SHOWN_MAX,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help=f"Most reasons. Default: {_SHOWN_MAX}; with --json all."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List the reasons of dead letters, the most frequent first, and the newest letter of each."""
     config = resolve(config_of(context), needs=("kafka",))
     found = by_reason(read_dead_letters(config, entity))
     if json:
-        print_json([asdict(each) | {"newest": _name(each)} for each in found])
+        print_json([asdict(each) | {"newest": _name(each)} for each in found[:limit]])
         return
+    limit = limit or _SHOWN_MAX
     if not found:
         err.print("no record was rejected")
         return
@@ -73,7 +80,10 @@ def show(
     letter: Annotated[str, typer.Argument(help="A dead letter, as `list` names it: guest@0:17.")],
     json: JsonOption = False,
 ) -> None:
-    """Show one dead letter: why it was rejected, where it came from, and its record."""
+    """Show one dead letter: why it was rejected, where it came from, and its record.
+
+    Key and value are shown as they were, and with --json also in base64, byte for byte.
+    """
     named = _LETTER.fullmatch(letter)
     if named is None:
         raise InvalidQuery(
@@ -89,11 +99,20 @@ def show(
             advice="Its record may have expired. `everstate dead list` shows those that exist.",
         )
     if json:
-        print_json(
-            asdict(found) | {"key": bytes_value(found.key), "value": bytes_value(found.value)}
-        )
+        print_json(letter_record(found))
         return
     print_letter(found)
+
+
+def letter_record(letter: DeadLetter) -> dict[str, Any]:
+    """One dead letter for JSON: key and value as JSON, if they are, and their bytes in base64."""
+    contents = {"key": letter.key, "value": letter.value}
+    told = {name: bytes_value(content) for name, content in contents.items()}
+    encoded = {
+        f"{name}_base64": None if content is None else base64.b64encode(content).decode()
+        for name, content in contents.items()
+    }
+    return asdict(letter) | told | encoded
 
 
 def print_letter(letter: DeadLetter) -> None:
@@ -104,9 +123,11 @@ def print_letter(letter: DeadLetter) -> None:
         ("written", f"{letter.at:%Y-%m-%d %H:%M:%S.%fZ}"),
         ("record", f"{letter.topic}[{letter.from_partition}] offset {letter.from_offset}"),
         ("key", bytes_text(letter.key)),
+        ("value", "none" if letter.value is None else f"{len(letter.value):,} bytes"),
     )
     table(("dead letter", f"{letter.entity or ''}@{letter.partition}:{letter.offset}"), rows)
-    out.print(bytes_text(letter.value), highlight=False)
+    if letter.value is not None:
+        out.print(bytes_text(letter.value), highlight=False)
 
 
 def _name(each: DeadReason) -> str:

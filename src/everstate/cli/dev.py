@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -44,17 +45,21 @@ def dev(
     """
     config = config_of(context)
     if check:
-        print_json([str(path) for path in checked_files(config, app)])
+        # What the app prints at its import must not be between the JSON, which `dev` reads.
+        with redirect_stdout(sys.stderr):
+            files = checked_files(config, app)
+        print_json([str(path) for path in files])
         return
     if not config.project.app and app is None:
         load_app(app, config)  # raises with the setting that is missing
     common = [sys.executable, "-m", "everstate.cli", "--project", str(config.folder)]
     own_app = [] if app is None else ["--app", app]
     own_port = [] if port is None else ["--port", str(port)]
+    with_parent = ["--with-parent", str(os.getpid())]
     commands = ChildProcesses(
         {
-            "run": [*common, "run", "--with-parent", *own_app],
-            "serve": [*common, "serve", "--with-parent", *own_port, *own_app],
+            "run": [*common, "run", *with_parent, *own_app],
+            "serve": [*common, "serve", *with_parent, *own_port, *own_app],
         }
     )
     checking = [*common, "dev", "--check", *own_app]

@@ -15,7 +15,7 @@ def register(cli: typer.Typer) -> None:
 
 def down(context: typer.Context, json: JsonOption = False) -> None:
     """Stop the servers of this project; their data is kept."""
-    stopped = Stack(config_of(context)).stop()
+    stopped = Stack(config_of(context)).stop_all()
     if json:
         print_json({"stopped": stopped})
     elif stopped:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 from typing import Annotated
 
@@ -20,8 +19,9 @@ from everstate.cli.console import (
     print_json,
     project_of,
     table,
+    user_name,
 )
-from everstate.errors import NoGap
+from everstate.errors import InvalidQuery, NoGap
 from everstate.local import resolve
 from everstate.telemetry import safe_text
 from everstate.views.gaps import Gap
@@ -87,20 +87,26 @@ def accept(
 ) -> None:
     """Accept the gap of a key: changes are published in place of the missing versions.
 
-    They have the states on both sides of the gap, and your name, in log, archive and history.
+    They have the states on both sides of the gap, and your name, in log, archive and history. It
+    asks for confirmation; without a terminal it needs --yes.
     If the missing change arrives later, it is a conflict and is dead-lettered.
     """
     from everstate.pipeline.gaps import accept_gap, list_gaps
 
     config, project = project_of(context, app)
     entity_type = project.entity_type(entity)
-    if not yes and _is_terminal():
+    if not yes:
         found = list_gaps(config, entity, key)
         if not found:
             raise NoGap(entity, key)
-        typer.confirm(safe_text(_question(found[0])), abort=True)
+        if not _is_terminal():
+            raise InvalidQuery(
+                "gaps accept asks for confirmation, and there is no terminal to ask on.",
+                advice="Add --yes if the missing versions are to be replaced.",
+            )
+        typer.confirm(safe_text(_question(found[0])), abort=True, err=True)
     by = Provenance(
-        api_version="cli", service_name="everstate", identifier=getpass.getuser(), reason=reason
+        api_version="cli", service_name="everstate", identifier=user_name(), reason=reason
     )
     accepted = accept_gap(config, entity_type, key, provenance=by)
     if json:

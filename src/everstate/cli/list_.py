@@ -18,6 +18,7 @@ from everstate.cli.console import (
 )
 from everstate.cli.get import AtOption, moment_of
 from everstate.cli.standing import print_freshness, print_waiting
+from everstate.errors import InvalidQuery
 from everstate.serving import Reader
 from everstate.serving.words import value_text
 
@@ -59,7 +60,10 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List entities that exist now, or existed at a time, and meet all conditions."""
+    if json and fields is not None:
+        raise InvalidQuery("--fields is for the table; --json has every field.")
     config, project = project_of(context, app, needs=READING, views=False)
+    names = names_of(project, entity, fields)
     with Reader(config, project) as reader:
         found = reader.list(
             entity,
@@ -73,7 +77,6 @@ def list_(
         if json:
             print_json(shown)
         else:
-            names = names_of(project, entity, fields)
             rows = [
                 (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
                 for one in shown
@@ -91,10 +94,19 @@ def header(names: Sequence[str]) -> list[str]:
 
 
 def names_of(project: App, entity: str, fields: str | None) -> list[str]:
-    """Fields to show: the requested ones, or the first ones; the key has a column already."""
+    """Fields to show: the requested ones, or the first ones; the key has a column already.
+
+    Raises InvalidQuery for a field that the model does not have.
+    """
     entity_type = project.entity_type(entity)
     given = entity_type.field_names
     if fields is not None and fields != "all":
         given = tuple(each.strip() for each in fields.split(","))
+        for name in given:
+            if name not in entity_type.field_names:
+                raise InvalidQuery(
+                    f"--fields: {entity} has no field {name!r}.",
+                    advice=f"It has {', '.join(entity_type.field_names)}.",
+                )
     names = [name for name in given if name != entity_type.key]
     return names if fields is not None else names[:_FIELDS_SHOWN]

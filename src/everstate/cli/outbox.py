@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from everstate.cli.console import (
+    READING,
     AppOption,
     JsonOption,
     config_of,
@@ -149,7 +150,7 @@ def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = F
 def _database(config: Config, dsn: str | None) -> Iterator[OutboxConnection]:
     if dsn is not None:
         check_dsn("DSN", dsn)
-    address = dsn or resolve(config).store_dsn
+    address = dsn or resolve(config, needs=READING).store_dsn
     with (
         translated(address, "the outbox"),
         connect(address, "everstate-outbox") as database,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Annotated
+from typing import Annotated, Final
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -12,6 +12,7 @@ import typer
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
+from psycopg.types.string import TextLoader
 
 from everstate.changes.json_numbers import decode
 from everstate.cli.console import READING, JsonOption, config_of, out, print_json, table
@@ -20,6 +21,11 @@ from everstate.errors import InvalidQuery, LocalStackError
 from everstate.local import resolve
 from everstate.serving.words import cell
 from everstate.views.database import connect_views, views_errors
+
+_AS_TEXT: Final = ("interval", "timetz")
+"""Types whose values Python would change: a month has no number of days, and a time of day no
+offset that JSON has."""
+_PORT: Final = "5432"
 
 
 def register(cli: typer.Typer) -> None:
@@ -39,6 +45,10 @@ def psql(
     json: JsonOption = False,
 ) -> None:
     """Query the views in SQL: one statement with -c, or interactively if psql is installed."""
+    if url and (json or command is not None):
+        raise InvalidQuery("--url takes neither -c nor --json.")
+    if json and command is None:
+        raise InvalidQuery("--json needs a statement.", advice='Add -c "SELECT …".')
     config = resolve(config_of(context), needs=READING)
     if url:
         out.print(url_of(config), highlight=False)
@@ -56,7 +66,7 @@ def psql(
             )
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        table(names, [[cell(value) for value in row] for row in rows])
+        table(names, [[cell(value) for value in row] for row in rows], exact=True)
 
 
 def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...]]]:
@@ -68,6 +78,8 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
         connect_views(dsn, options=options, application_name="everstate psql") as connection,
     ):
         set_json_loads(decode, connection)
+        for name in _AS_TEXT:
+            connection.adapters.register_loader(name, TextLoader)
         try:
             # After a query a transaction cannot become one that writes, and a prepared statement is
             # only one: no COMMIT can come before another.
@@ -76,7 +88,9 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
             found = connection.execute(command.encode(), prepare=True)
             names = [column.name for column in found.description or ()]
             return names, found.fetchall() if names else []
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.InternalError) as cause:
+        except psycopg.OperationalError:
+            raise  # the server is away: `views_errors` says so
+        except psycopg.DatabaseError as cause:
             reason = str(cause).splitlines()[0]
             raise InvalidQuery(
                 f"PostgreSQL refused the statement: {reason}.",
@@ -92,12 +106,22 @@ def url_of(config: Config) -> str:
     given = conninfo_to_dict(config.views_dsn)
     own = f"{given.pop('options', '')} -c search_path={config.views.schema_name} -c TimeZone=UTC"
     user, password = given.pop("user", ""), given.pop("password", "")
-    host, port = given.pop("host", "127.0.0.1"), given.pop("port", 5432)
-    place = f"[{host}]" if ":" in str(host) else quote(str(host), safe=",")
+    places = _places(str(given.pop("host", "127.0.0.1")), str(given.pop("port", _PORT)))
     name = given.pop("dbname", "")
     login = quote(str(user), safe="") + (f":{quote(str(password), safe='')}" if password else "")
     options = urlencode({**given, "options": own.strip()}, quote_via=quote)
-    return f"postgresql://{login}@{place}:{port}/{quote(str(name), safe='')}?{options}"
+    return f"postgresql://{login}@{places}/{quote(str(name), safe='')}?{options}"
+
+
+def _places(hosts: str, ports: str) -> str:
+    """Each host with its port, as a URL has them; one port is that of all hosts."""
+    each_host, each_port = hosts.split(","), ports.split(",")
+    if len(each_port) == 1:
+        each_port *= len(each_host)
+    return ",".join(
+        f"[{host}]:{port or _PORT}" if ":" in host else f"{quote(host, safe='')}:{port or _PORT}"
+        for host, port in zip(each_host, each_port, strict=True)
+    )
 
 
 def _open(config: Config) -> None:

@@ -67,7 +67,7 @@ def query(
     if json:
         print_json([dict(zip(shown.column_names, row, strict=True)) for row in rows])
     else:
-        table(shown.column_names, [[cell(value) for value in row] for row in rows])
+        table(shown.column_names, [[cell(value) for value in row] for row in rows], exact=True)
     kept = "kept from before" if found.from_cache else f"computed in {found.seconds:.1f} s"
     more = f", of {found.rows:,}" if found.rows > len(rows) else ""
     err.print(f"{len(rows):,} rows{more}, {kept}; all are in {found.file}", highlight=False)

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from everstate.cli.asking import PipelineAbsence
 from everstate.cli.console import (
     READING,
     AppOption,
@@ -58,6 +59,10 @@ def rebuild(
 
     if undo and cancel:
         raise InvalidQuery("--undo and --cancel exclude each other.")
+    if require_equal and (undo or cancel):
+        raise InvalidQuery("--require-equal is for a new version: not with --undo or --cancel.")
+    if force and cancel:
+        raise InvalidQuery("--force publishes a version: not with --cancel.")
     config, project = project_of(context, app, needs=READING)
 
     def check(row: ViewVersion) -> None:
@@ -127,7 +132,10 @@ def _awaited(
 
         said = [""]
         if control.is_on_duty("answers"):
+            kept = f"; version {wanted.version} stays requested, and `everstate run` builds it"
+            absence = PipelineAbsence(control, "views rebuild", kept=kept)
             while not is_done():
+                absence.check()
                 time.sleep(_POLL_S)
         else:
             # Imported here: Spark takes a second that nobody else should pay.

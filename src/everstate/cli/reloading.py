@@ -79,24 +79,31 @@ def watched(folder: Path) -> Iterator[FileChanges]:
 
     changes, ended = FileChanges(), threading.Event()
 
+    def look_at(known: Sequence[Path]) -> None:
+        """Report changes in these folders, until a folder comes or goes."""
+        for found in watch(
+            *known,
+            watch_filter=lambda _, path: is_source(Path(path)) or Path(path).is_dir(),
+            stop_event=ended,
+            recursive=False,
+            debounce=400,
+            rust_timeout=1000,
+            raise_interrupt=False,
+        ):
+            paths = {Path(path) for _, path in found}
+            if sources := {path for path in paths if is_source(path)}:
+                changes.add(sources)
+            if source_folders(folder) != known:
+                return
+
     def look() -> None:
         while not ended.is_set():
             # A new folder is a change of the one around it: then the list is made again.
-            known = source_folders(folder)
-            for found in watch(
-                *known,
-                watch_filter=lambda _, path: is_source(Path(path)) or Path(path).is_dir(),
-                stop_event=ended,
-                recursive=False,
-                debounce=400,
-                rust_timeout=1000,
-                raise_interrupt=False,
-            ):
-                paths = {Path(path) for _, path in found}
-                if sources := {path for path in paths if is_source(path)}:
-                    changes.add(sources)
-                if source_folders(folder) != known:
-                    break
+            try:
+                look_at(source_folders(folder))
+            except OSError:
+                # A folder of the list went before it was watched.
+                ended.wait(_POLL_S)
 
     thread = threading.Thread(target=look, name="watch", daemon=True)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +44,7 @@ _RecordedUntil = Annotated[
 ]
 _By = Annotated[
     list[str] | None,
-    typer.Option("--by", help="Only of a provenance: service_name=importer; repeatable."),
+    typer.Option("--by", help="Only of a provenance: service_name=importer; once for each field."),
 ]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the records, and write nothing.")]
 _Append = Annotated[bool, typer.Option("--append", help="Accept a topic that has records.")]
@@ -86,7 +87,7 @@ def replay(
         until=moment_of(until),
         recorded_from=moment_of(recorded_from),
         recorded_until=moment_of(recorded_until),
-        provenance=dict(_pair(each) for each in by or ()),
+        provenance=_provenance(by or ()),
     )
     config = config_of(context)
     if dry_run:
@@ -94,6 +95,8 @@ def replay(
         return
     if (to is None) == (file is None):
         raise InvalidQuery("give --to TOPIC or --file FILE.")
+    if append and file is not None:
+        raise InvalidQuery("--append is for --to: a file is always a new one.")
     with working(f"reading the archive of {entity}") as tell:
         done = _written(config, entity, selection, to, file, generation, append, tell)
     if done.restamped:
@@ -171,8 +174,17 @@ def _written(
         return replay_all(spark, running, entity, to, generation=generation)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise InvalidQuery(f"--by {text}: write it as service_name=importer.")
-    return name.strip(), value
+def _provenance(given: Sequence[str]) -> dict[str, str]:
+    """Field of the provenance → its value; a change has one value of each."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise InvalidQuery(f"--by {text}: write it as service_name=importer.")
+        if name.strip() in found:
+            raise InvalidQuery(
+                f"--by {name.strip()} is given twice, and no change has two of them.",
+                advice="Replay them one after the other: `--to` a topic with --append.",
+            )
+        found[name.strip()] = value
+    return found

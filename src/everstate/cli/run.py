@@ -47,7 +47,7 @@ def run(
         ),
     ] = None,
     app: AppOption = None,
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
     deployment: Annotated[int | None, typer.Option("--deployment", hidden=True)] = None,
 ) -> None:
     """Move changes from the store to the log, archive them, and keep the views, until stopped.
@@ -60,8 +60,8 @@ def run(
     config, project_app = project_of(context, app)
     stop = threading.Event()
     stop_on_signals(stop)
-    if with_parent:
-        stop_with_parent(stop)
+    if with_parent is not None:
+        stop_with_parent(stop, with_parent)
     if only:
         run_roles(only, config, project_app, stop, given=given, deployment=deployment)
         return

@@ -32,7 +32,7 @@ def serve(
         ),
     ] = None,
     app: AppOption = None,
-    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
 ) -> None:
     """Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped."""
     # Imported here: the web framework takes a moment that no other verb should pay.
@@ -48,8 +48,8 @@ def serve(
     config = resolve(config)
     stop = threading.Event()
     stop_on_signals(stop)
-    if with_parent:
-        stop_with_parent(stop)
+    if with_parent is not None:
+        stop_with_parent(stop, with_parent)
     with serving_figures(config, "serve"):
         journal = Journal("serve", states_folder(config.project.data_dir))
 

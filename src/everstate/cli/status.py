@@ -12,6 +12,7 @@ import psycopg
 import typer
 from rich.text import Text
 
+from everstate.app import App
 from everstate.attention.conditions import Concern, of_roles
 from everstate.cli.console import (
     READING,
@@ -38,7 +39,10 @@ _GONE = 6
 """Exit code when a server does not run; the same as for LocalStackError."""
 _WATCH_S = 2.0
 _TROUBLED = 1
-"""Exit code when the servers run, but a role or a part of one does not."""
+"""Exit code when the servers run, but a role or a part of one does not, or when the app cannot be
+loaded."""
+_NO_ANSWER = "no-answer"
+_NO_APP = "no-answer:app"
 
 
 def register(cli: typer.Typer) -> None:
@@ -55,18 +59,20 @@ def status(
 ) -> None:
     """Show servers, roles and what needs attention.
 
-    Exit code 6 when a server does not run, 1 when a role does not.
+    Exit code 6 when a server does not run or does not answer; else 1 when a role or a part of one
+    failed or hangs, or when the app cannot be loaded; else 0, also when no role was started. With
+    --watch --json each status is one line of JSON.
     """
     config = config_of(context)
     if not watch:
-        _exit_with(_show(config, json))
+        _exit_with(_show(config, json=json))
         return
     code: int | None = None
     try:
         while True:
             if out.is_terminal:
                 out.clear()
-            code = _show(config, json)
+            code = _show(config, json=json, is_line=True)
             time.sleep(_WATCH_S)
     except KeyboardInterrupt:
         # It also comes while the next status is made; the last whole one counts.
@@ -80,7 +86,7 @@ def _exit_with(code: int) -> None:
         raise typer.Exit(code)
 
 
-def _show(config: Config, json: bool) -> int:
+def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
     """Print the status once; returns the exit code."""
     stack, states = Stack(config), read_states(config.project.data_dir)
     servers = stack.status()
@@ -89,7 +95,7 @@ def _show(config: Config, json: bool) -> int:
         roles = [_record(state) for state in states]
         conditions = _conditions(config, states, servers_run)
         found = {"servers": servers, "roles": roles, "views": _views(config)}
-        print_json({**found, "attention": conditions})
+        print_json({**found, "attention": conditions}, is_line=is_line)
     else:
         print_servers(stack)
         _print_address(config)
@@ -98,9 +104,16 @@ def _show(config: Config, json: bool) -> int:
         conditions = _conditions(config, states, servers_run)
         _print_views(config, known={each.what for each in conditions})
         _print_conditions(conditions, has_roles=bool(states))
-    if not servers_run:
+    if not servers_run or any(_is_no_answer(each) for each in conditions):
         return _GONE
-    return _TROUBLED if _problems(states) else 0
+    is_troubled = _problems(states) or any(each.key == _NO_APP for each in conditions)
+    return _TROUBLED if is_troubled else 0
+
+
+def _is_no_answer(condition: Concern) -> bool:
+    """Whether a server does not answer; a warning is of one that refused the question."""
+    is_server = condition.kind == _NO_ANSWER and condition.key != _NO_APP
+    return is_server and condition.level == "bad"
 
 
 def print_servers(stack: Stack) -> bool:
@@ -157,14 +170,17 @@ def _views(config: Config) -> list[dict[str, Any]]:
 
 def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) -> list[Concern]:
     """What needs attention; only what the roles report, where servers or the app are not there."""
-    if not servers_run or config.project.app is None:
+    has_own_servers = config.log.bootstrap_servers or config.store.dsn
+    if not servers_run or (config.project.app is None and not has_own_servers):
         return list(of_roles(states))
     try:
-        app, connected = load_app(None, config), resolve(config)
+        # Without an app the servers are asked all the same.
+        app = App("status") if config.project.app is None else load_app(None, config)
+        connected = resolve(config)
     except (EverstateError, ImportError) as error:
         why = error.message if isinstance(error, EverstateError) else str(error)
         told = ("not known", "what needs attention", f"is not known: {why}")
-        return [*of_roles(states), Concern("no-answer:app", "always", "roles", *told)]
+        return [*of_roles(states), Concern(_NO_APP, "always", "roles", *told)]
     # Imported here: it is needed only for a project with an app.
     from everstate.attention.looking import Looking
 

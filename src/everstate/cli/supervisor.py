@@ -155,9 +155,15 @@ def _last_words(role: SupervisedRole, code: int) -> tuple[str, str]:
     """Why a role ended, and its advice: from its printed error, else its last line."""
     if code < 0:
         return f"it was ended by {signal.Signals(-code).name}", ""
-    with role.log.open("rb") as file:
-        file.seek(max(role.log_start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+    try:
+        with role.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # A file that was cut since holds only newer lines.
+            begun = role.log_start if role.log_start <= size else 0
+            file.seek(max(begun, size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as cause:
+        return f"it ended with code {code}, and its log cannot be read: {cause.strerror}", ""
     said = [line for line in lines if line.strip()]
     errors = [at for at, line in enumerate(said) if line.startswith("error:")]
     if not errors:
@@ -172,7 +178,7 @@ def role_argv(
     """Command line of a process for roles, run by this interpreter; it ends with its parent."""
     everstate = [sys.executable, "-m", "everstate.cli", "--project", str(folder)]
     only = [word for role in roles for word in ("--only", role)]
-    argv = [*everstate, "run", *only, "--with-parent", "--app", app]
+    argv = [*everstate, "run", *only, "--with-parent", str(os.getpid()), "--app", app]
     return argv if deployment is None else [*argv, "--deployment", str(deployment)]
 
 
@@ -187,9 +193,11 @@ def stop_on_signals(stop: threading.Event) -> None:
     signal.signal(signal.SIGTERM, ask)
 
 
-def stop_with_parent(stop: threading.Event) -> None:
-    """Set ``stop`` when the parent process is gone, so that roles end with a killed supervisor."""
-    parent = os.getppid()
+def stop_with_parent(stop: threading.Event, parent: int) -> None:
+    """Set ``stop`` when the parent process is gone, so that roles end with a killed supervisor.
+
+    ``parent``: its number, given by itself, because it may have ended before this call.
+    """
 
     def watch() -> None:
         while not stop.wait(1.0):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib
+import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -166,6 +168,20 @@ def with_plain_flags(command: Any) -> Any:
     return command
 
 
+def _sentence(error: OSError) -> str:
+    """What the operating system refused: the file, and why."""
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{error.strerror or error}."
+
+
+def _forget_output() -> None:
+    """Drop what stdout did not take: Python would try again at its end, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        sys.stdout = None
+
+
 class VerbGroup(TyperGroup):
     """The verbs; an EverstateError of one is printed as message and advice, with its exit code."""
 
@@ -193,6 +209,12 @@ class VerbGroup(TyperGroup):
                 raise
             tell_error(error)
             raise typer.Exit(error.exit_code) from error
+        except OSError as cause:
+            if ctx.params.get("debug") or cause.errno == errno.EPIPE:
+                raise  # the end of a pipe is no error: its reader has seen enough
+            tell_error(EverstateError(_sentence(cause)))
+            _forget_output()
+            raise typer.Exit(EverstateError.exit_code) from cause
         except ModuleNotFoundError as cause:
             missing = MissingExtra.of(cause)
             if missing is None or ctx.params.get("debug"):

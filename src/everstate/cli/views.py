@@ -21,6 +21,7 @@ from everstate.cli.console import (
     print_json,
     project_of,
     table,
+    tell_error,
 )
 from everstate.cli.declaration import explain
 from everstate.cli.plan import tell_refused
@@ -29,7 +30,7 @@ from everstate.cli.query import query
 from everstate.cli.rebuild import drop, rebuild
 from everstate.cli.search import search
 from everstate.cli.standing import print_freshness
-from everstate.errors import InvalidQuery
+from everstate.errors import InvalidQuery, RequestCancelled, Unavailable
 from everstate.serving import Reader
 from everstate.serving.words import cell
 
@@ -110,6 +111,8 @@ def show(
     """Show the rows of a view as they are now."""
     config, project = project_of(context, app, needs=READING)
     if name in project.derivations:
+        if wait_for is not None:
+            raise InvalidQuery(f"--wait-for is for views, and {name} is a derived topic.")
         _show_topic(project.read(config, name), limit, json)
         return
     with Reader(config, project) as reader:
@@ -117,7 +120,7 @@ def show(
         if json:
             print_json([dict(zip(columns, row, strict=True)) for row in rows])
         else:
-            table(columns, [[cell(value) for value in row] for row in rows])
+            table(columns, [[cell(value) for value in row] for row in rows], exact=True)
         print_freshness(reader, name)
 
 
@@ -169,19 +172,26 @@ def recompute(
 ) -> None:
     """Compare views with their batch, once or on a schedule; report, or promote the batch.
 
-    The pipeline does the same by itself every `views.recompute_every_s`.
+    The pipeline does the same by itself every `views.recompute_every_s`. With --schedule a server
+    that does not answer is reported, and the next round follows; with --json each round is one
+    line.
     """
     every_s = None if schedule is None else seconds_of(schedule)
     config, project = project_of(context, app)
     while True:
         begun = time.monotonic()
-        reports, promoted = prove(config, project, names or None, promote=promote)
-        _print(reports, json)
-        for name in promoted:
-            err.print(f"{name} is built again; `everstate views list` shows how far", style="cyan")
-        if every_s is None:
-            check_reports(reports, are_named=bool(names))
-            return
+        try:
+            reports, promoted = prove(config, project, names or None, promote=promote)
+        except (Unavailable, RequestCancelled) as error:
+            if every_s is None:
+                raise
+            tell_error(error)
+        else:
+            _print(reports, json, is_line=every_s is not None)
+            _tell_promoted(promoted)
+            if every_s is None:
+                check_reports(reports, are_named=bool(names))
+                return
         time.sleep(max(0.0, begun + every_s - time.monotonic()))
 
 
@@ -193,9 +203,14 @@ def seconds_of(text: str) -> float:
     return float(number) * _UNITS_S[unit]
 
 
-def _print(reports: Sequence[ViewReport], json: bool) -> None:
+def _tell_promoted(names: Sequence[str]) -> None:
+    for name in names:
+        err.print(f"{name} is built again; `everstate views list` shows how far", style="cyan")
+
+
+def _print(reports: Sequence[ViewReport], json: bool, *, is_line: bool = False) -> None:
     if json:
-        print_json([report.note() for report in reports])
+        print_json([report.note() for report in reports], is_line=is_line)
     else:
         print_reports(reports)
 
@@ -210,6 +225,7 @@ def _show_topic(reader: DerivedReader, limit: int, json: bool) -> None:
     table(
         ("key", "version", "kind", "value"),
         [(each.key, each.version, each.kind, cell(each.value)) for each in found],
+        exact=True,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx
 
 from everstate.changes import Provenance
-from everstate.changes.json_numbers import decode
+from everstate.changes.quoting import joined
 from everstate.changes.triggers import State
 from everstate.client.events import Event, Parser
 from everstate.client.feeds import BEGINNING, FeedPage, FeedWalk
@@ -22,6 +22,7 @@ from everstate.client.requests import (
     Found,
     RequestFailed,
     Saved,
+    body_of,
     failure,
     found,
     listed,
@@ -85,7 +86,7 @@ class AsyncClient:
         """One entity: now, ``at`` a world time, as ``recorded_at`` a time, or at a version."""
         times = {"at": at, "recorded_at": recorded_at}
         answer = await self._send(reading(place(entity, key), wait_for, times, version=version))
-        return found(key, decode(answer.content), answer.headers)
+        return found(key, answer)
 
     async def get_many(
         self,
@@ -111,7 +112,7 @@ class AsyncClient:
 
         A page at a time: later pages are of later moments. :meth:`view_rows` has other orders.
         """
-        path, conditions = f"/query{place(entity)}", ";".join(where) or None
+        path, conditions = f"/query{place(entity)}", joined(where) or None
         request = reading(path, wait_for, {"at": at}, where=conditions, limit=PAGE)
         async for item in self._items(request):
             yield Found(item["key"], item["state"], item["version"], item["as_of"])
@@ -220,7 +221,7 @@ class AsyncClient:
         """Create or replace an entity; ``once``: an Idempotency-Key."""
         who = provenance or self._provenance
         request = writing("PUT", place(entity, key), dict(state), who, expected_version, once)
-        return saved(key, (await self._send(request)).headers)
+        return saved(key, await self._send(request))
 
     async def patch(
         self,
@@ -235,7 +236,7 @@ class AsyncClient:
         """Change some fields of an entity (JSON Merge Patch, RFC 7386)."""
         who = provenance or self._provenance
         request = writing("PATCH", place(entity, key), dict(changes), who, expected_version, once)
-        return saved(key, (await self._send(request)).headers)
+        return saved(key, await self._send(request))
 
     async def delete(
         self,
@@ -249,7 +250,7 @@ class AsyncClient:
         """Delete an entity."""
         who = provenance or self._provenance
         request = writing("DELETE", place(entity, key), None, who, expected_version, once)
-        return saved(key, (await self._send(request)).headers)
+        return saved(key, await self._send(request))
 
     async def subscribe(
         self,
@@ -329,7 +330,7 @@ class AsyncClient:
         """
         request = rows_request(name, where, order, wait_for, after=after, limit=limit, words=words)
         answer = await self._send(request)
-        return page_of(decode(answer.content), answer.headers)
+        return page_of(body_of(answer), answer.headers)
 
     async def view_row(self, name: str, *key: Any, wait_for: str | None = None) -> dict[str, Any]:
         """The row of a view that has a key: a value for each of its columns."""
@@ -415,7 +416,7 @@ class AsyncClient:
             request = page_after(request, page["after"])
 
     async def _object(self, request: ClientRequest) -> dict[str, Any]:
-        body: dict[str, Any] = decode((await self._send(request)).content)
+        body: dict[str, Any] = body_of(await self._send(request))
         return body
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from everstate.changes import Provenance
-from everstate.changes.json_numbers import decode
+from everstate.changes.quoting import joined
 from everstate.changes.triggers import State
 from everstate.client.events import Event, Parser
 from everstate.client.feeds import BEGINNING, FeedPage, FeedWalk
@@ -23,6 +23,7 @@ from everstate.client.requests import (
     Found,
     RequestFailed,
     Saved,
+    body_of,
     failure,
     found,
     listed,
@@ -86,7 +87,7 @@ class Client:
         """One entity: now, ``at`` a world time, as ``recorded_at`` a time, or at a version."""
         times = {"at": at, "recorded_at": recorded_at}
         answer = self._send(reading(place(entity, key), wait_for, times, version=version))
-        return found(key, decode(answer.content), answer.headers)
+        return found(key, answer)
 
     def get_many(
         self,
@@ -112,7 +113,7 @@ class Client:
 
         A page at a time: later pages are of later moments. :meth:`view_rows` has other orders.
         """
-        path, conditions = f"/query{place(entity)}", ";".join(where) or None
+        path, conditions = f"/query{place(entity)}", joined(where) or None
         request = reading(path, wait_for, {"at": at}, where=conditions, limit=PAGE)
         for item in self._items(request):
             yield Found(item["key"], item["state"], item["version"], item["as_of"])
@@ -216,7 +217,7 @@ class Client:
         """Create or replace an entity; ``once``: an Idempotency-Key."""
         who = provenance or self._provenance
         request = writing("PUT", place(entity, key), dict(state), who, expected_version, once)
-        return saved(key, self._send(request).headers)
+        return saved(key, self._send(request))
 
     def patch(
         self,
@@ -231,7 +232,7 @@ class Client:
         """Change some fields of an entity (JSON Merge Patch, RFC 7386)."""
         who = provenance or self._provenance
         request = writing("PATCH", place(entity, key), dict(changes), who, expected_version, once)
-        return saved(key, self._send(request).headers)
+        return saved(key, self._send(request))
 
     def delete(
         self,
@@ -245,7 +246,7 @@ class Client:
         """Delete an entity."""
         who = provenance or self._provenance
         request = writing("DELETE", place(entity, key), None, who, expected_version, once)
-        return saved(key, self._send(request).headers)
+        return saved(key, self._send(request))
 
     def subscribe(
         self,
@@ -321,7 +322,7 @@ class Client:
         """
         request = rows_request(name, where, order, wait_for, after=after, limit=limit, words=words)
         answer = self._send(request)
-        return page_of(decode(answer.content), answer.headers)
+        return page_of(body_of(answer), answer.headers)
 
     def view_row(self, name: str, *key: Any, wait_for: str | None = None) -> dict[str, Any]:
         """The row of a view that has a key: a value for each of its columns."""
@@ -405,7 +406,7 @@ class Client:
             request = page_after(request, page["after"])
 
     def _object(self, request: ClientRequest) -> dict[str, Any]:
-        body: dict[str, Any] = decode(self._send(request).content)
+        body: dict[str, Any] = body_of(self._send(request))
         return body
 
 

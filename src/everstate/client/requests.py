@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,12 +11,19 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import httpx
+import msgspec
+
 from everstate.changes import Provenance
+from everstate.changes.json_numbers import decode
 from everstate.errors import EverstateError, InvalidRequest
 
 PAGE: Final = 100
 RETRY_S: Final = 2.0
 """Pause before a subscription that was cut off is begun again."""
+_VERSION_TAG: Final = re.compile(r'(?:W/)?"(\d+)\b[^"]*"')
+"""An ETag with a version. A mask, or a proxy that compresses, puts a suffix behind the version."""
+_ADDRESS: Final = "Make the client with the address at which `everstate serve` itself answers."
 
 
 class RequestFailed(EverstateError):
@@ -152,15 +160,23 @@ def listed(key: str, item: Mapping[str, Any] | None) -> Found | None:
     return None if item is None else Found(key, item["state"], item["version"], item["as_of"])
 
 
-def found(key: str, body: dict[str, Any], headers: Mapping[str, str]) -> Found:
+def found(key: str, answer: httpx.Response) -> Found:
     """The answer to a question for one entity."""
-    return Found(key, body, _version(headers), headers.get("Everstate-As-Of"))
+    return Found(key, body_of(answer), _version(answer), answer.headers.get("Everstate-As-Of"))
 
 
-def saved(key: str, headers: Mapping[str, str]) -> Saved:
+def saved(key: str, answer: httpx.Response) -> Saved:
     """The answer to a write."""
-    changed = headers.get("Everstate-Change-Id") is not None
-    return Saved(key, _version(headers), changed, headers.get("Everstate-Token"))
+    changed = "Everstate-Change-Id" in answer.headers
+    return Saved(key, _version(answer), changed, answer.headers.get("Everstate-Token"))
+
+
+def body_of(answer: httpx.Response) -> Any:
+    """The JSON of a successful answer."""
+    try:
+        return decode(answer.content)
+    except msgspec.DecodeError as error:
+        raise _unexpected(answer, f"no JSON ({error})") from error
 
 
 def failure(status: int, body: Any) -> RequestFailed:
@@ -177,9 +193,27 @@ def redirected(status: int, target: str) -> RequestFailed:
         status,
         "Redirected",
         f"the server answered with status {status}, a redirect to {target}, which is not followed.",
-        "Make the client with the address at which `everstate serve` itself answers.",
+        _ADDRESS,
     )
 
 
-def _version(headers: Mapping[str, str]) -> int:
-    return int(headers.get("ETag", '"0"').strip('W/"') or 0)
+def _unexpected(answer: httpx.Response, what: str) -> RequestFailed:
+    status = answer.status_code
+    return RequestFailed(
+        status,
+        "UnexpectedAnswer",
+        f"the server answered with status {status} and {what}. everstate does not answer so: "
+        "another server or a proxy did, and whether the request was done is not known.",
+        _ADDRESS,
+    )
+
+
+def _version(answer: httpx.Response) -> int:
+    deleted_by = answer.headers.get("Everstate-Version", "")
+    if deleted_by.isdecimal():
+        return int(deleted_by)
+    tag = answer.headers.get("ETag")
+    match = None if tag is None else _VERSION_TAG.fullmatch(tag)
+    if match is None:
+        raise _unexpected(answer, "no ETag" if tag is None else f"the ETag {tag}, not a version")
+    return int(match[1])

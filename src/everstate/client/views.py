@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from everstate.changes.quoting import joined
 from everstate.client.requests import PAGE, ClientRequest, reading, segment
 
 _PLACE: Final = "/views/v1"
@@ -38,8 +39,9 @@ def rows_request(
     words: str | None = None,
 ) -> ClientRequest:
     """The request for a page."""
-    query = {**_listed(where=where, order=order), "after": after, "limit": limit, "q": words}
-    return reading(f"{_PLACE}/{segment(name)}", wait_for, {}, **query)
+    query = {"where": joined(where) or None, "order": ";".join(order) or None}
+    page = {"after": after, "limit": limit, "q": words}
+    return reading(f"{_PLACE}/{segment(name)}", wait_for, {}, **query, **page)
 
 
 def row_request(name: str, key: Sequence[Any], wait_for: str | None) -> ClientRequest:
@@ -50,8 +52,8 @@ def row_request(name: str, key: Sequence[Any], wait_for: str | None) -> ClientRe
 
 def following(name: str, where: Sequence[str], since: str | None) -> ClientRequest:
     """The request for a subscription."""
-    query = {**_listed(where=where), "since": since}
-    return reading(f"{_PLACE}/{segment(name)}/stream", None, {}, **query)
+    path = f"{_PLACE}/{segment(name)}/stream"
+    return reading(path, None, {}, where=joined(where) or None, since=since)
 
 
 def page_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> ViewRows:
@@ -64,10 +66,6 @@ def page_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> ViewRows:
         None if lag is None else float(lag),
         body["after"],
     )
-
-
-def _listed(**given: Sequence[str]) -> dict[str, str | None]:
-    return {name: ";".join(each) or None for name, each in given.items()}
 
 
 def _text(part: Any) -> str:

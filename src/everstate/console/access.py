@@ -73,10 +73,17 @@ def _host_of(origin: str) -> str:
         return ""
 
 
+def address_of(request: Request) -> str:
+    """Path and query of a request as the browser sent them: decoded, a key may be another path."""
+    path, query = request.scope["raw_path"].decode("latin-1"), request.url.query
+    return f"{path}?{query}" if query else path
+
+
 def path_within(text: str) -> str:
     """A path of the console to go on to; `/` for anything else, such as another site."""
     is_plain = text.isascii() and text.isprintable() and "\\" not in text
-    return text if is_plain and text.startswith("/console/") else "/"
+    is_ours = text == "/console" or text.startswith(("/console/", "/console?"))
+    return text if is_plain and is_ours else "/"
 
 
 def _token_of(cookie: str) -> str:

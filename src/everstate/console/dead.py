@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final
 
 from everstate.config import Config
@@ -60,8 +60,7 @@ def letters(config: Config, given: Mapping[str, str]) -> tuple[str | None, str, 
         for each in read_dead_letters(config, entity)
         if each.entity == entity and each.reason == reason
     )
-    newest = sorted(deque(found, LETTERS_MAX), key=lambda each: each.at, reverse=True)
-    return entity, reason, newest
+    return entity, reason, nlargest(LETTERS_MAX, found, key=lambda each: each.at)
 
 
 def letter(config: Config, given: Mapping[str, str]) -> DeadLetter:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from everstate.changes.row_json import row_json
 from everstate.console.pages import DOTS, VALUE_MAX, entity_url, with_query
 from everstate.errors import InvalidQuery, MissingExtra, NotFound
 from everstate.serving import ABSENT, Explanation, Reader, Version, parse_moment
-from everstate.serving.differences import Difference, leaves
+from everstate.serving.differences import Difference, MemberPath, are_same, leaves
 from everstate.serving.listing import ListedKey, keys_from
 from everstate.serving.words import happening_text
 from everstate.serving.writers import last_writer
@@ -20,6 +21,7 @@ FIELDS_MAX: Final = 200
 """Fields of a state that a page shows; all of them are in its JSON."""
 NEAR_MAX: Final = 12
 """Versions that are listed around the chosen one."""
+_NAME_IN_URL_MAX: Final = 60
 _DIGITS_MAX: Final = 18
 
 
@@ -65,7 +67,19 @@ class EntityPage:
     @property
     def value_max(self) -> int:
         """Characters that a value may have, so that the page stays small."""
-        return max(20, min(VALUE_MAX, 20_000 // max(1, len(self.fields))))
+        return max(20, min(VALUE_MAX, 12_000 // max(1, len(self.fields))))
+
+    @property
+    def name_max(self) -> int:
+        """Characters that a field's name may have, so that the page stays small."""
+        return max(20, min(200, 10_000 // max(1, len(self.fields))))
+
+    def explain_url(self, number: int) -> str:
+        """Address of who last wrote a field, by its name, or by its number if that is longer."""
+        path = self.fields[number].path
+        is_short = len(quote(path)) <= _NAME_IN_URL_MAX
+        by = {"field": path} if is_short else {"nth": number}
+        return self.url(explain=1, version=self.shown.version, **by)
 
     def url(self, **query: Any) -> str:
         """Address of the entity's page, as a link on it has it: short, however long the key is."""
@@ -109,25 +123,26 @@ def state_fields(version: Version) -> tuple[StateField, ...]:
     paths = [*after, *(path for path in before if path not in after)]
     found = ((path, before.get(path, ABSENT), after.get(path, ABSENT)) for path in paths)
     return tuple(
-        StateField(path, old, new, old != new or type(old) is not type(new))
-        for path, old, new in found
+        StateField(".".join(path), old, new, not are_same(old, new)) for path, old, new in found
     )
 
 
-def _before(after: Mapping[str, Any], differences: Sequence[Difference]) -> dict[str, Any]:
+def _before(
+    after: Mapping[MemberPath, Any], differences: Sequence[Difference]
+) -> dict[MemberPath, Any]:
     """The fields of the previous version, from those of this one and the differences."""
     found = dict(after)
     for each in differences:
-        for path in [path for path in found if _is_part(path, each.path)]:
+        for path in [path for path in found if _is_part(path, each.names)]:
             del found[path]
         if each.before is not ABSENT:
-            found |= leaves({each.path: each.before})
+            found |= leaves(each.before, each.names)
     return found
 
 
-def _is_part(path: str, other: str) -> bool:
+def _is_part(path: MemberPath, other: MemberPath) -> bool:
     """Whether one of two fields is the other one, or within it."""
-    return path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
+    return path[: len(other)] == other[: len(path)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +173,15 @@ def explained(
 ) -> tuple[Explanation, str | None]:
     """Where a `version` comes from, or the version that last wrote a `field`; and that field.
 
-    Raises NotFound, also for a field that the newest state does not have, and errors of the
-    archive. Cost: the whole history for a field; reading the lake table's log.
+    ``nth``: the field by its number in that version. Raises NotFound, also for a field that the
+    version does not have, and errors of the archive. Cost: the whole history for a field; reading
+    the lake table's log.
     """
     check_key(entity, key)
-    field = given.get("field")
     number = version_of(given)
+    field = given.get("field")
+    if "nth" in given:
+        field = _nth_field(reader.version(entity, key, number), given["nth"])
     if field is not None:
         before = None if number is None else number + 1
         number = last_writer(reader.newest_first(entity, key, before=before), field).version
@@ -174,6 +192,14 @@ def explained(
         if missing is None:
             raise
         raise missing from error
+
+
+def _nth_field(version: Version, number: str) -> str:
+    """The name of a field of a version by its number; raises NotFound and InvalidQuery."""
+    fields, wanted = state_fields(version), whole_number("nth", number)
+    if wanted >= len(fields):
+        raise NotFound(f"version {version.version} has no field number {wanted}.")
+    return fields[wanted].path
 
 
 def state_json(reader: Reader, entity: str, key: str, given: Mapping[str, str]) -> bytes:
@@ -194,6 +220,14 @@ def version_of(given: Mapping[str, str]) -> int | None:
     text = given.get("version", "")
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX and int(text)):
+    number = whole_number("version", text)
+    if not number:
         raise InvalidQuery(f"version is {text!r}; expected a whole number from 1 on.")
+    return number
+
+
+def whole_number(name: str, text: str) -> int:
+    """The number that a request has in a parameter; raises InvalidQuery."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise InvalidQuery(f"{name} is {text!r}; expected a whole number.")
     return int(text)

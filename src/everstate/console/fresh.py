@@ -20,28 +20,35 @@ class FreshValue(Generic[T]):
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
         self._value: T | None = None
+        self._error: Exception | None = None
+        """Why the last question was not answered; ``None``: it was."""
         self._at = -FRESH_S
-        self._asking: asyncio.Task[T] | None = None
+        self._found_at = -FRESH_S
+        self._asking: asyncio.Task[None] | None = None
 
     @property
     def age_s(self) -> float:
         """Seconds since the value was found."""
-        return time.monotonic() - self._at
+        return time.monotonic() - self._found_at
 
     async def look(self, wait_s: float) -> T | None:
-        """The value; after ``wait_s`` the last one, ``None`` if there is none yet."""
-        if time.monotonic() - self._at < FRESH_S:
-            return self._value
-        if self._asking is None:
-            self._asking = asyncio.ensure_future(self._asked())
-        asking = self._asking
-        done, _ = await asyncio.wait([asking], timeout=wait_s)
-        return asking.result() if done else self._value
+        """The value; after ``wait_s`` the last one, ``None`` if there is none yet.
 
-    async def _asked(self) -> T:
+        Raises the error of the question, also to those who look after it came.
+        """
+        if time.monotonic() - self._at >= FRESH_S:
+            if self._asking is None:
+                self._asking = asyncio.ensure_future(self._asked())
+            await asyncio.wait([self._asking], timeout=wait_s)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value
+
+    async def _asked(self) -> None:
         try:
             self._value = await self._ask()
-            self._at = time.monotonic()
-            return self._value
+            self._error, self._found_at = None, time.monotonic()
+        except Exception as error:
+            self._error = error
         finally:
-            self._asking = None
+            self._at, self._asking = time.monotonic(), None

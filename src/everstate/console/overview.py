@@ -103,12 +103,17 @@ def _log(seen: SeenProject) -> Stage:
     dead = sum(topic.offsets for topic in seen.topics if topic.name.endswith(".dead"))
     kept_s = [topic.retention_s for topic in changes if topic.retention_s is not None]
     step.facts += [
-        ("changes in it", f"{sum(topic.offsets for topic in changes):,}"),
+        ("changes in it", _at_most(sum(topic.offsets for topic in changes))),
         ("topics", f"{len(seen.topics):,}"),
         ("keeps changes", duration_text(min(kept_s)) if kept_s else "for ever"),
-        ("dead letters", f"{dead:,}"),
+        ("dead letters", _at_most(dead)),
     ]
     return step
+
+
+def _at_most(offsets: int) -> str:
+    """How many records so many offsets have: the markers of transactions take offsets, too."""
+    return f"at most {offsets:,}" if offsets else "none"
 
 
 def _archive(seen: SeenProject) -> Stage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
@@ -12,9 +11,10 @@ from urllib.parse import quote
 
 from fastapi import Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import everstate
+from everstate.changes.row_json import row_json
 from everstate.errors import EverstateError
 from everstate.serving.words import duration_text, moment_text, value_text
 from everstate.telemetry import safe_text
@@ -36,6 +36,8 @@ DOTS: Final = (".", "..")
 VALUE_MAX: Final = 2_000
 """Characters of one value on a page; the whole value is in the JSON of the state."""
 
+MARK: Final = "Everstate-Console"
+"""Header by which the script tells a part or a page of the console from an answer of a proxy."""
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
@@ -121,7 +123,8 @@ class Pages:
     def page(self, template: str, *, status: int = 200, **facts: Any) -> Response:
         """A page, or a part of one that the script puts into its place."""
         text = self._templates.get_template(template).render(now=datetime.now(UTC), **facts)
-        return Response(text.encode(), status, headers=_HEADERS, media_type="text/html")
+        headers = {**_HEADERS, MARK: "part" if template.endswith("_part.html") else "page"}
+        return Response(text.encode(), status, headers=headers, media_type="text/html")
 
     def error(self, error: EverstateError, *, part: bool) -> Response:
         """The page for an error: what happened, and what to do next."""
@@ -160,11 +163,14 @@ def _moment(moment: datetime | None) -> Markup | str:
 
 
 def _value(value: Any, limit: int = VALUE_MAX) -> str:
-    """A value as text, cut after so many characters."""
+    """A value as text, cut after so many characters; before, where a page needs more for each."""
     text = value_text(value)
-    if len(text) <= limit:
+    shown = text[:limit]
+    while len(escape(safe_text(shown)).encode()) > 4 * limit:
+        shown = shown[: len(shown) * 3 // 4]
+    if len(shown) == len(text):
         return text
-    return f"{text[:limit]} … ({len(text):,} characters)"
+    return f"{shown} … ({len(text):,} characters)"
 
 
 def _coded(text: str) -> Markup:
@@ -178,7 +184,7 @@ def _coded(text: str) -> Markup:
 
 def _whole(value: Mapping[str, Any]) -> str:
     """An object as JSON with one member a line."""
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return row_json(value, indented=True).decode()
 
 
 def _number(value: float | None) -> str:

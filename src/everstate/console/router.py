@@ -14,15 +14,15 @@ from everstate.app import App
 from everstate.attention.looking import Looking
 from everstate.config import Config
 from everstate.console import access, dead, entities, log, routes, sources, views
+from everstate.console.away import naming_server
 from everstate.console.fresh import FreshValue
 from everstate.console.overview import looking
 from everstate.console.pages import PLACE, ROOT, Pages, entity_url
 from everstate.errors import EverstateError, RequestTooLarge, Unauthenticated, Unavailable
 from everstate.http.asgi import KEY, Desk
 from everstate.http.callers import EVERY
-from everstate.serving.masking import Masks, no_masks
+from everstate.serving.masking import Masks, entities_read_by, no_masks
 from everstate.serving.reader_pool import ReaderPool
-from everstate.serving.view_list import entities_read_by
 from everstate.serving.words import explanation_lines
 from everstate.telemetry import RateLimitedLogger
 
@@ -95,9 +95,8 @@ class WebConsole:
                 self.desk.know(request, access.headers_of_page(request))
                 return await answer(request)
             except Unauthenticated:
-                url = request.url
-                address = f"{url.path}?{url.query}" if url.query else url.path
-                return self._ask_for_token(address, tried=access.COOKIE in request.cookies)
+                tried = access.COOKIE in request.cookies
+                return self._ask_for_token(access.address_of(request), tried=tried)
             except EverstateError as error:
                 return self._pages.error(error, part=part)
 
@@ -239,8 +238,11 @@ class WebConsole:
         """Ask a reader in a thread."""
 
         def asked() -> Any:
-            with self._readers.lent(masks) as reader:
-                return question(reader, *given)
+            try:
+                with self._readers.lent(masks) as reader:
+                    return question(reader, *given)
+            except Unavailable as error:
+                raise naming_server(self._config, error) from error
 
         return await self.desk.work(asked)
 

@@ -22,7 +22,7 @@ class ShownCapture:
     status: CaptureStatus | None
     """``None``: another system runs it, or nothing is known."""
     balance: Balance | None
-    """Outcome of its rows; ``None``: the log does not answer, or nothing was cleaned yet."""
+    """Outcome of its rows; ``None``: the log does not answer."""
     problems: tuple[str, ...]
 
 

@@ -12,8 +12,8 @@ from everstate.errors import InvalidQuery, InvalidView, NotFound
 from everstate.http.callers import EVERY, Caller
 from everstate.serving import Reader
 from everstate.serving.answers import ViewRow
+from everstate.serving.masking import entities_read_by
 from everstate.serving.overview import views
-from everstate.serving.view_list import entities_read_by
 from everstate.serving.words import cell
 from everstate.views.project import Project, entities_of, known_views
 
@@ -130,6 +130,7 @@ def _entity(reader: Reader, name: str, columns: Sequence[str]) -> str | None:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _PAGES_MAX):
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    if not (is_number and 1 <= int(text) <= _PAGES_MAX):
         raise InvalidQuery(f"page is {text!r}; expected 1 to {_PAGES_MAX:,}.")
     return int(text)

@@ -132,7 +132,7 @@ def _child(options: DemoOptions, config: Config) -> Iterator[subprocess.Popen[by
     # Its own process group: this process passes Ctrl-C on, so that current work is finished.
     with open(log, "ab") as output:
         child = subprocess.Popen(
-            [*argv, "run", "--with-parent"],
+            [*argv, "run", "--with-parent", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -109,7 +109,7 @@ def check_length(headers: Mapping[str, str], limit: int) -> None:
     declared = headers.get("content-length", "0")
     if not (declared.isascii() and declared.isdigit()):
         raise InvalidRequest(f"Content-Length is {declared!r}; expected a number.")
-    if int(declared[:20]) > limit:
+    if int(declared.lstrip("0")[:20] or 0) > limit:
         raise RequestTooLarge(limit)
 
 

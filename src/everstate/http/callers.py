@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import Final, Literal
 
 from everstate.api_config import ApiConfig, Right, TokenConfig
 from everstate.changes import Provenance
-from everstate.changes.moments import moment_fault
+from everstate.changes.moments import moment_fault, moment_of
 from everstate.errors import InvalidRequest, MissingProvenance, NotPermitted, Unauthenticated
 from everstate.http.masks import ALL_FIELDS, NO_MASK, Mask
 from everstate.http.tokens import hash_of
@@ -43,7 +44,7 @@ class Caller:
     """Of its table in `[api.tokens]`; ``None``: local mode, in which it may do everything."""
     token: TokenConfig | None = field(default=None, repr=False)
     masked: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """`api.masks`."""
+    """Fields by entity type: `api.masks` and `api.former_masks`."""
 
     @property
     def expires(self) -> datetime | None:
@@ -93,10 +94,14 @@ class Callers:
         self, config: ApiConfig, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self._now = now
+        masked = {
+            entity: (*config.masks.get(entity, ()), *config.former_masks.get(entity, ()))
+            for entity in {*config.masks, *config.former_masks}
+        }
         self._callers = [
             (
                 bytes.fromhex(entry.token_hash),
-                Caller(entry.service, entry.identifier, name, entry, config.masks),
+                Caller(entry.service, entry.identifier, name, entry, masked),
             )
             for name, entry in config.tokens.items()
         ]
@@ -163,9 +168,9 @@ def occurred_at_of(headers: Mapping[str, str]) -> datetime | None:
     if value is None:
         return None
     try:
-        moment = datetime.fromisoformat(value)
+        moment = moment_of(value)
     except ValueError as cause:
-        raise InvalidRequest(f"{OCCURRED_AT} is {value!r}; expected RFC 3339.") from cause
+        raise InvalidRequest(f"{OCCURRED_AT} is {value!r}: {cause}.") from cause
     if fault := moment_fault(moment):
         raise InvalidRequest(f"{OCCURRED_AT} is {value!r}: {fault}.")
     return moment
@@ -199,6 +204,6 @@ def text(headers: Mapping[str, str], name: str, length_max: int = _TEXT_MAX) -> 
         raise InvalidRequest(f"{name} is not UTF-8 text.") from cause
     if len(decoded) > length_max:
         raise InvalidRequest(f"{name} is longer than {length_max} characters.")
-    if not decoded.isprintable():
+    if any(unicodedata.category(each) == "Cc" for each in decoded):
         raise InvalidRequest(f"{name} has control characters.")
     return decoded

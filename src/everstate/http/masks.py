@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -43,6 +44,11 @@ class Mask:
     def __bool__(self) -> bool:
         return bool(self._paths)
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The hidden fields; ``()`` is the whole state."""
+        return self._paths
+
     def state(self, state: Any) -> Any:
         """A decoded state without the hidden values; ``None`` stays ``None``."""
         return self.within((), state)
@@ -50,16 +56,20 @@ class Mask:
     def within(self, path: Path, value: Any) -> Any:
         """The value of a field, or of the whole state for ``()``, without what is hidden in it."""
         for hidden in self._paths:
-            if path[: len(hidden)] == hidden:
+            shared = _shared(path, hidden)
+            if shared == len(hidden) or _leads_elsewhere(path, hidden, shared):
                 return MASKED
-            if hidden[: len(path)] == path:
-                value = _hidden(value, hidden[len(path) :])
+            if shared == len(path):
+                hide = _hidden if path else _member_hidden
+                value = hide(value, hidden[shared:])
+            elif shared and _occurs(value, hidden[shared]):
+                return MASKED
         return value
 
     def json(self, text: bytes) -> bytes:
         """A state as JSON without the hidden values."""
         for path in self._paths:
-            text = _hidden_in(text, path)
+            text = _member_hidden_in(text, path) if path else _encoded(MASKED)
         return text
 
     def event(self, event: Any) -> Any:
@@ -81,7 +91,7 @@ class Mask:
             if name in members:
                 members[name] = msgspec.Raw(self.json(bytes(members[name])))
         if "event" in members:
-            event = self.event(json.loads(bytes(members["event"])))
+            event = self.event(_read(bytes(members["event"])))
             members["event"] = msgspec.Raw(_encoded(event))
         return msgspec.json.encode(members)
 
@@ -94,8 +104,9 @@ class Mask:
     def shown(self, path: Path) -> Path:
         """A field, or the hidden field that it is within."""
         for hidden in self._paths:
-            if path[: len(hidden)] == hidden:
-                return hidden
+            shared = _shared(path, hidden)
+            if shared == len(hidden) or _leads_elsewhere(path, hidden, shared):
+                return path[:shared]
         return path
 
     def refuse(self, path: Iterable[str], what: str) -> None:
@@ -141,13 +152,18 @@ NO_MASK: Final = Mask("")
 
 
 def _hidden_in(text: bytes, path: Path) -> bytes:
-    """A state as JSON without one hidden field; the other values keep their text."""
-    if not path:
+    """As :func:`_hidden`, of JSON; the other values keep their text."""
+    if not path or _is_misfit(_read(text), path[0]):
         return _encoded(MASKED)
+    return _member_hidden_in(text, path)
+
+
+def _member_hidden_in(text: bytes, path: Path) -> bytes:
     kind = text.lstrip()[:1]
     if kind == b"[":
         items = msgspec.json.decode(text, type=list[msgspec.Raw])
-        return msgspec.json.encode([msgspec.Raw(_hidden_in(bytes(each), path)) for each in items])
+        shown = [msgspec.Raw(_member_hidden_in(bytes(each), path)) for each in items]
+        return msgspec.json.encode(shown)
     members = msgspec.json.decode(text, type=dict[str, msgspec.Raw]) if kind == b"{" else {}
     if path[0] not in members:
         return text
@@ -156,19 +172,59 @@ def _hidden_in(text: bytes, path: Path) -> bytes:
 
 
 def _hidden(value: Any, path: Path) -> Any:
-    if not path:
+    """A field's value without what is hidden in it; one of another form is hidden as a whole."""
+    if not path or _is_misfit(value, path[0]):
         return MASKED
+    return _member_hidden(value, path)
+
+
+def _member_hidden(value: Any, path: Path) -> Any:
+    """A state, or an object, without a hidden member; of a list, each object."""
     if isinstance(value, list):
-        return [_hidden(item, path) for item in value]
+        return [_member_hidden(item, path) for item in value]
     if isinstance(value, Mapping) and path[0] in value:
         return {**value, path[0]: _hidden(value[path[0]], path[1:])}
     return value
 
 
+def _is_misfit(value: Any, name: str) -> bool:
+    """Whether a value may hold a hidden member where no path leads: a state need not fit its model.
+
+    It does when it is a text or another value without members, and when it has the member only
+    further within, as an object of objects in place of a list of them does.
+    """
+    if isinstance(value, list):
+        return any(_is_misfit(item, name) for item in value)
+    if isinstance(value, Mapping):
+        return name not in value and any(_occurs(each, name) for each in value.values())
+    return value is not None
+
+
+def _shared(path: Path, hidden: Path) -> int:
+    """How many of their first names two paths share."""
+    pairs = zip(path, hidden, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _leads_elsewhere(path: Path, hidden: Path, shared: int) -> bool:
+    """Whether a path leads to a hidden member of a misfit, see :func:`_is_misfit`."""
+    return 0 < shared < len(hidden) and hidden[shared] in path[shared:]
+
+
+def _occurs(value: Any, name: str) -> bool:
+    """Whether an object has such a member, at any depth."""
+    if isinstance(value, list):
+        return any(_occurs(item, name) for item in value)
+    if isinstance(value, Mapping):
+        return name in value or any(_occurs(each, name) for each in value.values())
+    return False
+
+
 def _has_mask(value: Any, path: Path) -> bool:
     if isinstance(value, list):
         return any(_has_mask(item, path) for item in value)
-    if not path:
+    if not path or isinstance(value, str):
+        # A value of another form than the path's is masked as a whole.
         return bool(value == MASKED)
     return isinstance(value, Mapping) and path[0] in value and _has_mask(value[path[0]], path[1:])
 
@@ -177,6 +233,11 @@ def _fields_of(pointer: str) -> Path:
     """The field that a JSON Pointer names; places in lists are left out, as in masks."""
     parts = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
     return tuple(part for part in parts if not (part.isdigit() or part == "-"))
+
+
+def _read(text: bytes) -> Any:
+    # Numbers stay texts: one may have more digits than Python reads.
+    return json.loads(text, parse_int=str, parse_float=str)
 
 
 def _encoded(value: Any) -> bytes:

@@ -13,9 +13,10 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from everstate.config import Config
-from everstate.errors import LocalStackError
+from everstate.errors import HIDDEN, InvalidConfig, LocalStackError
 from everstate.local.fetch import digest_of, fetch
 from everstate.local.progress import Silent, StackProgress
 from everstate.private import write_private
@@ -110,7 +111,7 @@ def obtain(
     checked = _Checked(cache_dir(config) / "jars" / "checked.json")
     missing = [a for a in wanted if not checked.is_whole(cached(config, a), a)]
     if missing:
-        base = (config.local.jars_url or _public_url()).rstrip("/")
+        base = _base_url(config)
         fetch(
             [(f"{base}/{a.path}", cached(config, a), a.sha256, a.size) for a in missing],
             progress or Silent(),
@@ -124,6 +125,26 @@ def obtain(
 def spark_jars(config: Config, progress: StackProgress | None = None) -> list[Path]:
     """The jars for ``spark.jars``: Kafka connector and Delta, fetched when not cached."""
     return obtain(config, spark_artifacts(), progress)
+
+
+def _base_url(config: Config) -> str:
+    """The repository's address; raises InvalidConfig for one whose login cannot be told apart."""
+    url = config.local.jars_url
+    if url is None:
+        return _public_url().rstrip("/")
+    try:
+        parts = urlsplit(url)
+        is_misread = "@" in parts.path + parts.query + parts.fragment
+    except ValueError:
+        is_misread = True
+    if is_misread:
+        raise InvalidConfig(
+            "local.jars_url",
+            HIDDEN,
+            "https://host/path, or https://user:password@host/path with %2F for /, %3F for ?, "
+            "%23 for # and %5B for [ in the password",
+        ) from None
+    return url.rstrip("/")
 
 
 def _public_url() -> str:

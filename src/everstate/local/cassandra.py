@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import struct
@@ -14,7 +13,7 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import Artifact, cached, cassandra_artifacts
 from everstate.local.class_archive import class_archive_options
-from everstate.local.jvm import Jvm, find_jvm, java_home
+from everstate.local.jvm import Jvm, find_jvm, java_env, java_home
 from everstate.local.server import Launch, Ports
 from everstate.private import private_folder
 
@@ -118,6 +117,7 @@ class CassandraServer:
     """One node on 127.0.0.1, without passwords; the store creates keyspaces."""
 
     name: str = "cassandra"
+    program: str = "java"
     port_names: tuple[str, ...] = ("client", "storage", "jmx")
     stop_signal: signal.Signals = signal.SIGTERM
 
@@ -141,7 +141,7 @@ class CassandraServer:
         logging = self._folder / "logback.xml"
         logging.write_text(_LOGGING, "utf-8")
         jars = [str(cached(self._config, artifact)) for artifact in self.artifacts]
-        env = {**os.environ, "CLASSPATH": os.pathsep.join(jars)}
+        env = java_env(jars)
         argv = (
             str(java_home(self._config) / "bin" / "java"),
             *class_archive_options(self._config, self.name, jars),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import tarfile
 import urllib.error
@@ -22,16 +21,15 @@ from everstate.local.artifacts import (
     kafka_artifacts,
 )
 from everstate.local.class_archive import class_archive_options
-from everstate.local.files import unpacked
-from everstate.local.jvm import java_home
+from everstate.local.files import listed, unpacked
+from everstate.local.jvm import java_env, java_home
 from everstate.local.server import Launch, Ports
-from everstate.private import private_folder, write_private
+from everstate.private import private_folder, properties, write_private
 
 _PROBE_S = 2.0
 _SECURITY = ("security.", "sasl.", "ssl.")
 
 _PROPERTIES = """\
-bootstrap.servers={brokers}
 group.id={prefix}.connect
 listeners=http://127.0.0.1:{client}
 rest.advertised.host.name=127.0.0.1
@@ -51,11 +49,9 @@ offset.storage.partitions=1
 status.storage.partitions=1
 offset.flush.interval.ms=5000
 scheduled.rebalance.max.delay.ms=0
-plugin.path={plugins}
 plugin.discovery=SERVICE_LOAD
 config.providers=file
 config.providers.file.class=org.apache.kafka.common.config.provider.FileConfigProvider
-config.providers.file.param.allowed.paths={secrets}
 producer.compression.type=lz4
 """
 
@@ -77,6 +73,7 @@ class ConnectServer:
     """A worker on 127.0.0.1 that keeps its connectors, offsets and states in the log's cluster."""
 
     name: str = "connect"
+    program: str = "java"
     port_names: tuple[str, ...] = ("client",)
     stop_signal: signal.Signals = signal.SIGTERM
 
@@ -96,15 +93,15 @@ class ConnectServer:
         secrets = secrets_dir(self._config)
         private_folder(secrets)
         text = _PROPERTIES.format(
-            brokers=self._brokers(),
-            prefix=self._config.log.prefix,
-            replication=self._config.log.replication,
-            plugins=self._unpack(),
-            secrets=secrets,
-            **ports,
+            prefix=self._config.log.prefix, replication=self._config.log.replication, **ports
         )
-        options = "".join(f"{line}\n" for line in self._options())
-        write_private(self._properties, text + options)
+        settings = {
+            "bootstrap.servers": self._brokers(),
+            "plugin.path": listed(self._unpack(), "local.cache_dir"),
+            "config.providers.file.param.allowed.paths": listed(secrets, "project.data_dir"),
+            **self._options(),
+        }
+        write_private(self._properties, text + properties(settings))
         logging = self._folder / "log4j2.properties"
         logging.write_text(_LOGGING, "utf-8")
         java = java_home(self._config) / "bin" / "java"
@@ -119,7 +116,7 @@ class ConnectServer:
             "org.apache.kafka.connect.cli.ConnectDistributed",
             self.marker,
         )
-        return Launch(argv, {**os.environ, "CLASSPATH": os.pathsep.join(jars)}, self._folder)
+        return Launch(argv, java_env(jars), self._folder)
 
     def probe(self, ports: Ports) -> None:
         """Request the worker's version and health; raises OSError while it does not answer."""
@@ -139,13 +136,13 @@ class ConnectServer:
         """The REST address."""
         return f"http://127.0.0.1:{ports['client']}"
 
-    def _options(self) -> list[str]:
-        lines = []
+    def _options(self) -> dict[str, str]:
+        settings = dict(self._config.capture.worker_options)
         for name, value in self._config.capture.worker_options.items():
-            lines.append(f"{name}={value}")
             if name.startswith(_SECURITY):
-                lines += [f"{part}.{name}={value}" for part in ("producer", "consumer", "admin")]
-        return lines
+                clients = ("producer", "consumer", "admin")
+                settings.update({f"{client}.{name}": value for client in clients})
+        return settings
 
     def _unpack(self) -> Path:
         """The folder of the plugins, one folder in it for each connector."""

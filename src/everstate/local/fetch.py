@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import os
@@ -9,9 +10,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from everstate.errors import LocalStackError
 from everstate.local.progress import Advance, StackProgress
@@ -23,7 +26,30 @@ _CHUNK_BYTES = 1 << 18
 _GONE_FOR_GOOD = frozenset({400, 401, 403, 404, 410})
 
 WantedFile = tuple[str, Path, str, int]
-"""URL, target, sha256 in hex, size in bytes."""
+"""URL (it may have a login), target, sha256 in hex, size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A URL as it is requested and shown, and the login that was in it."""
+
+    url: str
+    login: str | None
+
+    @classmethod
+    def of(cls, url: str) -> _Source:
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
+        shown = urlunsplit(parts._replace(netloc=host))
+        return cls(shown, unquote(user) if at else None)
+
+    def request(self) -> urllib.request.Request:
+        """A request with the login, which a server to which it is redirected does not get."""
+        request = urllib.request.Request(self.url, headers={"User-Agent": "everstate"})
+        if self.login is not None:
+            encoded = base64.b64encode(self.login.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {encoded}")
+        return request
 
 
 def fetch(files: Sequence[WantedFile], progress: StackProgress) -> None:
@@ -48,6 +74,7 @@ def fetch(files: Sequence[WantedFile], progress: StackProgress) -> None:
 
 
 def _fetch_one(url: str, target: Path, sha256: str, size: int, advance: Advance) -> None:
+    source = _Source.of(url)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     with open(part, "ab") as file:
@@ -57,24 +84,24 @@ def _fetch_one(url: str, target: Path, sha256: str, size: int, advance: Advance)
             advance(size)
             return
         resumed = file.seek(0, os.SEEK_END) > 0
-        whole = _download(url, file, size, advance, sha256)
+        whole = _download(source, file, size, advance, sha256)
         if not whole and resumed:
             # The part that an earlier run left may be damaged: start again from the first byte.
             advance(-file.tell())
             file.truncate(0)
-            whole = _download(url, file, size, advance, sha256)
+            whole = _download(source, file, size, advance, sha256)
         if not whole:
             part.unlink(missing_ok=True)
             raise LocalStackError(
-                f"{url} is not the file in the lock file: its SHA-256 or size differs. It was "
-                "deleted.",
+                f"{source.url} is not the file in the lock file: its SHA-256 or size differs. It "
+                "was deleted.",
                 advice="Check local.jars_url and any proxy on the way, then run the command again.",
             )
         os.replace(part, target)
 
 
-def _download(url: str, file: IO[bytes], size: int, advance: Advance, sha256: str) -> bool:
-    """Complete ``file`` from ``url``; True when its size and hash are right."""
+def _download(source: _Source, file: IO[bytes], size: int, advance: Advance, sha256: str) -> bool:
+    """Complete ``file`` from ``source``; True when its size and hash are right."""
     have = file.seek(0, os.SEEK_END)
     if have > size:
         file.truncate(0)
@@ -90,10 +117,10 @@ def _download(url: str, file: IO[bytes], size: int, advance: Advance, sha256: st
         reraise=True,
     )
     try:
-        repeated(_append, url, file, size, advance)
+        repeated(_append, source, file, size, advance)
     except (OSError, HTTPException) as cause:
         raise LocalStackError(
-            f"{url} cannot be downloaded: {cause}.",
+            f"{source.url} cannot be downloaded: {cause}.",
             advice="Check the network, or set local.jars_url to a Maven repository that you can "
             "reach. Files that were downloaded are kept.",
         ) from cause
@@ -108,12 +135,12 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, (OSError, HTTPException))
 
 
-def _append(url: str, file: IO[bytes], size: int, advance: Advance) -> None:
+def _append(source: _Source, file: IO[bytes], size: int, advance: Advance) -> None:
     """Append the missing bytes; starts over when the server does not support ranges."""
     have = file.seek(0, os.SEEK_END)
     if have >= size:
         return
-    request = urllib.request.Request(url, headers={"User-Agent": "everstate"})
+    request = source.request()
     if have:
         request.add_header("Range", f"bytes={have}-")
     response: HTTPResponse

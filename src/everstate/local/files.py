@@ -1,12 +1,17 @@
-"""Files of servers: archives unpacked once per user."""
+"""Files of servers: archives unpacked once per user, passwords, paths that Java can read."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from everstate.errors import LocalStackError
+from everstate.private import write_private
 
 
 def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
@@ -27,3 +32,43 @@ def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return home
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Raise LocalStackError for an OSError of the block, which writes files in ``place``."""
+    try:
+        yield
+    except OSError as cause:
+        raise LocalStackError(
+            f"the local stack cannot use {cause.filename or place}: {cause.strerror or cause}.",
+            advice="`everstate doctor` checks disk and rights. Run the command again afterwards.",
+        ) from cause
+
+
+def make_password(file: Path) -> None:
+    """Write a random password, unless the file has one; a full disk may have left it empty."""
+    if not file.exists() or not file.read_text("utf-8").strip():
+        write_private(file, secrets.token_urlsafe(24) + "\n")
+
+
+def listed(path: Path, setting: str) -> str:
+    """A path as the single entry of a list in a Java server's settings.
+
+    Raises LocalStackError for a path that such a list cannot have: the server would split it, and
+    work in another folder.
+    """
+    text = str(path)
+    if "," in text:
+        raise LocalStackError(
+            f"the path {text} has a comma, at which Kafka splits a list of folders.",
+            advice=f"Move the folder, or set {setting} to a path without a comma.",
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise LocalStackError(
+            f"the path {text!r} is not UTF-8, and Java cannot open it.",
+            advice=f"Rename the folder, or set {setting} to a path in UTF-8.",
+        ) from None
+    return text

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,15 @@ def java_home(config: Config) -> Path:
         part.chmod(0o755)
         os.replace(part, script)
     return wrapped
+
+
+def java_env(jars: Sequence[str]) -> dict[str, str]:
+    """Environment of a JVM that has ``jars`` in its class path.
+
+    Java encodes the names of files as the locale says: in the locale C, it would write to another
+    folder than the one whose name has a letter outside of ASCII.
+    """
+    return {**os.environ, "CLASSPATH": os.pathsep.join(jars), "LC_ALL": "C.UTF-8"}
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import signal
 import socket
 import struct
@@ -15,9 +14,10 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import Artifact, cached, kafka_artifacts
 from everstate.local.class_archive import class_archive_options
-from everstate.local.jvm import java_home
+from everstate.local.files import listed
+from everstate.local.jvm import java_env, java_home
 from everstate.local.server import Launch, Ports
-from everstate.private import private_folder
+from everstate.private import private_folder, properties
 
 _PROBE_S = 2.0
 _METADATA, _METADATA_VERSION = 3, 1
@@ -31,7 +31,6 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{client}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-log.dirs={data}
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
@@ -72,6 +71,7 @@ class KafkaServer:
     """
 
     name: str = "kafka"
+    program: str = "java"
     port_names: tuple[str, ...] = ("client", "controller")
     stop_signal: signal.Signals = signal.SIGTERM
 
@@ -86,12 +86,13 @@ class KafkaServer:
         """Write server.properties and format the data folder when it is new (about 1.5 s)."""
         data = self._folder / "data"
         private_folder(data)
-        self._properties.write_text(_PROPERTIES.format(data=data, **ports), "utf-8")
+        folders = properties({"log.dirs": listed(data, "project.data_dir")})
+        self._properties.write_text(_PROPERTIES.format(**ports) + folders, "ascii")
         logging = self._folder / "log4j2.properties"
         logging.write_text(_LOGGING, "utf-8")
         java = java_home(self._config) / "bin" / "java"
         jars = [str(cached(self._config, artifact)) for artifact in self.artifacts]
-        env = {**os.environ, "CLASSPATH": os.pathsep.join(jars)}
+        env = java_env(jars)
         options: tuple[str, ...] = (f"-Dlog4j2.configurationFile={logging}", "-XX:+UseSerialGC")
         if not (data / "meta.properties").exists():
             classes = class_archive_options(self._config, self.name, jars, writes=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
+import re
 import shutil
 import signal
 import socket
@@ -15,7 +15,7 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, mariadb_artifact
-from everstate.local.files import unpacked
+from everstate.local.files import make_password, unpacked
 from everstate.local.server import Launch, Ports
 from everstate.private import private_folder, write_private
 
@@ -32,14 +32,14 @@ bind-address=127.0.0.1
 skip-name-resolve=1
 port={port}
 socket=
-pid-file={folder}/mariadb.pid
-basedir={home}
-datadir={data}
-tmpdir={folder}/tmp
-lc-messages-dir={home}/share
-character-sets-dir={home}/share/charsets
-plugin-dir={home}/libs
-init-file={folder}/users.sql
+pid-file="{folder}/mariadb.pid"
+basedir="{home}"
+datadir="{data}"
+tmpdir="{folder}/tmp"
+lc-messages-dir="{home}/share"
+character-sets-dir="{home}/share/charsets"
+plugin-dir="{home}/libs"
+init-file="{folder}/users.sql"
 server-id=1
 log-bin=binlog
 binlog-format=ROW
@@ -75,6 +75,7 @@ class MariaDbServer:
     """A server on 127.0.0.1 with the database ``everstate`` and a user of that name."""
 
     name: str = "mariadb"
+    program: str = "mariadbd"
     port_names: tuple[str, ...] = ("client",)
     stop_signal: signal.Signals = signal.SIGTERM
 
@@ -96,8 +97,8 @@ class MariaDbServer:
         self._settings.write_text(
             _SETTINGS.format(
                 port=ports["client"],
-                folder=self._folder,
-                home=home,
+                folder=_readable(self._folder, "project.data_dir"),
+                home=_readable(home, "local.cache_dir"),
                 data=self._data,
                 commit=1 if fsync else 0,
                 sync=1 if fsync else 0,
@@ -129,8 +130,7 @@ class MariaDbServer:
 
     def _write_secrets(self) -> None:
         """Make the password once, and the statements that the server reads at its start."""
-        if not self._password.exists():
-            write_private(self._password, secrets.token_urlsafe(24) + "\n")
+        make_password(self._password)
         password = self._password.read_text("utf-8").strip()
         users = _USERS.format(database=_DATABASE, user=_USER, password=password)
         write_private(self._folder / "users.sql", users)
@@ -179,3 +179,17 @@ class MariaDbServer:
                         target.chmod(0o755)
 
         return unpacked(cache_dir(self._config) / "mariadb" / artifact.sha256[:16], unpack)
+
+
+def _readable(path: Path, setting: str) -> Path:
+    """A path that MariaDB's option files and its installation script read as it is written.
+
+    Raises LocalStackError for another one: the script would create the data in another folder.
+    """
+    if re.search(r'[\\"\s]', str(path)):
+        raise LocalStackError(
+            f"the path {str(path)!r} has a space, a quote or a backslash, which MariaDB's "
+            "installation script cannot read.",
+            advice=f"Move the folder, or set {setting} to a path without it.",
+        )
+    return path

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from everstate.local.files import writing
 from everstate.local.processes import ProcessId
 from everstate.private import private_folder, write_private
 
@@ -40,18 +41,22 @@ class Memory:
             return {}
 
     def write(self, servers: dict[str, Remembered]) -> None:
-        """Replace the file."""
-        private_folder(self._folder)
+        """Replace the file; raises LocalStackError when it cannot be written."""
         text = json.dumps(
             {"servers": {name: asdict(server) for name, server in servers.items()}}, indent=1
         )
-        write_private(self._file, text + "\n")
+        with writing(self._file):
+            private_folder(self._folder)
+            write_private(self._file, text + "\n")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the stack against other processes that start or stop it; waits for the lock."""
-        private_folder(self._folder)
-        with open(self._folder / "stack.lock", "a") as file:
+        place = self._folder / "stack.lock"
+        with ExitStack() as opened:
+            with writing(place):
+                private_folder(self._folder)
+                file = opened.enter_context(open(place, "a"))
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

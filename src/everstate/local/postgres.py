@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import processes, unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, postgres_artifact
-from everstate.local.files import unpacked
+from everstate.local.files import make_password, unpacked
 from everstate.local.server import Launch, Ports
 from everstate.private import private_folder
 
@@ -50,6 +49,7 @@ class PostgresServer:
     """A server on 127.0.0.1 with the database ``everstate`` and a superuser of that name."""
 
     name: str = "postgres"
+    program: str = "postgres"
     port_names: tuple[str, ...] = ("client",)
     stop_signal: signal.Signals = signal.SIGINT
     """Fast shutdown: open transactions are rolled back."""
@@ -73,7 +73,7 @@ class PostgresServer:
             port=ports["client"], fsync="on" if self._config.local.fsync else "off"
         )
         (self._data / _SETTINGS_FILE).write_text(settings, "utf-8")
-        self._drop_lock_of_zombie()
+        self._drop_stale_lock()
         argv = (str(home / "bin" / "postgres"), "-D", self.marker)
         return Launch((*unprivileged.prefix(self._data), *argv), env, self._folder)
 
@@ -101,19 +101,23 @@ class PostgresServer:
         password = self._password.read_text("utf-8").strip()
         return f"postgresql://{_USER}:{password}@127.0.0.1:{ports['client']}/{database}"
 
-    def _drop_lock_of_zombie(self) -> None:
-        """Remove the lock file of a server that ended, but that its parent has not reaped.
+    def _drop_stale_lock(self) -> None:
+        """Remove a lock file whose process is not a server of this data folder.
 
-        PostgreSQL takes a zombie for a running server. A container whose first process does not
-        reap children leaves zombies. The lock stays while any process works in the data folder.
+        PostgreSQL takes any process with the recorded pid for a running server: a zombie (a
+        container whose first process does not reap children leaves zombies), the server of the
+        project of which this folder is a copy, and a program that got the pid later. The lock
+        stays while any process works in the data folder.
         """
         lock = self._data / "postmaster.pid"
         try:
             owner = psutil.Process(int(lock.read_text("utf-8").split()[0]))
-            is_zombie = owner.status() == psutil.STATUS_ZOMBIE
+            is_stale = owner.status() == psutil.STATUS_ZOMBIE or processes.works_elsewhere(
+                owner, self._data, self.marker
+            )
         except (OSError, ValueError, IndexError, psutil.Error):
             return
-        if is_zombie and not processes.in_folder(self._data):
+        if is_stale and not processes.in_folder(self._data):
             lock.unlink(missing_ok=True)
 
     def _unpack(self) -> Path:
@@ -136,9 +140,7 @@ class PostgresServer:
         new = self._folder / "data.new"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
-        if not self._password.exists():
-            with open(os.open(self._password, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-                file.write(secrets.token_urlsafe(24) + "\n")
+        make_password(self._password)
         command = (
             *unprivileged.prefix(new),
             str(home / "bin" / "initdb"),

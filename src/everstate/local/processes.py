@@ -1,4 +1,4 @@
-"""Processes that outlive this one: identified by pid and start time, started detached."""
+"""Processes that outlive this one: identified by pid and start, started detached."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from everstate.process_mark import start_mark
 
 _START_TOLERANCE_S = 1.5
 _POLL_S = 0.05
@@ -31,6 +33,19 @@ class ProcessId:
     pid: int
     started: float
     """Seconds since the epoch."""
+    mark: str | None = None
+    """:func:`start_mark`; ``None`` in a record of an earlier release, or without /proc."""
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> ProcessId:
+        """The identity of a process that runs; raises psutil.Error when it does not."""
+        return cls(process.pid, process.create_time(), start_mark(process.pid))
+
+    def is_of(self, process: psutil.Process) -> bool:
+        """Whether the process with this pid is still the one that had it."""
+        if self.mark is not None:
+            return self.mark == start_mark(process.pid)
+        return bool(abs(process.create_time() - self.started) < _START_TOLERANCE_S)
 
 
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessId:
@@ -52,10 +67,9 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) 
         )
     _children[child.pid] = child
     try:
-        started = psutil.Process(child.pid).create_time()
+        return ProcessId.of(psutil.Process(child.pid))
     except psutil.NoSuchProcess:
-        started = time.time()
-    return ProcessId(child.pid, started)
+        return ProcessId(child.pid, time.time())
 
 
 def is_alive(process: ProcessId) -> bool:
@@ -70,9 +84,8 @@ def is_alive(process: ProcessId) -> bool:
         return False
     try:
         found = psutil.Process(process.pid)
-        same = abs(found.create_time() - process.started) < _START_TOLERANCE_S
         gone = found.status() == psutil.STATUS_ZOMBIE and found.num_threads() <= 1
-        return same and not gone
+        return process.is_of(found) and not gone
     except psutil.NoSuchProcess:
         return False
 
@@ -109,17 +122,40 @@ def wait_gone(process: ProcessId, patience_s: float) -> bool:
     return True
 
 
-def strays(marker: str) -> list[ProcessId]:
-    """Processes with ``marker`` (a path) as an argument, which a killed run did not record."""
+def strays(marker: str, program: str, folder: Path) -> list[ProcessId]:
+    """Servers with ``marker`` (a path) as an argument, which a killed run did not record.
+
+    Only processes whose command is ``program`` and that work in ``folder``: a user's own program
+    (``du``, ``tar``, a tool of Kafka) may have the path as an argument, too.
+    """
     found = []
     for process in psutil.process_iter():
         try:
             arguments = process.cmdline()
-            if marker in arguments and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(ProcessId(process.pid, process.create_time()))
+            is_server = marker in arguments and Path(arguments[0]).name == program
+            if not is_server or works_elsewhere(process, folder, marker):
+                continue
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(ProcessId.of(process))
         except psutil.Error:
             continue
     return found
+
+
+def works_elsewhere(process: psutil.Process, folder: Path, marker: str) -> bool:
+    """Whether the working directory of a process is outside of ``folder``.
+
+    It follows a folder that is moved, and not one that is copied. A process of another user (in a
+    container, PostgreSQL runs as ``nobody``) does not show it: then the path among the arguments
+    decides. False for a process that is ending.
+    """
+    try:
+        place = process.cwd()
+    except psutil.AccessDenied:
+        return marker not in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return bool(place) and not Path(place).is_relative_to(folder.resolve())
 
 
 def in_folder(folder: Path) -> list[int]:

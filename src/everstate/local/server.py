@@ -30,8 +30,10 @@ class Server(Protocol):
     port_names: tuple[str, ...]
     stop_signal: signal.Signals
     artifacts: tuple[Artifact, ...]
+    program: str
+    """Name of the program that its process runs."""
     marker: str
-    """An argument of its process that no other process has."""
+    """An argument of its process that has the path of its folder."""
 
     def prepare(self, ports: Ports) -> Launch:
         """Write its configuration; create its data at the first start. May take seconds."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import psutil
+
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local.artifacts import obtain
 from everstate.local.cassandra import CassandraServer
 from everstate.local.connect import ConnectServer
+from everstate.local.files import writing
 from everstate.local.kafka import KafkaServer
 from everstate.local.mariadb import MariaDbServer
 from everstate.local.memory import Memory, Remembered
@@ -32,6 +35,7 @@ from everstate.local.processes import (
     spawn,
     strays,
     wait_gone,
+    works_elsewhere,
 )
 from everstate.local.progress import Silent, StackProgress
 from everstate.local.server import Ports, Server
@@ -49,6 +53,12 @@ _OPTIONAL = ("connect", "mariadb")
 """Started when the configuration names them or a command needs them; then part of the stack."""
 _LAST = ("connect",)
 """Started when the others answer, and stopped before them, because it needs other servers."""
+_SERVERS: dict[str, Callable[[Config], Server]] = {
+    "kafka": KafkaServer,
+    "postgres": PostgresServer,
+    "cassandra": CassandraServer,
+    "mariadb": MariaDbServer,
+}
 _TRY_AGAIN = ("Address already in use", "pre-existing shared memory block", "lock file")
 """Messages of a failed start that may succeed with another port or after a moment."""
 
@@ -81,18 +91,20 @@ class Stack:
         self._memory = Memory(config.project.data_dir)
         self._writing = threading.Lock()
         self._started: list[str] = []
-        self._servers: dict[str, Server] = {}
+        names = []
         if config.log.bootstrap_servers is None:
-            self._servers["kafka"] = KafkaServer(config)
+            names.append("kafka")
         if config.store.dsn is None:
-            self._servers["postgres"] = PostgresServer(config)
+            names.append("postgres")
         if config.cassandra.local and not config.cassandra.contact_points:
-            self._servers["cassandra"] = CassandraServer(config)
-        wanted = {*config.capture.local, *also, *self._memory.read()}
+            names.append("cassandra")
+        remembered = self._memory.read()
+        wanted = {*config.capture.local, *also, *remembered}
         if "mariadb" in wanted:
-            self._servers["mariadb"] = MariaDbServer(config)
+            names.append("mariadb")
         if "connect" in wanted and config.capture.connect_url is None:
-            self._servers["connect"] = ConnectServer(config, self._brokers)
+            names.append("connect")
+        self._servers = {name: self._make(name) for name in names}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +124,9 @@ class Stack:
         with self._memory.lock():
             wanted = [a for server in self._servers.values() for a in server.artifacts]
             obtain(self._config, wanted, steps)
-            private_folder(self._config.project.data_dir / "logs")
+            logs = self._config.project.data_dir / "logs"
+            with writing(logs):
+                private_folder(logs)
             for wave in _waves(self._servers):
                 with ThreadPoolExecutor(len(wave)) as pool:
                     list(pool.map(lambda name: self._bring_up(name, steps), wave))
@@ -124,7 +138,7 @@ class Stack:
         Raises LocalStackError when one of them does not run, unless it is optional or not in
         ``needs`` (``None``: all are needed); its address then stays empty.
         """
-        remembered = self._memory.read()
+        remembered = self._remembered()
         ports: dict[str, Ports] = {}
         for name in self._servers:
             known = remembered.get(name)
@@ -158,7 +172,7 @@ class Stack:
 
     def mariadb_url(self) -> str:
         """Connection URL of the local MariaDB, password included; LocalStackError without one."""
-        server, known = self._servers.get("mariadb"), self._memory.read().get("mariadb")
+        server, known = self._servers.get("mariadb"), self._remembered().get("mariadb")
         if not isinstance(server, MariaDbServer) or known is None or not _runs(known):
             raise LocalStackError(
                 "the local mariadb is not running.",
@@ -168,24 +182,24 @@ class Stack:
 
     def status(self) -> list[ServerStatus]:
         """Present status of each server; probes each running one by its protocol (at most 3 s)."""
-        remembered = self._memory.read()
+        remembered = self._remembered()
         return [self._status(name, remembered.get(name)) for name in self._servers]
 
     def gone(self) -> list[str]:
         """The servers whose process does not exist; cheap, for a supervisor's loop."""
-        remembered = self._memory.read()
+        remembered = self._remembered()
         return [name for name in self._servers if not _runs(remembered.get(name))]
 
     def crashed(self) -> list[str]:
         """The servers whose process ended although they were not stopped."""
-        remembered = self._memory.read()
+        remembered = self._remembered()
         known = {name: remembered.get(name) for name in self._servers}
         return [n for n, k in known.items() if k is not None and k.process is not None
                 and not _runs(k)]  # fmt: skip
 
     def has_crashed(self, name: str) -> bool | None:
         """Whether a server ended although it was not stopped; ``None``: it was never started."""
-        return None if name not in self._memory.read() else name in self.crashed()
+        return None if name not in self._remembered() else name in self.crashed()
 
     def revive(self, names: Iterable[str], progress: StackProgress | None = None) -> list[str]:
         """Restart the crashed servers of ``names``, and return them.
@@ -201,6 +215,16 @@ class Stack:
                 self._bring_up(name, progress or Silent())
         return crashed
 
+    def settled_crashes(self) -> list[str]:
+        """Those of :meth:`crashed`, while no other process starts or stops servers.
+
+        `everstate down` ends a server first, and records then that it was stopped.
+        """
+        if not self.crashed():
+            return []
+        with self._memory.lock():
+            return self.crashed()
+
     def check(self) -> None:
         """Raise LocalStackError, with the end of its log, when a server is gone."""
         for name in self.gone():
@@ -211,7 +235,17 @@ class Stack:
 
         They are killed after at most 30 s each. Ports are kept for the next start.
         """
-        wanted = [name for name in self._servers if names is None or name in names]
+        return self._stop([name for name in self._servers if names is None or name in names])
+
+    def stop_all(self) -> list[str]:
+        """Stop all servers that were started in this folder, and return those that ran.
+
+        Also those that the settings do not name any more, because they give the address of
+        another server now.
+        """
+        return self._stop([*self._servers, *self._unnamed()])
+
+    def _stop(self, wanted: list[str]) -> list[str]:
         if not wanted or not self._config.project.data_dir.exists():
             return []
         with self._memory.lock():
@@ -234,6 +268,12 @@ class Stack:
             self._take_down(name)
             self._bring_up(name, progress or Silent())
 
+    def restart_crashed(self, name: str, progress: StackProgress) -> None:
+        """Start one server again, unless it was stopped or started meanwhile."""
+        with self._memory.lock():
+            if name in self.crashed():
+                self._bring_up(name, progress)
+
     def pid(self, name: str) -> int:
         """The process id of a server; LocalStackError when it was not started."""
         return self._process(name).pid
@@ -246,7 +286,12 @@ class Stack:
         )
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            # Without this, nothing would end the servers that did start: __exit__ is not called.
+            self.stop(tuple(self._started))
+            raise
         return self
 
     def __exit__(
@@ -257,15 +302,58 @@ class Stack:
     ) -> None:
         self.stop(tuple(self._started))
 
+    def _make(self, name: str) -> Server:
+        """The server of that name."""
+        if name == "connect":
+            return ConnectServer(self._config, self._brokers)
+        return _SERVERS[name](self._config)
+
+    def _server(self, name: str) -> Server:
+        """The server of that name, also when the settings do not name it any more."""
+        return self._servers.get(name) or self._make(name)
+
+    def _unnamed(self) -> list[str]:
+        """Servers that were started before the settings gave the address of another one."""
+        return [
+            name
+            for name, known in self._remembered().items()
+            if name not in self._servers and known.process is not None
+        ]
+
+    def _remembered(self) -> dict[str, Remembered]:
+        """The record of each server of this folder, by name.
+
+        A copied folder has the record of the original: there, a server that works outside of this
+        folder was never started.
+        """
+        return {
+            name: Remembered(known.ports, None) if self._is_foreign(name, known) else known
+            for name, known in self._memory.read().items()
+        }
+
+    def _is_foreign(self, name: str, known: Remembered) -> bool:
+        """Whether a recorded process runs, and is a server of another folder."""
+        if known.process is None or not is_alive(known.process):
+            return False
+        try:
+            process = psutil.Process(known.process.pid)
+            return works_elsewhere(process, self._folder(name), self._server(name).marker)
+        except psutil.Error:
+            return False
+
+    def _folder(self, name: str) -> Path:
+        """The folder of a server, in which it works."""
+        return self._config.project.data_dir / name
+
     def _process(self, name: str) -> ProcessId:
-        known = self._memory.read().get(name)
+        known = self._remembered().get(name)
         if known is None or known.process is None:
             raise LocalStackError(f"the local {name} is not running.", advice="Run `everstate up`.")
         return known.process
 
     def _brokers(self) -> str:
         """The log's addresses; the local broker was started before the server that needs them."""
-        known = self._memory.read().get("kafka")
+        known = self._remembered().get("kafka")
         if self._config.log.bootstrap_servers is not None:
             return self._config.log.bootstrap_servers
         assert known is not None, "Connect is started after Kafka"
@@ -276,7 +364,7 @@ class Stack:
 
     def _remember(self, name: str, server: Remembered) -> None:
         with self._writing:
-            self._memory.write({**self._memory.read(), name: server})
+            self._memory.write({**self._remembered(), name: server})
 
     def _status(self, name: str, known: Remembered | None) -> ServerStatus:
         server, log = self._servers[name], self._log(name)
@@ -295,14 +383,14 @@ class Stack:
     def _bring_up(self, name: str, steps: StackProgress) -> None:
         """Make sure that one server runs and answers, started now or before."""
         server = self._servers[name]
-        known = self._memory.read().get(name)
+        known = self._remembered().get(name)
         if known is not None and known.process is not None and _runs(known):
             if self._await(name, known.process, known.ports, _ADOPT_S_MAX):
                 server.settle(known.ports)
                 steps.step(f"{name} is already running on 127.0.0.1:{known.ports['client']}")
                 return
             end(known.process, server.stop_signal, patience_s=_STOP_S_MAX)
-        for stray in strays(server.marker):
+        for stray in strays(server.marker, server.program, self._folder(name)):
             steps.step(
                 f"{name}: stopped process {stray.pid}, which an earlier killed run had left running"
             )
@@ -311,7 +399,7 @@ class Stack:
         for attempt in range(1, _ATTEMPTS + 1):
             began = time.monotonic()
             if self._launch(name, self._choose_ports(server, ports)):
-                now = self._memory.read()[name].ports
+                now = self._remembered()[name].ports
                 server.settle(now)
                 took = time.monotonic() - began
                 steps.step(f"{name} answers on 127.0.0.1:{now['client']} after {took:.1f} s")
@@ -322,7 +410,7 @@ class Stack:
 
     def _choose_ports(self, server: Server, before: dict[str, int]) -> dict[str, int]:
         """The recorded ports that are still free, and new ports for the rest."""
-        taken = {port for known in self._memory.read().values() for port in known.ports.values()}
+        taken = {port for known in self._remembered().values() for port in known.ports.values()}
         chosen = {}
         for port_name in server.port_names:
             port = before.get(port_name)
@@ -331,15 +419,16 @@ class Stack:
 
     def _launch(self, name: str, ports: dict[str, int]) -> bool:
         """Start the process and wait for its answer; False (process ended) when it fails."""
-        launch = self._servers[name].prepare(ports)
         log = self._log(name)
-        with open(log, "a", encoding="utf-8") as file:
-            file.write(f"--- everstate starts {name} on {ports} ---\n")
+        with writing(self._folder(name)):
+            launch = self._servers[name].prepare(ports)
+            with open(log, "a", encoding="utf-8") as file:
+                file.write(f"--- everstate starts {name} on {ports} ---\n")
         process = spawn(launch.argv, env=launch.env, cwd=launch.cwd, log=log)
-        self._remember(name, Remembered(ports, process))
         if name not in self._started:
             self._started.append(name)
         try:
+            self._remember(name, Remembered(ports, process))
             if self._await(name, process, ports, _READY_S_MAX):
                 return True
         except BaseException:
@@ -360,13 +449,13 @@ class Stack:
         return False
 
     def _take_down(self, name: str) -> bool:
-        server = self._servers[name]
-        known = self._memory.read().get(name)
+        server = self._server(name)
+        known = self._remembered().get(name)
         ran = _runs(known)
         if known is not None and known.process is not None:
             end(known.process, server.stop_signal, patience_s=_STOP_S_MAX)
             self._remember(name, Remembered(known.ports, None))
-        for stray in strays(server.marker):
+        for stray in strays(server.marker, server.program, self._folder(name)):
             ran = end(stray, server.stop_signal, patience_s=_STOP_S_MAX) or True
         return ran
 

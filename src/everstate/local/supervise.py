@@ -30,12 +30,12 @@ def supervise(
     """Keep the servers of ``stack`` running until ``stop`` is set.
 
     A crash is detected within a second; ``on_crash`` gets it with the end of the server's log;
-    then the server is restarted on the same ports. Raises LocalStackError at the fourth crash of
-    one server within two minutes.
+    then the server is restarted on the same ports. A server that `everstate down` stopped stays
+    stopped. Raises LocalStackError at the fourth crash of one server within two minutes.
     """
     crashes: dict[str, list[float]] = {}
     while not stop.wait(_POLL_S):
-        for name in stack.gone():
+        for name in stack.settled_crashes():
             failure = stack.failure(name, "crashed")
             now = time.monotonic()
             recent = [at for at in crashes.get(name, []) if now - at < _WINDOW_S]
@@ -43,7 +43,7 @@ def supervise(
             if len(recent) >= _CRASHES_MAX:
                 raise failure
             on_crash(failure)
-            stack.restart(name, progress)
+            stack.restart_crashed(name, progress)
 
 
 def keep_running(given: Config, names: Iterable[str], stop: threading.Event) -> None:

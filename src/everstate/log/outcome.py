@@ -36,7 +36,9 @@ CONSEQUENCES: Final = frozenset(
         KafkaError._GAPLESS_GUARANTEE,
     }
 )
-_LOOK: Final = "`everstate status` shows the local broker, and `everstate up` starts it."
+_LOOK: Final = (
+    "`everstate status` shows the servers. `everstate up` starts a local one, and not your own."
+)
 END_OF_PARTITION: Final = KafkaError._PARTITION_EOF
 OFFSET_GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _TRANSPORT: Final = frozenset(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+MemberPath = tuple[str, ...]
 
 
 class Absent:
@@ -27,6 +29,8 @@ class Difference:
     path: str
     before: Any
     after: Any
+    names: MemberPath = field(default=(), compare=False, repr=False)
+    """Names of the members that lead to it: each of them may have dots itself."""
 
 
 def differences(
@@ -34,33 +38,42 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Fields that differ, in the order of ``after`` and then those only in ``before``.
 
-    Objects are compared field by field, lists as one value. ``None`` is the empty state of an
-    entity that does not exist. Cost: one pass over both.
+    Objects are compared field by field, lists as one value; 1, 1.0 and true differ, as in a JSON
+    Patch. ``None`` is the empty state of an entity that does not exist. Cost: one pass over both.
     """
-    return tuple(_differences(before or {}, after or {}, ""))
+    return tuple(_differences(before or {}, after or {}, ()))
 
 
 def _differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], parent: str
+    before: Mapping[str, Any], after: Mapping[str, Any], parent: MemberPath
 ) -> Iterator[Difference]:
     for name in (*after, *(name for name in before if name not in after)):
         old, new = before.get(name, ABSENT), after.get(name, ABSENT)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{parent}{name}.")
-        elif old != new or type(old) is not type(new):
-            yield Difference(f"{parent}{name}", old, new)
+            yield from _differences(old, new, (*parent, name))
+        elif not are_same(old, new):
+            names = (*parent, name)
+            yield Difference(".".join(names), old, new, names)
 
 
-def leaves(state: Mapping[str, Any] | None, parent: str = "") -> dict[str, Any]:
-    """Each field of a state that is no object, by its path; nested fields by dots.
+def are_same(old: Any, new: Any) -> bool:
+    """Whether two values are the same JSON; to Python 1, 1.0 and True are equal."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return old.keys() == new.keys() and all(are_same(old[name], new[name]) for name in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(are_same, old, new))
+    return type(old) is type(new) and bool(old == new)
 
-    An empty object is one, too. ``None``: the entity does not exist, and has none.
+
+def leaves(value: Any, at: MemberPath = ()) -> dict[MemberPath, Any]:
+    """Each field of a state that is no object, by the names that lead to it.
+
+    An empty object is one, too. ``None``: the entity does not exist, and has none. ``at``: the
+    names that lead to the value, where it is not the whole state.
     """
-    found: dict[str, Any] = {}
-    for name, value in (state or {}).items():
-        path = f"{parent}{name}"
-        if isinstance(value, Mapping) and value:
-            found |= leaves(value, f"{path}.")
-        else:
-            found[path] = value
+    if not isinstance(value, Mapping) or not value:
+        return {at: value} if at else {}
+    found: dict[MemberPath, Any] = {}
+    for name, member in value.items():
+        found |= leaves(member, (*at, name))
     return found

@@ -28,10 +28,12 @@ _LINGER_S: Final = 30.0
 """The hub keeps reading so long after its last subscription, for those that come back."""
 _MEMORY_CHANGES: Final = 20_000
 _MEMORY_BYTES: Final = 32 * 1_048_576
+_WAITING_BYTES: Final = 32 * 1_048_576
+"""Most bytes of changes that wait for one subscriber, if it is more than one change."""
 
 
 class Subscription:
-    """The changes for one subscriber since it began: at most ``limit`` wait to be taken."""
+    """The changes for one subscriber since it began: at most ``limit``, and 32 MiB, wait."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Subscription:
         """Whether it begins where it was asked to, and not from now on."""
         self._wants, self._wake, self._limit = wants, wake, limit
         self._waiting: deque[Delivery] = deque()
+        self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._dropped = 0
         self.failure: EverstateError | None = None
@@ -56,7 +59,7 @@ class Subscription:
         with self._lock:
             taken, dropped = list(self._waiting), self._dropped
             self._waiting.clear()
-            self._dropped = 0
+            self._waiting_bytes = self._dropped = 0
         return taken, dropped
 
     @property
@@ -66,17 +69,31 @@ class Subscription:
             return self._dropped > 0
 
     def offer(self, delivery: Delivery) -> None:
-        """Hand over a change if it is wanted; if too many wait, the oldest one is dropped."""
-        if not self._wants(delivery):
+        """Hand over a change if it is wanted; if too many wait, the oldest ones are dropped.
+
+        A change of which it cannot be said whether it is wanted ends this subscription only.
+        """
+        if self.failure is not None:
+            return
+        try:
+            if not self._wants(delivery):
+                return
+        except Exception as error:
+            logger.exception("a subscription ends: whether it wants a change cannot be said")
+            self.end(_failure(error, "a subscription"))
             return
         with self._lock:
             is_asleep = not self._waiting
-            if len(self._waiting) >= self._limit:
-                self._waiting.popleft()
-                self._dropped += 1
             self._waiting.append(delivery)
+            self._waiting_bytes += _bytes_of(delivery)
+            while len(self._waiting) > self._limit or self._is_too_large():
+                self._waiting_bytes -= _bytes_of(self._waiting.popleft())
+                self._dropped += 1
         if is_asleep:
             self._wake()
+
+    def _is_too_large(self) -> bool:
+        return self._waiting_bytes > _WAITING_BYTES and len(self._waiting) > 1
 
     def end(self, failure: EverstateError) -> None:
         """Hand over no more changes, because of ``failure``."""
@@ -121,6 +138,9 @@ class ChangeHub:
         opens a consumer, about 50 ms.
         """
         with self._lock:
+            if self._thread is not None and not self._thread.is_alive():
+                # It has not begun, for lack of threads: its subscribers must not wait for it.
+                self._end(Unavailable(f"the changes of {self._entity} are not read."))
             if self._stream is None:
                 self._stream = Changes(self._config, self._project, self._entity, since=NOW)
                 self._newest = self._stream
@@ -131,9 +151,6 @@ class ChangeHub:
                     target=self._run, args=[self._stream], name=f"hub-{self._entity}", daemon=True
                 )
                 self._thread.start()
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
             made = Subscription(self._spots, wants, wake, limit)
             if since is not None and since.log == self._stream.mark:
                 missed = self._missed(since.spots, key, wants)
@@ -142,6 +159,9 @@ class ChangeHub:
                     for each in missed:
                         made.offer(each)
             self._by_key.setdefault(key, []).append(made)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
         return made
 
     def leave(self, subscription: Subscription) -> None:
@@ -207,6 +227,16 @@ class ChangeHub:
         self._stop()
 
     def _run(self, stream: Changes) -> None:
+        try:
+            self._read(stream)
+        except Exception as error:
+            # Whatever it is: a reader that ended in silence would leave its subscribers waiting.
+            logger.exception("the changes of %s cannot be read; subscriptions end", self._entity)
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._end(_failure(error, f"the subscriptions of {self._entity}"))
+
+    def _read(self, stream: Changes) -> None:
         while True:
             try:
                 for delivery in stream:
@@ -236,10 +266,10 @@ class ChangeHub:
 
     def _remember(self, delivery: Delivery) -> None:
         self._memory.append(delivery)
-        self._memory_bytes += len(delivery.record.value or b"")
+        self._memory_bytes += _bytes_of(delivery)
         while len(self._memory) > _MEMORY_CHANGES or self._memory_bytes > _MEMORY_BYTES:
             oldest = self._memory.popleft()
-            self._memory_bytes -= len(oldest.record.value or b"")
+            self._memory_bytes -= _bytes_of(oldest)
             self._memory_begins[oldest.partition] = oldest.spot
 
     def _again(self, failed: Changes) -> Changes | None:
@@ -260,6 +290,17 @@ class ChangeHub:
                 self._stream = self._newest = made
                 return made
         return None
+
+
+def _bytes_of(delivery: Delivery) -> int:
+    return len(delivery.record.value or b"")
+
+
+def _failure(error: Exception, what: str) -> EverstateError:
+    """What subscribers get for an error; after one that nothing expected they may come back."""
+    if isinstance(error, EverstateError):
+        return error
+    return Unavailable(f"{what} ended by an error: {type(error).__name__}: {error}")
 
 
 def key_of(delivery: Delivery) -> str:

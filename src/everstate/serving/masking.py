@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from everstate.http.callers import EVERY
 from everstate.http.masks import NO_MASK, Mask
 from everstate.serving.answers import Entity, Version
 from everstate.serving.differences import ABSENT, Difference
+from everstate.views.project import Project, entities_of, known_views
 
 Masks = Callable[[str], Mask]
 """What a caller does not see of an entity type, by the type's name."""
@@ -16,6 +18,18 @@ Masks = Callable[[str], Mask]
 def no_masks(_entity: str) -> Mask:
     """The masks of one who sees everything: the command line, and the server itself."""
     return NO_MASK
+
+
+def entities_read_by(project: Project, view: str) -> tuple[str, ...]:
+    """The entity types that a caller must be permitted to read, and see unmasked, for a view.
+
+    For a view that is refused, whose earlier version may be shown, and for an unknown one: all.
+    """
+    if view in project.derivations:
+        return (project.derivations[view].entity,)
+    if view in known_views(project):
+        return entities_of(project, view)
+    return (EVERY, *project.entities)
 
 
 def masked_entity(found: Entity, mask: Mask) -> Entity:
@@ -46,5 +60,6 @@ def _masked_differences(found: tuple[Difference, ...], mask: Mask) -> tuple[Diff
             value if value is ABSENT and not is_within else mask.within(path, value)
             for value in (each.before, each.after)
         )
-        shown.setdefault(name, Difference(name, before, after))
+        names = mask.shown(path) if is_within else each.names
+        shown.setdefault(name, Difference(name, before, after, names))
     return tuple(shown.values())

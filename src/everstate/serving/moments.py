@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from everstate.changes.moments import OUT_OF_RANGE, is_kept
+from everstate.changes.written import is_finer
 from everstate.errors import InvalidQuery
 
 
@@ -13,7 +14,8 @@ def parse_moment(text: str) -> datetime:
     """Time with its offset, from `2013-02-08T18:00-05:00` or `2013-02-08 18:00 America/New_York`.
 
     Raises InvalidQuery for a time without an offset, because its meaning would depend on the
-    machine, and for a local time that a zone has twice or never, because the clocks were changed.
+    machine, for a local time that a zone has twice or never, because the clocks were changed, and
+    for parts of a microsecond.
     """
     moment = _parse_moment(text)
     if not is_kept(moment):
@@ -29,7 +31,8 @@ def _parse_moment(text: str) -> datetime:
             raise InvalidQuery(f"time {text!r} has an offset and a zone; write one of them.")
         try:
             local = moment.replace(tzinfo=ZoneInfo(zone))
-        except (ZoneInfoNotFoundError, ValueError) as cause:
+        except (ZoneInfoNotFoundError, ValueError, OSError) as cause:
+            # OSError: the name of a folder of zones, or one that is too long for a file.
             raise InvalidQuery(f"time {text!r}: there is no time zone {zone!r}.") from cause
         _check_is_one(local, text)
         return local
@@ -56,6 +59,8 @@ def _check_is_one(local: datetime, text: str) -> None:
 
 
 def _parse(stamp: str, text: str) -> datetime:
+    if is_finer(stamp):
+        raise InvalidQuery(f"time {text!r} has parts of a microsecond, which would be cut.")
     try:
         return datetime.fromisoformat(stamp)
     except ValueError as cause:

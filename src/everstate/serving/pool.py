@@ -46,8 +46,8 @@ def pooled(dsn: str) -> Iterator[psycopg.Connection[Any]]:
             raise Unavailable(
                 f"no connection to the views' database within {_WAIT_S:g} s: the server does not "
                 "answer, or all connections are in use.",
-                advice="`everstate status` shows the local PostgreSQL, and `everstate up` "
-                "starts it.",
+                advice="`everstate status` shows the servers. `everstate up` starts a local one, "
+                "and not your own.",
             ) from cause
 
 

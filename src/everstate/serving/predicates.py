@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any, Final
-from uuid import UUID
 
 import pyarrow as pa
 from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.changes.quoting import unquoted
+from everstate.changes.written import written_value
 from everstate.errors import InvalidQuery
 from everstate.serving.moments import parse_moment
+from everstate.views.stores.postgres.tables import typed_field
 
 _CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.*)$", re.DOTALL)
 _OPERATORS = {
@@ -42,15 +41,18 @@ class Predicate:
     path: tuple[str, ...]
     operator: str
     value: Any
-    cast: str
-    """PostgreSQL type that the field is compared as."""
+    kind: pa.DataType
+    """Type of the field."""
 
     def compose(self) -> tuple[sql.Composable, list[Any]]:
         """SQL over the column `state`, and its parameters."""
-        operator = compared(self.operator, self.value)
-        field, parameters = _field(self.path, self.cast)
-        text = sql.SQL("{} {} %s::{}").format(field, operator, sql.SQL(self.cast))
-        return text, [*parameters, self.value]
+        cast = _cast_of(self.kind)
+        text = sql.SQL("{} {} %s::{}").format(
+            _field(self.path, self.kind),
+            compared(self.operator, self.value),
+            sql.SQL("numeric" if cast in _NUMBERS else cast),
+        )
+        return text, [self.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +60,34 @@ class Order:
     """Order by one field; entities without a value are last."""
 
     path: tuple[str, ...]
-    cast: str
+    kind: pa.DataType
     descending: bool
 
     def compose(self) -> tuple[sql.Composable, list[Any]]:
         """SQL over the column `state`, and its parameters."""
         direction = sql.SQL("DESC NULLS LAST" if self.descending else "ASC NULLS LAST")
-        field, parameters = _field(self.path, self.cast)
-        return sql.SQL("{} {}").format(field, direction), parameters
+        return sql.SQL("{} {}").format(_field(self.path, self.kind), direction), []
 
 
-def _field(path: tuple[str, ...], cast: str) -> tuple[sql.Composable, list[Any]]:
-    """A field of a state, and the statement's parameters; NULL where its value does not fit."""
-    if cast == "text":
-        return sql.SQL("(state #>> %s::text[])"), [list(path)]
-    text = "(state #>> %s::text[])"
-    guarded = sql.SQL(f"CASE WHEN pg_input_is_valid({text}, {{}}) THEN {text}::{{}} END").format(
-        sql.Literal(cast), sql.SQL(cast)
+def _field(path: tuple[str, ...], kind: pa.DataType) -> sql.Composable:
+    """A field of a state; NULL where its value does not fit.
+
+    Numbers have all the digits that were written: a typed column may hold fewer.
+    """
+    if _cast_of(kind) not in _NUMBERS:
+        return typed_field(path, kind)
+    place, text = (
+        sql.SQL("(state {} {})").format(sql.SQL(how), sql.Literal(list(path)))
+        for how in ("#>", "#>>")
     )
-    return guarded, [list(path), list(path)]
+    whens = sql.SQL("WHEN jsonb_typeof({0}) = 'number' THEN {1}::numeric").format(place, text)
+    if pa.types.is_decimal(kind):
+        # Of AND, PostgreSQL may look at any side first, so each is safe for every text.
+        whens = sql.SQL(
+            "{0} WHEN jsonb_typeof({1}) = 'string' AND {2} ~ {3} "
+            "AND pg_input_is_valid({2}, 'numeric') THEN {2}::numeric"
+        ).format(whens, place, text, sql.Literal(_NUMBER))
+    return sql.SQL("CASE {} END").format(whens)
 
 
 def parse_condition(text: str) -> tuple[str, str, str]:
@@ -102,14 +113,25 @@ def read_value(text: str, name: str, cast: str, written: str) -> Any:
     if meant is None:
         return None
     try:
-        if cast in _NUMBERS and ("_" in meant or not meant.isascii()):
-            raise ValueError("Write digits.")
-        return PARSERS[cast](meant if cast == "text" else meant.strip())
-    except (ValueError, ArithmeticError, InvalidQuery) as cause:
+        return exact_value(cast, meant if cast == "text" else meant.strip())
+    except (ValueError, InvalidQuery) as cause:
         raise InvalidQuery(
             f"condition {text!r}: {name} is {SAID[cast]}, and {written!r} is none.",
-            advice=_detail(cause),
+            advice=str(cause),
         ) from cause
+
+
+def exact_value(cast: str, text: str) -> Any:
+    """The value of a text in the type that it is compared as; blanks are part of the text.
+
+    For conditions, keys of rows and cursors. Raises ValueError or InvalidQuery, which say what can
+    be written.
+    """
+    if cast != "timestamptz":
+        return written_value(cast, text)
+    if text != text.strip():
+        raise ValueError("Write no blanks around a time.")
+    return parse_moment(text)
 
 
 def compared(operator: str, value: Any) -> sql.SQL:
@@ -122,15 +144,16 @@ def compared(operator: str, value: Any) -> sql.SQL:
 def parse_predicate(text: str, entity_type: EntityType) -> Predicate:
     """Parse a condition; raises InvalidQuery with the unknown field and the nearest known ones."""
     name, operator, written = parse_condition(text)
-    cast = _cast_of(_type_of(name, entity_type))
-    return Predicate(tuple(name.split(".")), operator, read_value(text, name, cast, written), cast)
+    kind = _type_of(name, entity_type)
+    value = read_value(text, name, _cast_of(kind), written)
+    return Predicate(tuple(name.split(".")), operator, value, kind)
 
 
 def parse_order(text: str, entity_type: EntityType) -> Order:
     """Parse an order: a field, with `-` before it for the largest first."""
     name = text.removeprefix("-")
-    cast = _cast_of(_type_of(name, entity_type))
-    return Order(tuple(name.split(".")), cast, text.startswith("-"))
+    kind = _type_of(name, entity_type)
+    return Order(tuple(name.split(".")), kind, text.startswith("-"))
 
 
 def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
@@ -157,12 +180,10 @@ def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
 
 
 def _cast_of(kind: pa.DataType) -> str:
-    """PostgreSQL type that a field is compared as."""
+    """How a field is compared; see :func:`exact_value`."""
     if pa.types.is_integer(kind):
-        return "bigint"
-    if pa.types.is_floating(kind):
-        return "float8"
-    if pa.types.is_decimal(kind):
+        return "whole"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "numeric"
     if pa.types.is_boolean(kind):
         return "boolean"
@@ -171,12 +192,6 @@ def _cast_of(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz is None else "timestamptz"
     return "text"
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("Write true or false.")
-    return text.lower() == "true"
 
 
 def _said(kind: pa.DataType) -> str:
@@ -188,27 +203,12 @@ def _said(kind: pa.DataType) -> str:
     return SAID[_cast_of(kind)]
 
 
-def _detail(cause: Exception) -> str | None:
-    told = isinstance(cause, InvalidQuery) or str(cause).startswith("Write")
-    return str(cause) if told else None
-
-
-_NUMBERS: Final = frozenset({"bigint", "float8", "numeric"})
-PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "bigint": int,
-    "float8": float,
-    "numeric": Decimal,
-    "boolean": _boolean,
-    "date": date.fromisoformat,
-    "timestamp": datetime.fromisoformat,
-    "timestamptz": parse_moment,
-    "uuid": UUID,
-    "text": str,
-}
-"""PostgreSQL type that a field is compared as → the parser of its values."""
+_NUMBERS: Final = frozenset({"whole", "numeric"})
+_NUMBER: Final = "^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
 SAID: Final[Mapping[str, str]] = {
+    "whole": "a whole number",
     "bigint": "a whole number",
-    "float8": "a number",
+    "float8": "a float",
     "numeric": "a decimal number",
     "boolean": "true or false",
     "date": "a date (2013-02-08)",
@@ -217,4 +217,4 @@ SAID: Final[Mapping[str, str]] = {
     "uuid": "a UUID",
     "text": "text",
 }
-"""The same types in words, for messages."""
+"""The types that values are compared as in words, for messages."""

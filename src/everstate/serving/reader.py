@@ -33,8 +33,14 @@ from everstate.serving.answers import (
 )
 from everstate.serving.connection import ReadConnection
 from everstate.serving.differences import differences
-from everstate.serving.masking import Masks, masked_entity, masked_version, no_masks
-from everstate.views.project import Project, entities_of, known_views
+from everstate.serving.masking import (
+    Masks,
+    entities_read_by,
+    masked_entity,
+    masked_version,
+    no_masks,
+)
+from everstate.views.project import Project, known_views
 from everstate.views.tables import Row
 
 if TYPE_CHECKING:
@@ -186,10 +192,12 @@ class Reader(Closing):
         read = None if cold is None else cold.read
         is_one_more = wanted is not None and after is None and len(rows) == wanted
         first = int(is_one_more or (after is not None and bool(rows) and rows[0][1] <= after))
+        # Before the first version is none: after 0, the page is full without the one more.
+        end = None if limit is None else first + limit
         mask = self.masks(entity)
         return [
             masked_version(version_of(kind, row, rows[index - 1] if index else None, read), mask)
-            for index, row in enumerate(rows)
+            for index, row in enumerate(rows[:end])
             if index >= first
         ]
 
@@ -315,9 +323,10 @@ class Reader(Closing):
     ) -> tuple[tuple[str, ...], Sequence[Row]]:
         """Column names and rows of a view; raises UnknownView.
 
-        Rows are in the order of the view's definition, or else ordered by its first two columns;
-        ``offset`` of them are left out. ``first``: only rows whose first column, often the key, is
-        this text.
+        Rows are in the order of the view's definition, or else ordered by their columns, from the
+        first one on; ``offset`` of them are left out. ``first``: only rows whose first column,
+        often the key, has the value that this text writes; raises InvalidQuery for a text that
+        writes no value of the column's type.
         """
         known = known_views(self.project)
         refused = self.project.refused_views.get(view)
@@ -333,12 +342,15 @@ class Reader(Closing):
                 raise
             raise refused from None  # an earlier version would be shown, but there is none
         plan = self.project.views.get(view)
-        order = " ORDER BY 1, 2" if len(columns) > 1 else " ORDER BY 1"
+        # By all columns, so that pages neither skip a row nor have it twice.
+        places = (str(number) for number in range(1, len(columns) + 1))
+        order = f" ORDER BY {', '.join(places)}"
         if plan is not None and plan.is_ordered:
             order = ""
         only: sql.Composable = sql.SQL("")
         if first is not None:
-            only = sql.SQL(" WHERE {}::text = %s").format(sql.Identifier(columns[0]))
+            # PostgreSQL reads the text as a value of the column's type.
+            only = sql.SQL(" WHERE {} = %s").format(sql.Identifier(columns[0]))
         text = sql.SQL("SELECT * FROM {}{}{} LIMIT %s OFFSET %s")
         query = text.format(name, only, sql.SQL(order))
         return self.connection.table(query, (*([] if first is None else [first]), limit, offset))
@@ -366,9 +378,8 @@ class Reader(Closing):
 
     def _check_seen(self, view: str) -> None:
         """Raise NotPermitted when a view may show what is hidden: its columns have any names."""
-        if view in known_views(self.project):
-            for entity in entities_of(self.project, view):
-                self.masks(entity).refuse_all(f"the rows of view {view}")
+        for entity in entities_read_by(self.project, view):
+            self.masks(entity).refuse_all(f"the rows of view {view}")
 
     def entity_type(self, name: str) -> EntityType:
         """The entity type of that name; raises UnknownEntity."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg import sql
 from psycopg.sql import Composable, Composed
 
-from everstate.errors import ContradictoryQuery, InvalidQuery
+from everstate.errors import ContradictoryQuery, NoViews
 from everstate.serving.answers import FoundRow
 from everstate.serving.connection import ReadConnection
+from everstate.serving.view_columns import columns_of, condition
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.search import WORDS, SearchPlan
 from everstate.views.tables import Row
 
-_CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*", re.DOTALL)
-_OPERATORS: Final = {"!=": "IS DISTINCT FROM"}
 _HEADLINE: Final = "StartSel=**, StopSel=**, MaxFragments=2, MinWords=5, MaxWords=15"
 _TOGETHER: Final = " … "
 
@@ -33,8 +31,12 @@ def search(
 ) -> list[FoundRow]:
     """Rows of a view whose texts have the words; see :meth:`everstate.serving.Reader.search`."""
     searched = searchable(plan)
-    conditions, values = _conditions(plan, where)
-    query = search_query(schema, searched, conditions)
+    columns = columns_of(connection, schema, plan.name).get(plan.name)
+    if columns is None:
+        raise NoViews
+    found = [condition(text, plan.name, columns).compose() for text in where]
+    query = search_query(schema, searched, [text for text, _ in found])
+    values = [value for _, each in found for value in each]
     return found_rows(searched, connection.rows(query, [words, *values, limit]))
 
 
@@ -48,11 +50,8 @@ def searchable(plan: ViewPlan) -> SearchPlan:
     return plan
 
 
-def search_query(schema: str, plan: SearchPlan, conditions: Composable) -> Composed:
-    """The statement of a search; its parameters: words, those of the conditions, and the limit.
-
-    ``conditions``: each begins with AND.
-    """
+def search_query(schema: str, plan: SearchPlan, conditions: Sequence[Composable]) -> Composed:
+    """The statement of a search; its parameters: words, those of the conditions, and the limit."""
     language = sql.SQL("{}::regconfig").format(sql.Literal(plan.language))
     names = sql.SQL(", ").join(map(sql.Identifier, plan.defined))
     texts = [c.output for c in plan.row if c.name in plan.searched and c.output is not None]
@@ -68,7 +67,7 @@ def search_query(schema: str, plan: SearchPlan, conditions: Composable) -> Compo
         names=names,
         has=sql.Identifier(WORDS),
         view=sql.Identifier(schema, plan.name),
-        conditions=conditions,
+        conditions=sql.SQL("").join(sql.SQL(" AND {}").format(each) for each in conditions),
         between=sql.Literal(_TOGETHER),
         texts=sql.SQL(", ").join(map(sql.Identifier, texts)),
         options=sql.Literal(_HEADLINE),
@@ -87,19 +86,3 @@ def found_rows(plan: SearchPlan, rows: Sequence[Row]) -> list[FoundRow]:
         )
         for row in rows
     ]
-
-
-def _conditions(plan: ViewPlan, where: Sequence[str]) -> tuple[Composed, list[Any]]:
-    """Conditions on columns of the view; PostgreSQL casts a value to its column's type."""
-    parts, values = [], []
-    for text in where:
-        match = _CONDITION.fullmatch(text)
-        if match is None or match[1] not in plan.defined:
-            raise InvalidQuery(
-                f"condition {text!r} cannot be read.",
-                advice=f"Write column=value with one of {', '.join(plan.defined)}.",
-            )
-        operator = sql.SQL(_OPERATORS.get(match[2], match[2]))
-        parts.append(sql.SQL(" AND {} {} %s").format(sql.Identifier(match[1]), operator))
-        values.append(match[3])
-    return sql.SQL("").join(parts), values

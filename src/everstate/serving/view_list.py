@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from everstate.errors import NotFound
-from everstate.http.callers import EVERY
 from everstate.serving.answers import ViewRow
 from everstate.serving.overview import views
 from everstate.serving.reader import Reader
 from everstate.serving.view_columns import ViewColumn, columns_of, key_of
 from everstate.views.control import ViewVersion
-from everstate.views.project import Project, entities_of, known_views
+from everstate.views.project import entities_of, known_views
 from everstate.views.tables import latest_of
 
 _NOT_BUILT: Final = "not built"
@@ -46,13 +45,6 @@ def listed_views(reader: Reader) -> list[dict[str, Any]]:
         record |= _columns(reader, name, version, columns.get(name, []))
         found.append(record)
     return found
-
-
-def entities_read_by(project: Project, view: str) -> tuple[str, ...]:
-    """The entity types whose right to read a caller needs for a view; for an unknown one: all."""
-    if view in project.derivations:
-        return (project.derivations[view].entity,)
-    return entities_of(project, view) if view in known_views(project) else (EVERY,)
 
 
 def _entities(reader: Reader, name: str, rows: Sequence[ViewRow]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from psycopg.sql import Composable, Composed
 
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound
-from everstate.serving.predicates import PARSERS
+from everstate.serving.predicates import exact_value
 from everstate.serving.searching import search_query, searchable
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.statements import aware
@@ -207,8 +207,7 @@ class _Shown:
                 advice="Search it when the new version is published.",
             )
         conditions, values = self._conditions(asked)
-        both = sql.SQL("").join(sql.SQL(" AND {}").format(each) for each in conditions)
-        query = search_query(self._schema, plan, both)
+        query = search_query(self._schema, plan, conditions)
         rows = self._rows(query, [words, *values, asked.limit])
         return _Rows(self._columns, rows, more=(RANK, HEADLINE))
 
@@ -225,8 +224,8 @@ class _Shown:
         conditions, values = [_ALL], []
         for column, written in zip(self._key, key, strict=True):
             try:
-                value = PARSERS[column.cast or ""](written)
-            except (ValueError, ArithmeticError) as cause:
+                value = exact_value(column.cast or "", written)
+            except (ValueError, InvalidQuery) as cause:
                 raise _no_row(self._view, key) from cause
             text, more = term(column).same(value)
             conditions.append(text)
@@ -323,23 +322,36 @@ def _cursor(version: int, names: Sequence[str], values: Sequence[Any]) -> str:
 
 
 def _parsed(after: str, version: int, names: Sequence[str], terms: Sequence[Term]) -> list[Any]:
-    """The values of a cursor; raises InvalidQuery for one of another version or order."""
+    """The values of a cursor; raises ContradictoryQuery for one of another version or order."""
     try:
         content = base64.b64decode(after + "=" * (-len(after) % 4), b"-_", validate=True)
         of_version, of_names, written = json.loads(content)
-        if of_version != version:
-            raise ContradictoryQuery(
-                f"after is of version {of_version} of the view, and readers see version {version}.",
-                advice="Begin again without after.",
-            )
-        if of_names != list(names):
-            raise ContradictoryQuery("after is of a page in another order.")
-        return [
-            None if text is None else PARSERS[each.cast](text)
-            for each, text in zip(terms, written, strict=True)
-        ]
-    except (ValueError, TypeError, ArithmeticError) as cause:
-        raise ContradictoryQuery("after is not of an earlier page.") from cause
+        if not isinstance(of_version, int):
+            raise TypeError("a version is a number")
+    except (ValueError, TypeError, RecursionError) as cause:
+        raise _no_cursor() from cause
+    if of_version != version:
+        raise ContradictoryQuery(
+            f"after is of version {of_version} of the view, and readers see version {version}.",
+            advice="Begin again without after.",
+        )
+    if of_names != list(names):
+        raise ContradictoryQuery("after is of a page in another order.")
+    try:
+        pairs = zip(terms, written, strict=True)
+        return [None if text is None else _place(each.cast, text) for each, text in pairs]
+    except (ValueError, TypeError, InvalidQuery) as cause:
+        raise _no_cursor() from cause
+
+
+def _no_cursor() -> ContradictoryQuery:
+    return ContradictoryQuery("after is not of an earlier page.")
+
+
+def _place(cast: str, text: Any) -> Any:
+    if not isinstance(text, str):
+        raise TypeError("a cursor has texts")
+    return exact_value(cast, text)
 
 
 def _written(value: Any) -> str | None:

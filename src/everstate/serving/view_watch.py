@@ -50,7 +50,8 @@ _LINGER_S: Final = 30.0
 """A watch continues so long after its last subscriber, for those that come back."""
 _MEMORY_ROWS: Final = 20_000
 _NUMBER: Final = re.compile("[0-9]{1,15}")
-_waits: Final = RateLimitedLogger(logging.getLogger("everstate.serving"), logging.WARNING)
+logger = logging.getLogger("everstate.serving")
+_waits: Final = RateLimitedLogger(logger, logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class ViewWatch:
                 # The first look reads again: the position may move before it is looked at.
                 self._take(self._read(0))
             with self._lock:
-                if self._stopped.is_set():
+                if self._stopped.is_set() or (self._thread and not self._thread.is_alive()):
                     return False
                 self._wakes.append(wake)
                 self._unused_since = None
@@ -192,6 +193,12 @@ class ViewWatch:
                 _waits.log("subscriptions of view %s wait: %s", self._view, error)
                 pause = _RETRY_S
                 continue
+            except Exception as error:
+                # Whatever it is: a watch that ended in silence would leave subscribers waiting.
+                logger.exception("view %s cannot be read; its subscriptions end", self._view)
+                reason = f"{type(error).__name__}: {error}"
+                self._end(Unavailable(f"view {self._view} cannot be read: {reason}"))
+                return
             pause = max(_LOOK_S, _SHARE * (time.monotonic() - began))
 
     def _is_unused(self) -> bool:

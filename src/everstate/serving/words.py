@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime, tzinfo
 from typing import Any
 
-from everstate.changes.json_numbers import decode, encode
+from everstate.changes.json_numbers import decode
 from everstate.changes.row_json import row_json
 from everstate.serving.answers import Explanation, Version
 from everstate.serving.differences import ABSENT, Difference
@@ -24,7 +24,9 @@ def value_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return value
-    return encode(value).decode()
+    text = row_json(value).decode()
+    # NaN and the infinities are texts in JSON: here they have no quotes, as no text has.
+    return text.strip('"') if isinstance(value, float) else text
 
 
 def difference_text(difference: Difference) -> str:
@@ -127,6 +129,8 @@ def cell(value: object) -> object:
     """A value of a row for a text table."""
     if value is None or isinstance(value, int | float | str):
         return value
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
     return value_text(value) if isinstance(value, dict | list) else str(value)
 
 
@@ -145,13 +149,13 @@ def bytes_value(content: bytes | None) -> Any:
 
 
 def bytes_text(content: bytes | None) -> str:
-    """Bytes as text for people: JSON is indented; `none` for no bytes at all."""
-    value = bytes_value(content)
-    if value is None:
+    """Bytes as text for people, unchanged; else in base64; `none` for no bytes at all."""
+    if content is None:
         return "none"
-    if isinstance(value, str):
-        return value
-    return row_json(value, indented=True).decode()
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return f"base64: {base64.b64encode(content).decode()}"
 
 
 def duration_text(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from everstate.errors import NotFound
 from everstate.serving.answers import Version
-from everstate.serving.differences import ABSENT, leaves
+from everstate.serving.differences import ABSENT, MemberPath, leaves
 
 
 def last_writer(newest_first: Iterable[Version], name: str) -> Version:
@@ -25,11 +25,12 @@ def last_writer(newest_first: Iterable[Version], name: str) -> Version:
     versions = iter(newest_first)
     newest = version = next(versions)
     fields = _fields(newest)
-    within = {path for path in fields if path == name or path.startswith(f"{name}.")}
+    within = {path for path in fields if _leads_through(path, name)}
     if not within:
+        known = ", ".join(sorted(map(_shown, fields)))
         raise NotFound(
             f"{newest.entity} {newest.key!r} has no field {name!r}.",
-            advice=f"It has {', '.join(sorted(fields))}." if fields else "It is deleted.",
+            advice=f"It has {known}." if fields else "It is deleted.",
         )
     while not any(_written(version, within)):
         older = next(versions, None)
@@ -61,15 +62,18 @@ def who_wrote(newest_first: Iterable[Version]) -> WhoWrote:
     versions = iter(newest_first)
     newest = version = next(versions)
     fields, services = _fields(newest), dict[str, _Service]()
-    found: dict[str, Version] = {}
+    found: dict[MemberPath, Version] = {}
     for version in chain((newest,), versions):
         for path in list(_written(version, fields - found.keys())):
             found.setdefault(path, version)
         name = str(version.provenance.get("serviceName"))
         services.setdefault(name, _Service(version)).read(version)
+    writers = [(_shown(path), found.get(path, version)) for path in fields]
+    # Two fields may be shown by the same text: then the last writer of both stays.
+    writers.sort(key=lambda each: (each[0], each[1].version))
     return WhoWrote(
         newest,
-        {path: found.get(path, version) for path in sorted(fields)},
+        dict(writers),
         [each.source(name) for name, each in services.items()][::-1],
     )
 
@@ -97,16 +101,26 @@ class _Service:
         }
 
 
-def _fields(version: Version) -> set[str]:
+def _fields(version: Version) -> set[MemberPath]:
     return set(leaves(version.state))
 
 
-def _written(version: Version, wanted: set[str]) -> Iterator[str]:
+def _shown(path: MemberPath) -> str:
+    return ".".join(path)
+
+
+def _leads_through(path: MemberPath, name: str) -> bool:
+    """Whether a field has this name, or is within an object that has it."""
+    return any(_shown(path[:length]) == name for length in range(1, len(path) + 1))
+
+
+def _written(version: Version, wanted: set[MemberPath]) -> Iterator[MemberPath]:
     """Fields that a version wrote: also those within an object that it added, or emptied."""
     for each in version.differences:
-        if each.path in wanted:
-            yield each.path
+        names = each.names
+        if names in wanted:
+            yield names
         if isinstance(each.after, Mapping):
-            yield from (path for path in wanted if path.startswith(f"{each.path}."))
+            yield from (path for path in wanted if path[: len(names)] == names != path)
         # An object that became empty is written by who removed its last field.
-        yield from (path for path in wanted if each.path.startswith(f"{path}."))
+        yield from (path for path in wanted if names[: len(path)] == path != names)

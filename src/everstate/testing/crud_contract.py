@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import BaseModel
 
+from everstate.changes import EntityType
 from everstate.errors import InvalidBody, InvalidChange, NotFound, VersionConflict
 from everstate.http.answers import HttpAnswer, HttpRequest
 from everstate.http.callers import Caller
 from everstate.sources.crud.resource import Resource
-from everstate.sources.stores.store import AnsweredBefore, Once, Store, Write, Written
+from everstate.sources.stores.store import AnsweredBefore, Once, Scalar, Store, Write, Written
 from everstate.testing.store_contract import CLERK, Line, RecordedChanges, StoredOrder, check_chain
 
 CounterStep = Callable[[str], bool]
@@ -100,6 +102,12 @@ def once(number: int = 1, fingerprint: str = "f") -> Once:
         fingerprint=fingerprint,
         answer=lambda written: f"version {written.version}",
     )
+
+
+class FormerOrder(BaseModel):
+    """An order as an earlier model wrote it."""
+
+    order_id: str
 
 
 class ProcessEnded(BaseException):
@@ -251,6 +259,23 @@ class CrudStoreContract(RepeatedRequestContract):
         assert keys(weight=None) == {"o-0", "o-3", "o-6", "o-9"}
         assert keys(weight=1, note="even") == {"o-4", "o-10"}
         assert keys(note="'; DROP TABLE") == set()
+
+    def test_a_page_has_states_that_are_older_than_an_attribute(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Readers see the attribute's default in them, so a filter for it finds them."""
+        with monkeypatch.context() as before:
+            before.setattr(store, "entity_type", EntityType("order", FormerOrder, "order_id"))
+            store.put(FormerOrder(order_id="o-1"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-2"), provenance=CLERK)
+        store.put(StoredOrder(order_id="o-3", note="late", weight=1.0), provenance=CLERK)
+
+        def keys(equal: Mapping[str, Scalar]) -> set[str]:
+            page = store.page(limit=9, equal=equal)
+            return {store.entity_type.key_of(each.entity) for each in page.entities}
+
+        assert keys({"weight": None}) == keys({"note": "", "weight": None}) == {"o-1", "o-2"}
+        assert keys({"note": "late"}) == keys({"weight": 1.0}) == {"o-3"}
 
     def test_a_write_with_an_id_is_done_once_and_its_answer_kept(
         self, store: Store, changes: RecordedChanges

@@ -73,7 +73,8 @@ def unavailable(dsn: str, cause: psycopg.OperationalError) -> Unavailable:
     reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
     return Unavailable(
         f"the views' database {problem} ({without_secret(dsn)}): {reason}",
-        advice="`everstate status` shows the local PostgreSQL, and `everstate up` starts it.",
+        advice="`everstate status` shows the servers. `everstate up` starts a local one, and not "
+        "your own.",
     )
 
 

@@ -4,26 +4,33 @@
 // - the slider with data-part shows the state at the version that it points to.
 
 const away = document.getElementById("away");
+// How long an answer may take: a part that is kept fresh is answered within 3 s, also when a server
+// does not answer; an old version may have to be looked up in the archive.
+const REFRESH_MS = 15_000;
+const VERSION_MS = 120_000;
 
 function tellAway(message) {
   if (away.textContent !== message) away.textContent = message;
   away.hidden = message === "";
 }
 
-// The HTML of a part; null: the server did not answer. Anything but a part loads the page again.
-async function fetchPart(address, signal) {
-  let answer;
+// The HTML of a part; null: the server did not answer. A whole page of the console, such as the one
+// that asks for a token, is loaded in place of this one. What has no mark of the console comes from
+// something before the server, which does not reach it. Throws when the caller stops it.
+async function fetchPart(address, limit_ms, stop = new AbortController().signal) {
+  const signal = AbortSignal.any([stop, AbortSignal.timeout(limit_ms)]);
   try {
-    answer = await fetch(address, { signal, headers: { Accept: "text/html" }, credentials: "same-origin" });
+    const answer = await fetch(address, { signal, headers: { Accept: "text/html" }, credentials: "same-origin" });
+    const made = answer.headers.get("Everstate-Console");
+    if (made === "page") {
+      window.location.reload();
+      return new Promise(() => {});
+    }
+    return made === "part" ? await answer.text() : null;
   } catch (error) {
-    if (error.name === "AbortError") throw error;
+    if (stop.aborted) throw error;
     return null;
   }
-  if (answer.status === 401) {
-    window.location.reload();
-    return null;
-  }
-  return answer.text();
 }
 
 // Replaces what is inside an element; the keyboard's focus stays, and what was unfolded.
@@ -47,18 +54,22 @@ function keepFresh(element) {
   const pause_ms = () => (element.querySelector("[data-loading]") ? 1000 : usual_ms);
   let shown = "";
   async function look() {
-    if (!document.hidden) {
-      const html = await fetchPart(element.dataset.refresh);
-      if (html === null) {
-        const time = new Date().toLocaleTimeString();
-        tellAway(`everstate serve does not answer (${time}). What is below is older; the page tries again.`);
-      } else {
-        tellAway("");
-        if (html !== shown) replace(element, html);
-        shown = html;
-      }
+    try {
+      if (!document.hidden) await refresh();
+    } finally {
+      window.setTimeout(look, pause_ms());
     }
-    window.setTimeout(look, pause_ms());
+  }
+  async function refresh() {
+    const html = await fetchPart(element.dataset.refresh, REFRESH_MS);
+    if (html === null) {
+      const time = new Date().toLocaleTimeString();
+      tellAway(`everstate serve does not answer (${time}). What is below is older; the page tries again.`);
+    } else {
+      tellAway("");
+      if (html !== shown) replace(element, html);
+      shown = html;
+    }
   }
   window.setTimeout(look, pause_ms());
 }
@@ -70,21 +81,22 @@ function slide(input) {
   let timer = 0;
   async function show() {
     if (running) running.abort();
-    running = new AbortController();
+    const mine = new AbortController();
+    running = mine;
     const page = new URL(input.form.action);
     page.searchParams.set("version", input.value);
     const address = new URL(page);
     address.searchParams.set("part", "1");
     part.setAttribute("aria-busy", "true");
     try {
-      const html = await fetchPart(address, running.signal);
+      const html = await fetchPart(address, VERSION_MS, mine.signal);
       tellAway(html === null ? "everstate serve does not answer. Move the slider again in a while." : "");
       if (html !== null) {
         replace(part, html);
         window.history.replaceState(null, "", page);
       }
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (mine.signal.aborted) return;
       throw error;
     }
     part.removeAttribute("aria-busy");

@@ -12,23 +12,22 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
 from pyspark.sql import SparkSession
 
-from everstate.changes.derived import BARRIER, Derivation, JoinedStream, derivation_of
+from everstate.changes.derived import Derivation, JoinedStream, derivation_of
 from everstate.config import Config
 from everstate.errors import DataLoss, EverstateError, InvalidDerivation
 from everstate.log.client import changelog_bytes_max
 from everstate.log.consumer import Follower
-from everstate.log.derived import Barrier, DerivedNote
-from everstate.log.positions import Offsets
+from everstate.log.derived import Barrier, DerivedNote, barriers
+from everstate.log.positions import Ends, Offsets
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
 from everstate.parts import waits, works
 from everstate.pipeline.derive.building import TopicBuild
 from everstate.pipeline.derive.declare import born, declare_topic
-from everstate.pipeline.derive.joining import entities_as_of, history_vector
+from everstate.pipeline.derive.joining import JoinGate, entities_as_of, history_vector
 from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader, check_source
 from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
@@ -63,8 +62,8 @@ class Deriver:
         self._readers: dict[int, AcceptedReader] = {}
         self._builds: dict[int, TopicBuild] = {}
         self._known: dict[int, Derivation] = {}
-        self._needed: dict[int, Mapping[int, int]] = {}
-        """Joined streams: the position that the other entity's history must reach, by version."""
+        self._gates: dict[int, JoinGate] = {}
+        """Of joined streams, by version."""
         self._note: DerivedNote | None = None
         self._batch = 0
 
@@ -114,10 +113,9 @@ class Deriver:
 
     def _step(self, note: DerivedNote) -> int:
         for version, reader in self._readers.items():
-            before = reader.waiting
             reader.poll(_WAIT_S)
-            if reader.waiting > before and isinstance(self._form(version), JoinedStream):
-                self._need(version)
+            if version in self._gates:
+                self._gates[version].look(reader.read, reader.vector)
         records: list[OutRecord] = []
         after = note.copied()
         with self._database.connected() as connection:
@@ -127,13 +125,14 @@ class Deriver:
             with control.snapshot():
                 judged = control.core_vector(self.entity)
                 for version, reader in self._readers.items():
-                    spans = reader.ready(judged)
-                    if spans and self._may_join(control, version):
+                    spans = reader.ready(self._joinable(control, version, judged))
+                    if spans:
                         taken = reader.take(control, self._core, spans)
                         records += self._records(control, version, taken)
                         after.versions[version] = dict(reader.vector)
                 for version, build in list(self._builds.items()):
-                    part = build.part()
+                    is_open = self._joinable(control, version, build.vector) == build.vector
+                    part = build.part() if is_open else []
                     if part is None:
                         after.versions[version] = build.vector
                         after.meanings[version] = rows[version].fingerprint
@@ -179,7 +178,7 @@ class Deriver:
             reader.close()
         for build in self._builds.values():
             build.close()
-        self._readers, self._builds, self._needed, self._note = {}, {}, {}, None
+        self._readers, self._builds, self._gates, self._note = {}, {}, {}, None
 
     def _follow(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
         """Start reading or building the versions wanted now, and end those that are not wanted."""
@@ -245,6 +244,7 @@ class Deriver:
         refused = control.dead_places(self.entity)
         given = (self._spark, self._config, entity_type, vector, refused)
         self._builds[row.version] = TopicBuild(*given)
+        self._gate(row.version, vector)
 
     def _vector(self, control: Control) -> dict[int, int]:
         """The vector to build to: by partition the lower offset of archive and core (V6)."""
@@ -261,25 +261,26 @@ class Deriver:
         starts = {(self._source, partition): offset for partition, offset in vector.items()}
         follower = Follower(self._config, starts, client_id=name)
         self._readers[version] = AcceptedReader(follower, vector)
+        self._gate(version, {})
 
-    def _form(self, version: int) -> object:
-        return self._known[version].form
+    def _gate(self, version: int, built: Mapping[int, int]) -> None:
+        """Make the gate of a version, if it is a joined stream; ``built``: what it is built to."""
+        form = self._known[version].form
+        if isinstance(form, JoinedStream):
+            topic = self._topics.names.changes(form.to)
+            gate = JoinGate(lambda: _by_partition(self._offsets.stable_ends([topic])))
+            gate.look(built, {})
+            self._gates[version] = gate
 
-    def _need(self, version: int) -> None:
-        """Require the joined entity's history to reach its log's present end for these records."""
-        form = self._form(version)
-        if not isinstance(form, JoinedStream) or version in self._needed:
-            return
-        topic = self._topics.names.changes(form.to)
-        ends = self._offsets.stable_ends([topic])
-        self._needed[version] = {partition: end for (_, partition), end in ends.items()}
-
-    def _may_join(self, control: Control, version: int) -> bool:
-        """Whether the history has reached the end that its log had when the records were read."""
-        form = self._form(version)
+    def _joinable(
+        self, control: Control, version: int, judged: Mapping[int, int]
+    ) -> Mapping[int, int]:
+        """How far a version's records may be taken, of those below ``judged``."""
+        form = self._known[version].form
         if not isinstance(form, JoinedStream):
-            return True
-        return covers(history_vector(control, form.to), self._needed.get(version, {}))
+            return judged
+        upto = self._gates[version].upto(history_vector(control, form.to))
+        return {partition: min(at, upto.get(partition, 0)) for partition, at in judged.items()}
 
     def _records(
         self, control: Control, version: int, taken: Sequence[AcceptedChange]
@@ -293,7 +294,6 @@ class Deriver:
             own_key = form.own_key(self._project.entities)
             asked = [form.wanted(own_key, each.message) for each in firing]
             beside = entities_as_of(control, form.to, asked)
-            self._needed.pop(version, None)
         else:
             beside = [None] * len(firing)
         records = []
@@ -346,18 +346,10 @@ class Deriver:
     def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
         if seen is None:
             return []
-        names = self._topics.names
-        following = names.derived(self.name, version)
-        return [
-            OutRecord(
-                names.derived(self.name, seen),
-                None,
-                msgspec.json.encode(Barrier(following, version, end)),
-                [(BARRIER, str(version).encode())],
-                partition,
-            )
-            for (_, partition), end in self._offsets.stable_ends([following]).items()
-        ]
+        ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
+        ends = self._offsets.stable_ends([following])
+        barrier = Barrier(following, version, 0, turn=self._batch + 1)
+        return barriers(ended, barrier, _by_partition(ends))
 
     def _store_error(self, error: str) -> None:
         """Store in the registry why the topic is behind; `views list` shows it."""
@@ -369,3 +361,8 @@ class Deriver:
                         control.set_error(self.name, row.version, error)
         except EverstateError as failure:
             logger.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)
+
+
+def _by_partition(ends: Ends) -> dict[int, int]:
+    """The ends of one topic."""
+    return {partition: end for (_, partition), end in ends.items()}

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from psycopg import sql
 
 from everstate.changes.derived import Joined
 from everstate.views.control import Control
-from everstate.views.tables import history_of
+from everstate.views.tables import covers, history_of
 
 WantedStates = Sequence[tuple[str, datetime] | None]
 """Key and time of each record's entity; ``None``: the record names none."""
+
+
+class JoinGate:
+    """Which records of a stream may be joined: those for which the other history is far enough.
+
+    It must have what its log had when the record was read. A new requirement is made only when the
+    records of the last one are taken: raised with each record, it might never be met under load.
+    """
+
+    def __init__(self, ends: Callable[[], Mapping[int, int]]) -> None:
+        """``ends``: the present ends of the other entity's log."""
+        self._ends = ends
+        self._upto: Mapping[int, int] = {}
+        self._needed: Mapping[int, int] = {}
+
+    def look(self, read: Mapping[int, int], taken: Mapping[int, int]) -> None:
+        """Require the present ends for the records between ``taken`` and ``read``.
+
+        Call it when records were read; does nothing while earlier ones wait.
+        """
+        if covers(taken, self._upto) and read != taken:
+            self._upto, self._needed = dict(read), self._ends()
+
+    def upto(self, history: Mapping[int, int]) -> Mapping[int, int]:
+        """The offsets below which records may be joined, when the history has this position."""
+        return self._upto if covers(history, self._needed) else {}
 
 
 def history_vector(control: Control, entity: str) -> Mapping[int, int]:

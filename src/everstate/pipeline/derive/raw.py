@@ -16,11 +16,11 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from everstate.changes.derived import BARRIER, Derivation, derivation_of
+from everstate.changes.derived import Derivation, derivation_of
 from everstate.config import Config
 from everstate.errors import InvalidConfig, PipelineError
 from everstate.log.client import changelog_bytes_max, spark_options, spark_sink_options
-from everstate.log.derived import Barrier, DerivedNote
+from everstate.log.derived import Barrier, DerivedNote, barriers
 from everstate.log.positions import Offsets
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
@@ -94,7 +94,16 @@ class RawDeriver:
             self._batch, self._note = progress.batch, DerivedNote.read(progress.note)
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
+            self._tell_registry(control)
             declare_topic(self._config, control, self._declared)
+
+    def _tell_registry(self, control: Control) -> None:
+        """Publish in the registry what is published in the log, as after a kill between the two."""
+        published, rows = self._note.published, control.versions(self.name)
+        seen = next((row.version for row in rows if row.published), None)
+        if published is not None and published != seen and published in {r.version for r in rows}:
+            with control.connection.transaction():
+                control.swap_published(self.name, seen, published)
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set; raises PipelineError when a query ends."""
@@ -172,30 +181,24 @@ class RawDeriver:
             if seen == version or (seen is not None and not covers(mine, before)):
                 continue
             after = DerivedNote(published=version)
-            self._publisher.publish(self._batch + 1, self._barriers(seen, version), after.written)
+            ending = [] if seen is None else self._barriers(seen, version, before)
+            self._publisher.publish(self._batch + 1, ending, after.written)
             self._batch, self._note = self._batch + 1, after
             with control.connection.transaction():
                 control.swap_published(self.name, seen, version)
             logger.info("raw topic %s: readers continue with version %d", self.name, version)
             return
 
-    def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
-        """Barriers that send readers to the next topic's start; they skip versions they have."""
-        if seen is None:
-            return []
-        names = self._topics.names
-        following = names.derived(self.name, version)
-        barrier = [(BARRIER, str(version).encode())]
-        return [
-            OutRecord(
-                names.derived(self.name, seen),
-                None,
-                msgspec.json.encode(Barrier(following, version, start)),
-                barrier,
-                partition,
-            )
-            for (_, partition), start in self._offsets.beginnings([following]).items()
-        ]
+    def _barriers(self, seen: int, version: int, known: Mapping[int, int]) -> list[OutRecord]:
+        """Barriers that send readers to the next topic's start, to go on behind ``known``.
+
+        The batches that end there are complete, so the ended topic has all these changes. It may
+        have some of later ones, which readers get again.
+        """
+        ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
+        starts = {part: start for (_, part), start in self._offsets.beginnings([following]).items()}
+        barrier = Barrier(following, version, 0, turn=self._batch + 1)
+        return barriers(ended, barrier, starts, known)
 
 
 def start_query(

@@ -65,7 +65,8 @@ class AcceptedReader:
         """``follower`` begins at the vector."""
         self.vector = dict(vector)
         """Offset of the next record to take, by partition."""
-        self._read = dict(vector)
+        self.read = dict(vector)
+        """Offset of the next record to read, by partition."""
         self._waiting: dict[int, deque[Record]] = {partition: deque() for partition in vector}
         self._follower = follower
 
@@ -86,13 +87,13 @@ class AcceptedReader:
         for record in self._follower.poll(room, 0.0 if self.waiting else wait_s):
             self._waiting[record.partition].append(record)
         for (_, partition), (_, end) in self._follower.spans().items():
-            self._read[partition] = end
+            self.read[partition] = end
 
     def ready(self, judged: Mapping[int, int]) -> dict[int, Range]:
         """The ranges that can be taken, when ``judged`` is the core's position."""
         found = {}
         for partition, start in self.vector.items():
-            end = min(judged.get(partition, 0), self._read[partition])
+            end = min(judged.get(partition, 0), self.read[partition])
             if end > start:
                 found[partition] = Range(start, end)
         return found

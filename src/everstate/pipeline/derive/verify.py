@@ -12,12 +12,14 @@ from typing import Any, Final, TypeAlias
 
 import jsonpatch
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from everstate.changes.derived import (
     BARRIER,
+    KIND,
     OFFSET,
+    PROVENANCE,
     VERSION,
     Derivation,
     JoinedStream,
@@ -48,6 +50,11 @@ from everstate.views.project import Project
 _QUIET_S: Final = 30.0
 _RAW: Final = (
     "it is a raw topic, which is made from the log and cannot be compared with accepted changes"
+)
+_JUDGED: Final = (
+    *("key", "version", "raw_key", "raw_value", "partition", "offset", "batch"),
+    *("found", "found_at", "found_key", "found_version"),
+    *("found_id", "found_kind", "found_provenance"),
 )
 _WRONG_DDL: Final = "key string, reason string, expected string, kept string"
 
@@ -126,14 +133,22 @@ def _stand(config: Config, name: str) -> tuple[int, dict[int, int], dict[int, Ra
 def _found(
     spark: SparkSession, config: Config, topic: str, spans: Mapping[int, Range]
 ) -> DataFrame:
-    """The topic's records: of each the place of its change, the change's version and its value."""
+    """The topic's records: of each its place, its value, and what it says of its change."""
     headers = F.map_from_entries("headers")
+
+    def told(name: str) -> Column:
+        return F.col("header_map")[name].cast("string")
+
     records = read_ranges(spark, config, {topic: spans}).withColumn("header_map", headers)
     records = records.where(~F.map_contains_key("header_map", F.lit(BARRIER)))
     return records.select(
         "partition",
-        F.col("header_map")[OFFSET].cast("string").cast("long").alias("offset"),
-        F.col("header_map")[VERSION].cast("string").cast("long").alias("found_version"),
+        told(OFFSET).cast("long").alias("offset"),
+        told(VERSION).cast("long").alias("found_version"),
+        told("ce_id").alias("found_id"),
+        told(KIND).alias("found_kind"),
+        told(PROVENANCE).alias("found_provenance"),
+        F.col("key").alias("found_key"),
         F.col("value").alias("found"),
         F.col("offset").alias("found_at"),
     )
@@ -203,7 +218,10 @@ class _Asked:
 def _judge(
     beside: DataFrame, derivation: Derivation, is_cut: bool
 ) -> tuple[list[RowDifference], dict[str, int]]:
-    """Records that are missing, duplicate, of no accepted change, or wrong; and the row counts."""
+    """Records that are missing, duplicate, out of order, of no accepted change, or wrong.
+
+    Second: the row counts.
+    """
     if "batch" not in beside.columns:
         none = F.lit(None).cast("struct<to_version: long, to_raw: binary>")
         beside = beside.withColumn("batch", none)
@@ -214,9 +232,7 @@ def _judge(
         kept_from = first.agg(F.min("accepted_at").alias("kept_from"))
         beside = beside.join(kept_from, "partition", "left")
         beside = beside.where("found IS NOT NULL OR accepted_at >= kept_from")
-    rows = beside.select(
-        "key", "version", "raw_value", "found_version", "found", "batch", "partition", "offset"
-    ).cache()
+    rows = beside.select(*_JUDGED).cache()
     twice = rows.where("found IS NOT NULL").groupBy("partition", "offset").count()
     doubled = [
         RowDifference(
@@ -224,13 +240,23 @@ def _judge(
         )
         for row in twice.where("count > 1").limit(DIFFERENCES_MAX).collect()
     ]
+    before = Window.partitionBy("partition", "key").orderBy("found_at")
+    follows = rows.where("found IS NOT NULL AND raw_value IS NOT NULL").select(
+        "key", "version", F.lag("version").over(before).alias("before")
+    )
+    unordered = [
+        RowDifference(
+            f"{row['key']}: out of order", str(row["version"]), f"it comes after {row['before']}"
+        )
+        for row in follows.where("before > version").limit(DIFFERENCES_MAX).collect()
+    ]
     judged = rows.mapInArrow(_Judge(derivation), _WRONG_DDL).limit(DIFFERENCES_MAX).collect()
     totals = rows.agg(
         F.count("raw_value").alias("expected"), F.count("found").alias("kept")
     ).collect()[0]
     rows.unpersist()
     wrong = [RowDifference(f"{w['key']}: {w['reason']}", w["expected"], w["kept"]) for w in judged]
-    return [*doubled, *wrong], {"expected": totals["expected"], "kept": totals["kept"]}
+    return [*doubled, *unordered, *wrong], {"expected": totals["expected"], "kept": totals["kept"]}
 
 
 _Difference: TypeAlias = Callable[..., dict[str, str | None]]
@@ -272,6 +298,12 @@ class _Judge:
             return difference("missing", message["version"])
         if row["found_version"] != row["version"]:
             return difference("another version", row["version"], row["found_version"])
+        if row["found_key"] != row["raw_key"]:
+            return difference("another key", _text(row["raw_key"]), _text(row["found_key"]))
+        told = [row["found_id"], row["found_kind"], decode(row["found_provenance"] or "null")]
+        wanted_told = [message.get(name) for name in ("id", "kind", "provenance")]
+        if not _are_equal(told, wanted_told):
+            return difference("of another change", wanted_told, told)
         found = decode(row["found"])
         if isinstance(form, Patches):
             made = jsonpatch.JsonPatch(found).apply(original)
@@ -301,6 +333,10 @@ def _wrong_join(
     state = decode(batch["to_raw"]).get("currentEntityState")
     is_same = _are_equal(state, found[form.to])
     return None if is_same else difference("another state", state, found[form.to])
+
+
+def _text(key: bytes | None) -> str | None:
+    return None if key is None else bytes(key).decode(errors="replace")
 
 
 def _are_equal(one: Any, other: Any) -> bool:

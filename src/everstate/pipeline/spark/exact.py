@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -43,22 +43,23 @@ def is_doubtful(text: Column, entity_type: EntityType) -> Column | None:
     """Whether a message may have a value that is not read exactly; ``None``: its type has none.
 
     Finds each, and few others: any field of that name in the text, also one in the event. Cost:
-    one look over the text.
+    one or two microseconds for each such field.
     """
     names: dict[str, set[str]] = {}
     _add_plain(names, tuple(entity_type.arrow_schema))
     if not names:
         return None
-    every = {name for group in names.values() for name in group}
-    of_values = "|".join(
-        rf'(?:{"|".join(map(_written, sorted(group)))})"\s*+:\s*+(?!{plain})'
+    # Each expression begins with fixed characters, which Java finds with Boyer and Moore's method:
+    # one look for each of some names costs less than one look for any of them.
+    looks = [
+        text.rlike(rf'"{_written(name)}"\s*+:\s*+(?!{plain})')
         for plain, group in names.items()
-    )
-    first = "".join(sorted({re.escape(name[0]) for name in every if name}))
-    ahead = "" if "" in every else f"(?=[{first}])"
-    escaped = _ESCAPED if all(map(_PLAIN_NAME.fullmatch, every)) else r"(?<=\\)"
-    # One start for both: to look for either at each character costs twice as much.
-    return text.rlike(rf'["\\](?:{escaped}|{ahead}(?:{of_values}))')
+        for name in sorted(group)
+    ]
+    may_escape = F.contains(text, F.lit("\\"))
+    if all(_PLAIN_NAME.fullmatch(name) for group in names.values() for name in group):
+        may_escape &= text.rlike(rf"\\{_ESCAPED}")
+    return reduce(or_, looks, may_escape)
 
 
 def _written(name: str) -> str:

@@ -182,7 +182,10 @@ def signal_snapshot(
 
 
 def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> list[Any]:
-    """Values of the key's columns in their order; raises InvalidCapture when they do not fit."""
+    """Values of the key's columns in their order; raises InvalidCapture when they do not fit.
+
+    The value of a key of one column may have the column's name before it: ``id=7``.
+    """
     given = key if isinstance(key, Mapping) else dict(zip(columns, key, strict=False))
     count = len(key)
     if not columns:
@@ -193,7 +196,10 @@ def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> li
             f"the key of {table} is {', '.join(columns)}",
             advice=f"Give {' '.join(f'--key {column}=VALUE' for column in columns)}.",
         )
-    return [given[column] for column in columns]
+    values = [given[column] for column in columns]
+    if len(values) == 1 and isinstance(values[0], str) and not isinstance(key, Mapping):
+        return [values[0].removeprefix(f"{columns[0]}=")]
+    return values
 
 
 def from_raw(value: Any, kind: str) -> Any:

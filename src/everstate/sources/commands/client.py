@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from everstate.changes import Provenance, new_change_id
 from everstate.changes.codec import check_provenance
 from everstate.changes.keys import check_key
-from everstate.changes.moments import check_moment
+from everstate.changes.moments import check_moment, with_minutes
 from everstate.changes.values import model_json
 from everstate.closing import Closing
 from everstate.config import Config
@@ -252,7 +252,7 @@ class CommandClient(Closing):
         name = group.check(command)
         check_provenance(group.name, key, provenance)
         check_key(group.name, key)
-        moment = occurred_at or self._clock()
+        moment = with_minutes(occurred_at or self._clock())
         check_moment(group.name, key, moment, self._config.log.occurred_ahead_hours)
         try:
             data = model_json(command)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from everstate.changes import json_numbers
 from everstate.config import Config
 from everstate.errors import NotFound
 from everstate.log.consumer import Consumer
@@ -39,7 +40,7 @@ class Parked:
     def data(self) -> Any:
         """The command's own data, for people; ``None`` when it cannot be read."""
         try:
-            return msgspec.json.decode(decode_command(self.value).data)
+            return json_numbers.decode(bytes(decode_command(self.value).data))
         except (msgspec.DecodeError, ValueError):
             return None
 

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Final, Protocol
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Header, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import BaseModel
 
 from everstate.changes import Provenance
+from everstate.changes.row_json import row_json
 from everstate.declarations.commands import CommandGroup, TakesCommands
 from everstate.errors import (
     EverstateError,
@@ -135,7 +136,7 @@ def _add(
         if_match: Annotated[list[str] | None, Header()] = None,
         idempotency_key: Annotated[str | None, Header()] = None,
         prefer: Annotated[str | None, Header()] = None,
-    ) -> JSONResponse:
+    ) -> Response:
         command_id = None
         try:
             # The caller is checked first: nothing is read for a caller without permission.
@@ -220,7 +221,7 @@ def _wait_s(prefer: str | None) -> float:
     return TIMEOUT_S
 
 
-def _answered(answer: Answer, mask: Mask) -> JSONResponse:
+def _answered(answer: Answer, mask: Mask) -> Response:
     error = answer.error()
     if error is not None:
         return _problem(error, answer, answer.command_id)
@@ -240,10 +241,11 @@ def _answered(answer: Answer, mask: Mask) -> JSONResponse:
             for each in answer.changes
         ],
     }
-    return JSONResponse(body, headers={"ETag": f'"{answer.version}"'})
+    tag = {"ETag": f'"{answer.version}"'}
+    return Response(row_json(body), headers=tag, media_type="application/json")
 
 
-def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | None) -> JSONResponse:
+def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | None) -> Response:
     status = error.http_status if answer is None else _STATUS[answer.outcome]
     kind = type(error).__name__
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -265,4 +267,4 @@ def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | No
     headers = {"Retry-After": "1"} if error.retryable else {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
+    return Response(row_json(body), status, headers, "application/problem+json")

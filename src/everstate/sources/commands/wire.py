@@ -14,6 +14,8 @@ import msgspec
 
 from everstate.changes import Provenance
 from everstate.changes.depth import bounded
+from everstate.changes.json_numbers import encode as encode
+from everstate.changes.json_numbers import number_of
 
 CLIENT: Final = "client"
 """Header of a command and of its answer: which client waits for it."""
@@ -95,9 +97,8 @@ class WireAnswer(
     """Fingerprint of the command that was decided under this id."""
 
 
-encode = msgspec.json.Encoder().encode
 decode_command = bounded(msgspec.json.Decoder(WireCommand).decode)
-decode_answer = bounded(msgspec.json.Decoder(WireAnswer).decode)
+decode_answer = bounded(msgspec.json.Decoder(WireAnswer, float_hook=number_of).decode)
 _decode_provenance = bounded(msgspec.json.Decoder(Provenance).decode)
 
 

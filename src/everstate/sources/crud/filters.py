@@ -9,16 +9,26 @@ from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from uuid import UUID
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic.fields import FieldInfo
 
 from everstate.changes import EntityType
 from everstate.changes.quoting import unquoted
+from everstate.changes.written import written_value
 from everstate.errors import InvalidQuery
 from everstate.sources.stores.store import Scalar
 
 # Not times and Decimals: their JSON texts differ where the values are equal.
 _SCALARS: Final = (str, int, float, bool, date, UUID, Enum)
+_READ_AS: Final = {bool: "boolean", int: "bigint", float: "float8", date: "date", UUID: "uuid"}
+"""Types whose values pydantic also reads from texts of other values, or rounds."""
+_CONVERTING: Final = (BeforeValidator, PlainValidator, WrapValidator)
 RESERVED: Final = frozenset({"limit", "cursor"})
 """Names of a list's own parameters; an attribute with such a name cannot be a filter."""
 
@@ -29,10 +39,14 @@ class Filters:
     def __init__(self, entity_type: EntityType) -> None:
         self._entity = entity_type.name
         self._adapters: dict[str, TypeAdapter[Any]] = {}
+        self._read_as: dict[str, str] = {}
         for name, info in entity_type.model.model_fields.items():
             shown = info.serialization_alias or info.alias or name
             if shown not in RESERVED and _is_scalar(info.annotation):
                 self._adapters[shown] = _adapter(info)
+                read_as = _read_as(info.annotation, info.metadata)
+                if read_as is not None:
+                    self._read_as[shown] = read_as
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,11 +82,15 @@ class Filters:
         try:
             if given is None:
                 return None
+            if name in self._read_as:
+                written_value(self._read_as[name], given.strip())
             parsed = adapter.validate_strings(given)
             wanted: Scalar = adapter.dump_python(parsed, mode="json")
         except ValidationError as cause:
             first = cause.errors(include_url=False)[0]
             raise InvalidQuery(f"{name} is {value!r}: {first['msg']}.") from cause
+        except ValueError as cause:
+            raise InvalidQuery(f"{name} is {value!r}.", advice=str(cause)) from cause
         if isinstance(wanted, float) and wanted - wanted != 0:
             raise InvalidQuery(f"{name} is {value!r}; NaN and infinity are refused.")
         return wanted
@@ -92,14 +110,38 @@ def _nullable(adapter: TypeAdapter[Any]) -> bool:
     return True
 
 
+def _read_as(annotation: Any, metadata: Iterable[Any]) -> str | None:
+    """How the texts of a field's values are read exactly; ``None``: only its own type reads them.
+
+    A field that converts what is given says itself what a text means.
+    """
+    if any(isinstance(each, _CONVERTING) for each in metadata):
+        return None
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _read_as(inner, more)
+    if (part := _optional(annotation)) is not None:
+        return _read_as(part, ())
+    if not isinstance(annotation, type):
+        return None
+    return next((cast for kind, cast in _READ_AS.items() if issubclass(annotation, kind)), None)
+
+
+def _optional(annotation: Any) -> Any:
+    """The type that may be None here; ``None``: there is none, or several."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return None
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    return parts[0] if len(parts) == 1 else None
+
+
 def _is_scalar(annotation: Any) -> bool:
     if get_origin(annotation) is Literal:
         return True
     if get_origin(annotation) is Annotated:
         return _is_scalar(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        parts = [part for part in get_args(annotation) if part is not type(None)]
-        return len(parts) == 1 and _is_scalar(parts[0])
+    if (part := _optional(annotation)) is not None:
+        return _is_scalar(part)
     if not isinstance(annotation, type) or issubclass(annotation, datetime):
         return False
     return issubclass(annotation, _SCALARS)

@@ -45,6 +45,7 @@ from everstate.http.conditions import Conditions, etag
 from everstate.http.masks import Mask
 from everstate.sources.crud.bodies import check_key, read_entity, read_json
 from everstate.sources.crud.filters import RESERVED, Filters
+from everstate.sources.crud.hidden import with_hidden
 from everstate.sources.crud.patches import (
     JSON_PATCH,
     MERGE_PATCH,
@@ -52,9 +53,18 @@ from everstate.sources.crud.patches import (
     check_patch,
     merge,
 )
-from everstate.sources.stores.store import AnsweredBefore, Once, Store, Write, Written
+from everstate.sources.stores.store import (
+    AnsweredBefore,
+    Once,
+    Store,
+    Versioned,
+    Write,
+    Written,
+)
 
 CHANGE_ID: Final = "Everstate-Change-Id"
+VERSION: Final = "Everstate-Version"
+"""The version that deleted an entity; there is no state whose ETag could name it."""
 PAGE_DEFAULT: Final = 50
 _TRIES_MAX: Final = 32
 _REPEATED: Final = Retrying(
@@ -127,19 +137,24 @@ class Resource:
         return masked(HttpAnswer(200, headers, self._text(found.entity)), incoming.mask)
 
     def replace(self, incoming: HttpRequest, key: str) -> HttpAnswer:
-        """`PUT`: the whole entity, 200, or 201 when there was none."""
+        """`PUT`: the whole entity, 200, or 201 when there was none.
+
+        Fields that the caller does not see keep their values where the body lacks them.
+        """
         content_type_of(incoming.headers, (JSON,))
-        model = self._model_in(incoming)
-        check_key(self.entity_type, key, model)
+        given = self._body_in(incoming)
+        is_partly_seen = any(incoming.mask.paths)  # who may only write sees nothing, not a part
+        model = None if is_partly_seen else self._model_of(key, given)
         conditions, said = incoming.conditions, self._said(incoming, key)
 
         def attempt(remember: Remember) -> HttpAnswer:
-            if not conditions.given:
+            if model is not None and not conditions.given:
                 return self._put(said, model, None, remember)
             present = self.store.get(key)
             version = None if present is None else present.version
             conditions.check(self.name, key, version)
-            return self._put(said, model, version or 0, remember)
+            whole = self._model_of(key, self._whole(incoming, present)) if model is None else model
+            return self._put(said, whole, version or 0, remember)
 
         return self._once(
             incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
@@ -218,7 +233,7 @@ class Resource:
     def _patched(self, kind: str, document: Any, patch: Any, mask: Mask) -> bytes:
         try:
             if kind == MERGE_PATCH:
-                return encode(merge(document, patch))
+                return encode(merge(document, patch, self.entity_type.model))
             limit = self._message_bytes_max
             patched = apply_json_patch(self.name, document, patch, copied_bytes_max=limit)
             return encode(patched)
@@ -251,9 +266,26 @@ class Resource:
 
     def _model_in(self, incoming: HttpRequest) -> BaseModel:
         """The entity in a body; raises InvalidRequest and InvalidBody."""
+        return read_entity(self.entity_type, self._body_in(incoming))
+
+    def _model_of(self, key: str, body: bytes) -> BaseModel:
+        """The entity of a key in a body; raises InvalidRequest and InvalidBody."""
+        model = read_entity(self.entity_type, body)
+        check_key(self.entity_type, key, model)
+        return model
+
+    def _body_in(self, incoming: HttpRequest) -> bytes:
         if incoming.mask:
             incoming.mask.check_written(read_json(incoming.body))
-        return read_entity(self.entity_type, incoming.body)
+        return incoming.body
+
+    def _whole(self, incoming: HttpRequest, present: Versioned | None) -> bytes:
+        """The body with what its caller does not see of the present entity."""
+        given = read_json(incoming.body)
+        if present is None or not isinstance(given, dict):
+            return incoming.body
+        stored = read_json(self.entity_type.encode(present.entity))
+        return encode(with_hidden(incoming.mask, self.entity_type.model, given, stored))
 
     def _once(
         self, incoming: HttpRequest, key: str, attempt: Callable[[Remember], HttpAnswer]
@@ -349,7 +381,8 @@ class Resource:
         return HttpAnswer(status, headers, self._text(entity))
 
     def _deleted(self, written: Written) -> HttpAnswer:
-        return HttpAnswer(204, {CHANGE_ID: str(written.change_id), TOKEN: self._token(written)})
+        headers = {VERSION: str(written.version), CHANGE_ID: str(written.change_id)}
+        return HttpAnswer(204, {**headers, TOKEN: self._token(written)})
 
     def _token(self, written: Written) -> str:
         return str(written_token(self._project, self.name, written.key, written.version))

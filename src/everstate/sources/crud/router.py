@@ -12,7 +12,7 @@ from everstate.http.asgi import KEY, AnswerPast, Desk, respond
 from everstate.http.callers import TOKEN
 from everstate.http.openapi import Schemas
 from everstate.sources.crud.openapi import list_parameters, patch_body
-from everstate.sources.crud.resource import Resource
+from everstate.sources.crud.resource import VERSION, Resource
 
 _READ = (200, 304, 400, 404, 410, 412, 422, 504)
 _WRITTEN = (400, 412, 413, 415, 422)
@@ -127,6 +127,7 @@ def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
         responses=says.with_headers(patched, "ETag", TOKEN, statuses=(200,)),
         openapi_extra=_extra(headers, patch_body()),
     )
+    deleted = says.answers(204, 400, 404, 412, 413, 422, secured=not local)
     router.add_api_route(
         place,
         delete,
@@ -135,7 +136,7 @@ def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
         response_class=Response,
         operation_id=f"delete_{name}",
         summary=f"Delete a {name}; its version is kept",
-        responses=says.answers(204, 400, 404, 412, 413, 422, secured=not local),
+        responses=says.with_headers(deleted, VERSION, TOKEN, statuses=(204,)),
         openapi_extra=_extra(headers),
     )
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 import psycopg
 from psycopg.rows import tuple_row
+from pydantic import BaseModel
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance
 from everstate.changes.codec import WireProvenance
@@ -159,7 +160,7 @@ def emit_arguments(
     """Values of :data:`EMIT`, checked and encoded by the model; raises as :func:`emit` does."""
     name = entity_type.name
     states = [
-        None if before is None else entity_type.validate(before),
+        None if before is None else _state_before(entity_type, before),
         None if after is None else entity_type.accept(after),
     ]
     keys = {entity_type.key_of(state) for state in states if state is not None}
@@ -178,6 +179,13 @@ def emit_arguments(
         "chain": chain,
         **_why(name, checked, provenance, event, occurred_at),
     }
+
+
+def _state_before(entity_type: EntityType, before: GivenEntity) -> BaseModel:
+    """The state before a change, which may have fields that only an older model had."""
+    if isinstance(before, Mapping):
+        return entity_type.validate_exactly(before)
+    return entity_type.validate(before)
 
 
 def _why(

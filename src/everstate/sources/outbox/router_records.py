@@ -10,13 +10,14 @@ of kind `event`, with the row's id as its key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
 import msgspec
+from pydantic import BaseModel
 
 from everstate.changes import (
     Change,
@@ -29,7 +30,7 @@ from everstate.changes import (
 from everstate.changes.codec import check_provenance, check_shape
 from everstate.changes.entity import holds_nul
 from everstate.changes.json_numbers import decode
-from everstate.changes.moments import moment_fault
+from everstate.changes.moments import moment_fault, moment_of
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
 
@@ -56,7 +57,7 @@ class RouterReader:
     provenance: Provenance | None = None
     is_event: bool = False
 
-    def read(self, record: Record) -> Change[dict[str, Any]] | None:
+    def read(self, record: Record) -> Change[BaseModel] | None:
         """The change of a record; ``None`` for a tombstone, which adds no information.
 
         Raises CorruptRecord naming topic, partition, offset and the reason.
@@ -84,9 +85,8 @@ class RouterReader:
 
     def _fact(
         self, record: Record, payload: dict[str, Any], row_id: str, event: str | None
-    ) -> Change[dict[str, Any]]:
+    ) -> Change[BaseModel]:
         name = self.entity_type.name
-        self.entity_type.validate(payload)
         return Change(
             id=_change_id(self.source, row_id),
             entity=name,
@@ -97,20 +97,21 @@ class RouterReader:
             occurred_at=_at(record.timestamp_ms),
             recorded_at=_at(record.timestamp_ms),
             provenance=check_provenance(name, row_id, self.provenance),
-            current=payload,
+            current=self.entity_type.accept(payload),
             original=None,
             event=None if event is None else DomainEvent(type=event),
         )
 
     def _change(
         self, record: Record, payload: dict[str, Any], row_id: str, event: str | None
-    ) -> Change[dict[str, Any]]:
+    ) -> Change[BaseModel]:
         name, key = self.entity_type.name, _key(record.key)
         version = payload.get("version")
         if not isinstance(version, int) or isinstance(version, bool):
             raise InvalidChange(name, key, "version", "the service must count it, from 1")
-        before = self._state(key, payload, "originalEntityState")
-        after = self._state(key, payload, "currentEntityState")
+        # A state before may be of an older model, which had fields that this one does not have.
+        before = self._state(key, payload, "originalEntityState", self.entity_type.validate_exactly)
+        after = self._state(key, payload, "currentEntityState", self.entity_type.accept)
         kind = Kind.UPDATED if before is not None else Kind.CREATED
         recorded_at = _at(record.timestamp_ms)
         event_fields = payload.get("event")
@@ -130,7 +131,13 @@ class RouterReader:
             event=None if event is None else DomainEvent(type=event, data=data),
         )
 
-    def _state(self, key: str, payload: dict[str, Any], field: str) -> dict[str, Any] | None:
+    def _state(
+        self,
+        key: str,
+        payload: dict[str, Any],
+        field: str,
+        read: Callable[[dict[str, Any]], BaseModel],
+    ) -> BaseModel | None:
         if field not in payload:
             raise InvalidChange(
                 self.entity_type.name, key, field, "it is missing; without a state it must be null"
@@ -142,11 +149,11 @@ class RouterReader:
             raise InvalidChange(
                 self.entity_type.name, key, field, "the state must be a JSON object"
             )
-        model = self.entity_type.validate(state)
+        model = read(state)
         found = self.entity_type.key_of(model)
         if found != key:
             raise InvalidChange(self.entity_type.name, key, field, f"it is of {found!r}")
-        return state
+        return model
 
     def _provenance(self, key: str, given: Any) -> Provenance:
         name = self.entity_type.name
@@ -209,7 +216,10 @@ def _at(timestamp_ms: int) -> datetime:
 def _moment(entity: str, key: str, text: Any) -> datetime | None:
     if text is None:
         return None
-    moment = datetime.fromisoformat(str(text))
+    try:
+        moment = moment_of(str(text))
+    except ValueError as cause:
+        raise InvalidChange(entity, key, "occurredAt", f"{text!r}: {cause}") from cause
     if fault := moment_fault(moment):
         raise InvalidChange(entity, key, "occurredAt", fault)
     return moment

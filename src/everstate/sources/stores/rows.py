@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
 from everstate.changes.codec import check_names, check_provenance, event_json
 from everstate.changes.entity import holds_nul
 from everstate.changes.keys import check_key
-from everstate.changes.moments import check_moment
+from everstate.changes.moments import all_with_minutes, check_moment, with_minutes
+from everstate.changes.names import written_name
 from everstate.changes.values import UNSTORABLE, may_hold_unstorable, storable
 from everstate.errors import ChangeTooLarge, InvalidChange, NotFound, VersionConflict
-from everstate.sources.stores.store import GivenEntity, OneOrEach, T, Write
+from everstate.sources.stores.store import GivenEntity, OneOrEach, Scalar, T, Write
 
 ENVELOPE_BYTES: Final = 704
 """Upper bound for the envelope itself: field names, id, times, numbers, transaction block."""
@@ -139,12 +140,13 @@ def bytes_of(text: str | None) -> int:
 
 
 def moment_text(entity: str, key: str, moment: datetime, ahead_hours: float | None = None) -> str:
-    """RFC 3339 text of a time with its own offset; raises InvalidChange when it cannot be stored.
+    """RFC 3339 text of a time; raises InvalidChange when it cannot be stored.
 
-    ``ahead_hours``: how far ahead of now it may be; ``None``: not checked here.
+    It has the time's own offset, or that of UTC for one with seconds. ``ahead_hours``: how far
+    ahead of now the time may be; ``None``: not checked here.
     """
     check_moment(entity, key, moment, ahead_hours)
-    return moment.isoformat()
+    return with_minutes(moment).isoformat()
 
 
 def provenance_text(entity: str, key: str, provenance: Provenance | None) -> str:
@@ -164,6 +166,9 @@ def _provenance_json(provenance: Provenance) -> str:
 def event_text(entity: str, key: str, event: DomainEvent, service: str) -> str:
     """JSON of a domain event of this service; raises InvalidChange if no message can hold it."""
     encoded = event_json(entity, key, event)
+    exact = all_with_minutes(event.data)
+    if exact is not event.data:
+        encoded = event_json(entity, key, DomainEvent(type=event.type, data=exact))
     check_names(entity, key, service, event.type)
     try:
         if may_hold_unstorable(encoded) and not storable(event.data):
@@ -185,3 +190,19 @@ def _each(value: OneOrEach[T], count: int, field: str) -> Sequence[T]:
     if len(value) != count:
         raise ValueError(f"{count} entities, but {len(value)} values of {field}")
     return value
+
+
+def shown_for_missing(model: type[BaseModel], equal: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The defaults of these attributes, which readers see in states of older models.
+
+    What a function makes is left out: no two readers need see the same.
+    """
+    found: dict[str, Scalar] = {}
+    for name, info in model.model_fields.items():
+        shown = written_name(name, info)
+        if shown not in equal or info.is_required() or info.default_factory is not None:
+            continue
+        annotation: Any = info.annotation
+        kind: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
+        found[shown] = TypeAdapter(kind).dump_python(info.default, mode="json", warnings=False)
+    return found

@@ -157,8 +157,9 @@ class Store(Protocol):
         """At most ``limit`` entities whose attributes are ``equal``, in a stable order.
 
         Attributes are scalar fields of the model by their JSON name, values in JSON form; ``None``
-        is null. An entity that exists while all pages are read is returned exactly once. Raises
-        InvalidQuery when the cursor is not one of this store.
+        is null, and a state that is older than an attribute has its default. An entity that exists
+        while all pages are read is returned exactly once. Raises InvalidQuery when the cursor is
+        not one of this store.
         """
 
     def write(self, write: Write) -> Written:

@@ -37,6 +37,7 @@ from everstate.sources.stores.rows import (
     kind_of,
     prepare,
     row_of,
+    shown_for_missing,
 )
 from everstate.sources.stores.store import (
     PAGE_BYTES_MAX,
@@ -129,12 +130,12 @@ class CassandraStore(Store):
         Filters are applied here, not by the server. Cost: at most 20 reads of ``limit`` rows.
         """
         token, skip = _place(cursor)
-        found = list[Versioned]()
+        found, missing = list[Versioned](), shown_for_missing(self.entity_type.model, equal or {})
         for _ in range(_LOOKED_MAX):
             wanted = limit - len(found)
             rows, is_cut = self._rows(token, skip, wanted)
             for row in rows[skip:]:
-                if row.after is not None and _meets(row.after, equal):
+                if row.after is not None and _meets(row.after, equal, missing):
                     entity = self.entity_type.validate_json(row.after)
                     found.append(Versioned(entity, row.head_version))
             if len(rows) < skip + wanted and not is_cut:
@@ -357,10 +358,11 @@ def _written(row: PreparedRow, head: Head, steps: Sequence[WriteStep]) -> Writte
     return Written(key=row.key, version=step.version, kind=step.kind, change_id=step.row.change_id)
 
 
-def _meets(state: str, equal: Mapping[str, Scalar] | None) -> bool:
+def _meets(state: str, equal: Mapping[str, Scalar] | None, missing: Mapping[str, Scalar]) -> bool:
+    """``missing``: the values of attributes that the state does not have."""
     if not equal:
         return True
-    fields = json.loads(state)
+    fields = {**missing, **json.loads(state)}
     return all(
         name in fields
         and fields[name] == value

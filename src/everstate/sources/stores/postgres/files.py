@@ -9,6 +9,7 @@ so.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import math
@@ -24,7 +25,7 @@ from pydantic_core import ErrorDetails
 from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.depth import TOO_DEEP
-from everstate.changes.json_numbers import encode, number_of
+from everstate.changes.json_numbers import WrittenNumber, encode, number_of
 from everstate.changes.unknown import EXTRA, reason_of
 from everstate.errors import ImportFailed
 
@@ -146,7 +147,7 @@ def _entity(
     """The entity of a row; raises NotAccepted, or ValueError for invalid JSON."""
     if isinstance(state, bytes) and (ignored or b"NaN" in state):
         try:
-            given = json.loads(state, parse_float=number_of)
+            given = json.loads(state, parse_float=WrittenNumber)
             if isinstance(given, dict):
                 kept = {name: part for name, part in given.items() if name not in ignored}
                 state = encode(_row_without_nan(kept))
@@ -215,6 +216,8 @@ def _read_jsonl(path: Path, _: EntityType) -> Iterator[_Raw]:
     with path.open("rb") as lines:
         for row, line in enumerate(lines, 1):
             read += len(line)
+            if row == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 yield row, line, read / size
 

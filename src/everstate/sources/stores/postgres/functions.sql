@@ -178,7 +178,8 @@ BEGIN
     WHEN 'float' THEN
         RETURN is_number AND everstate_store.float_holds(told);
     WHEN 'decimal' THEN
-        IF NOT (is_number OR is_string AND told ~ '^-?\d+(\.\d+)?$') OR length(told) > 60 THEN
+        IF NOT (is_number OR is_string AND told ~ '^-?\d+(\.\d+)?([eE][+-]?\d{1,3})?$')
+            OR length(told) > 60 THEN
             RETURN false;
         END IF;
         number := told::numeric;

@@ -186,9 +186,9 @@ def _raw_key(state: object, names: Sequence[str]) -> str:
 
 
 def _integer_key(text: str) -> str:
-    """The key of an integer that a file has as `007`, `7.0` or `true`."""
+    """The key of an integer that a file has as `007` or `7.0`."""
     try:
-        number = Decimal({"True": "1", "False": "0"}.get(text, text))
+        number = Decimal(text)
         # No integer that is stored is as long; Python would be busy with a larger one.
         return key_text(int(number)) if number.adjusted() < _DIGITS_MAX else text
     except (ArithmeticError, ValueError):

@@ -189,7 +189,8 @@ WITH looked AS MATERIALIZED (
     WHERE key > %(after)s ORDER BY key LIMIT %(scan)s
 ), wanted AS (
     SELECT key, version, state FROM looked
-    WHERE state IS NOT NULL AND (%(equal)s::jsonb = '{{}}' OR state::jsonb @> %(equal)s::jsonb)
+    WHERE state IS NOT NULL AND (%(equal)s::jsonb = '{{}}'
+        OR (%(missing)s::jsonb || state::jsonb) @> %(equal)s::jsonb)
     ORDER BY key LIMIT %(limit)s
 ), sized AS (
     SELECT *, sum(octet_length(state)) OVER (ORDER BY key) - octet_length(state) AS before

@@ -47,6 +47,7 @@ from everstate.sources.stores.rows import (
     kind_of,
     prepare,
     row_of,
+    shown_for_missing,
 )
 from everstate.sources.stores.store import (
     PAGE_BYTES_MAX,
@@ -154,6 +155,7 @@ class EntityStore(Store):
         self, *, limit: int, cursor: str | None = None, equal: Mapping[str, Scalar] | None = None
     ) -> Page:
         """A page in key order. Cost: at most `api.scan_rows_max` rows, fewer without filters."""
+        shown = shown_for_missing(self.entity_type.model, equal or {})
         values: dict[str, Any] = {
             "after": _key_of(cursor),
             # Deleted entities have rows as well, so a page without filters may be short too.
@@ -161,6 +163,7 @@ class EntityStore(Store):
             "limit": limit,
             "bytes": PAGE_BYTES_MAX,
             "equal": msgspec.json.encode(dict(equal or {})).decode(),
+            "missing": msgspec.json.encode(shown).decode(),
         }
         with self._connected("reading") as connection:
             *rows, (last, looked, matching) = connection.execute(self._sql.page, values).fetchall()
