@@ -324,7 +324,8 @@ def _shop_changes(told: Story) -> Rows:
         extremes = max(times), min(times), max(ratios, default=None)
         most = [s.quantity for s in states if kind == "updated" and s.quantity is not None]
         counted = sum(more) if more else None, max(most, default=None)
-        rows.append((kind, shop, len(steps), *extremes, len(regions), *counted))
+        paid = min((s.paid for s in states if s.paid is not None), default=None)
+        rows.append((kind, shop, len(steps), *extremes, len(regions), *counted, paid))
     return rows
 
 
@@ -379,7 +380,7 @@ CHANGES = (
         "SELECT kind, shop, count(*) AS n, max(occurred_at) AS last, min(occurred_at) AS first, "
         "max(ratio) AS ratio, count(DISTINCT current.region) AS regions, "
         "sum(current.quantity - original.quantity) AS more, "
-        "max(current.quantity) FILTER (WHERE kind = 'updated') AS most "
+        "max(current.quantity) FILTER (WHERE kind = 'updated') AS most, min(paid) AS paid "
         "FROM sale_changes GROUP BY kind, shop",
         oracle=_shop_changes,
     ),
@@ -522,6 +523,14 @@ JOINS = (
     ),
 )
 JOIN_SUMS = (
+    Case(
+        "sums_under_names_of_columns",
+        "SELECT h.city AS a0, sum(s.quantity) AS n, count(*) AS c FROM sale s JOIN shop h "
+        "ON s.shop = h.code GROUP BY h.city ORDER BY c DESC LIMIT 1",
+        oracle="SELECT h.city, sum(s.quantity) AS q, count(*) AS c FROM sale s JOIN shop h "
+        "ON s.shop = h.code GROUP BY h.city ORDER BY c DESC, h.city DESC NULLS LAST LIMIT 1",
+        ordered=True,
+    ),
     Case(
         "by_city",
         "SELECT h.city, count(*) AS n, sum(s.price) AS price, avg(s.quantity * h.size) AS worth, "

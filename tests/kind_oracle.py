@@ -31,11 +31,12 @@ from kind_cases import (
     Case,
     sales,
 )
+from kind_orders import ORDERED
 from kinds_rig import Story
 from view_fuzz import SALE, Writer
 
 CASES = (
-    *(*VALUES, *SHOWN, *SCALED, *LAST, *WINDOWS, *CHANGES),
+    *(*VALUES, *SHOWN, *ORDERED, *SCALED, *LAST, *WINDOWS, *CHANGES),
     *(*SEARCHED, *CACHED, *TIMELINES, *JOINS, *JOIN_SUMS, *PYTHON),
 )
 TYPES = {"sale": SALE, "shop": SHOP}

@@ -133,10 +133,10 @@ def test_history_tells_each_version_and_its_differences(reader: Reader) -> None:
     versions = reader.history("guest", "eva")
     assert [version.version for version in versions] == [1, 2, 3]
     assert versions[2].differences == (
-        Difference("name", "Eva", "Eva Maria"),
-        Difference("nights", 2, 3),
+        Difference(("name",), "Eva", "Eva Maria"),
+        Difference(("nights",), 2, 3),
     )
-    assert versions[0].differences[0] == Difference("guest_id", ABSENT, "eva")
+    assert versions[0].differences[0] == Difference(("guest_id",), ABSENT, "eva")
     assert versions[1].event == {"type": "Checked", "data": {"n": 2}}
 
 

@@ -349,6 +349,14 @@ def test_views_of_an_entity_type_that_left_the_app_can_be_dropped(control: Contr
     assert [(row.version, row.status) for row in control.versions("v")] == [(3, LIVE)]
 
 
+def test_a_deployment_of_another_entity_type_is_not_a_later_one(control: Control) -> None:
+    first = control.begin_deployment("orders", "here")
+    second = control.begin_deployment("others", "there")
+    control.declares(second, "part")
+    assert control.later_deployment(first, "ordr") is None
+    assert "others on there" in (control.later_deployment(first, "part") or "")
+
+
 def test_the_one_reason_of_earlier_releases_becomes_fields_of_its_own(control: Control) -> None:
     app = App("orders")
     app.entity("ordr", key="order_id")(Order)

@@ -15,6 +15,7 @@ from keep_cases import WHO, Together, World, drain, orders_app
 from psycopg import sql
 from pyspark.sql import SparkSession
 
+from capture_cases import eventually
 from everstate.changes.tokens import parse_token
 from everstate.changes.triggers import when
 from everstate.config import Config, load
@@ -184,6 +185,38 @@ def test_live_changes_pass_an_import_and_a_key_keeps_its_order(world: World) -> 
     assert world.rows("SELECT amount FROM slow_rows WHERE order_id = 'i5'") == [(Decimal(9),)]
     assert parse_token(read(wait_for=written).token).positions
     check(world)
+    releaser.close()
+    keeper.close()
+
+
+def test_a_part_is_made_up_for_and_a_view_that_is_refused_stops_no_other(world: World) -> None:
+    keeper: Together = world.keeper()
+    releaser = Releaser(world.config, world.app)
+    world.who = IMPORT
+    world.send(*[world.put("a", "AT", str(n)) for n in range(1, 21)])
+    drain(keeper)
+    # Ten a second: twenty at once take the allowance of two seconds, also when no more wait.
+    releaser.step(0.1)
+    assert releaser.step(0.1) == 0
+    world.send(*[world.put("a", "AT", str(n)) for n in range(21, 41)])
+    drain(keeper)
+    assert releaser.step(0.1) == 40
+    with connect_views(world.config.views_dsn) as connection:
+        control = Control(connection, world.config.views.schema_name)
+        table = sql.Identifier(control.schema_name, "slow_rows__v1")
+        refused = sql.SQL("ALTER TABLE {} ADD CONSTRAINT refused CHECK (false) NOT VALID")
+        connection.execute(refused.format(table))
+        assert releaser.step(2.0) == 20
+        errors = {row.name: row.error for row in control.versions()}
+        assert "refused" in (errors["slow_rows"] or "")
+        assert errors["slow_sums"] is None
+        assert world.rows("SELECT amount FROM slow_sums") == [(Decimal(40),)]
+        assert world.rows("SELECT amount FROM slow_rows") == [(Decimal(20),)]
+        check(world)
+        connection.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT refused").format(table))
+        assert eventually(lambda: releaser.step(2.0) == 0)
+        assert {row.error for row in control.versions()} == {None}
+    assert world.rows("SELECT amount FROM slow_rows") == [(Decimal(40),)]
     releaser.close()
     keeper.close()
 

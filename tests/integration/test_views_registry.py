@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
 
-from everstate.errors import NotFound
+from everstate.cli import rebuild
+from everstate.config import load
+from everstate.errors import InvalidQuery, NotFound, NoViews
 from everstate.testing.view_contract import TOTALS
 from everstate.testing.view_orders import TYPES, VIEWS, orders
 from everstate.testing.view_postgres import PostgresKeptOrders
@@ -36,6 +39,12 @@ def next_version(kept: PostgresKeptOrders) -> int:
         view_tables(control).point(PLAN, made.version)
         assert control.swap_published(PLAN.name, made.version - 1, made.version)
     return made.version
+
+
+def published(kept: PostgresKeptOrders, before: int, version: int) -> None:
+    with kept.control.connection.transaction():
+        view_tables(kept.control).point(PLAN, version)
+        assert kept.control.swap_published(PLAN.name, before, version)
 
 
 def numbers(control: Control) -> list[tuple[int, str]]:
@@ -202,3 +211,49 @@ def test_c14_an_undo_stays_though_the_app_declares_what_was_being_built_or_waite
     assert ask_rebuild(control, PLAN.name).version == 4
     assert (step().what, step().version, step().superseded) == ("same", 1, ())
     assert numbers(control) == [(1, LIVE), (2, KEPT), (4, BUILDING)]
+
+
+def test_an_undo_goes_back_to_what_readers_saw_last(kept: PostgresKeptOrders) -> None:
+    control = kept.control
+    next_version(kept)
+    next_version(kept)
+    assert ask_undo(control, PLAN.name).version == 2
+    published(kept, 3, 2)
+    control.add_version(replace(registered(PLAN, 4, status=BUILDING), fingerprint="declared"))
+    view_tables(control).install(PLAN, 4, TYPES[PLAN.name])
+    published(kept, 2, 4)
+    assert ask_undo(control, PLAN.name).version == 2
+    published(kept, 4, 2)
+    assert ask_undo(control, PLAN.name).version == 1
+
+
+def test_a_view_that_no_app_declares_is_neither_built_again_nor_undone(
+    kept: PostgresKeptOrders,
+) -> None:
+    control = kept.control
+    next_version(kept)
+    control.set_status(PLAN.name, 2, RETIRED)
+    for request in (ask_rebuild, ask_undo):
+        with pytest.raises(InvalidQuery, match="no app declares it any more"):
+            request(control, PLAN.name)
+    assert numbers(control) == [(1, KEPT), (2, RETIRED)]
+
+
+def test_a_view_from_which_another_is_read_is_dropped_after_that(kept: PostgresKeptOrders) -> None:
+    control = kept.control
+    reading = replace(registered(PLAN, 1), name="reading", definition={"inputs": [PLAN.name]})
+    control.add_version(replace(reading, status=RETIRED, published=True))
+    control.set_status(PLAN.name, 1, RETIRED)
+    with pytest.raises(InvalidQuery, match="reading is read from it") as refused:
+        drop(control, PLAN.name)
+    assert "everstate views drop reading" in (refused.value.advice or "")
+    assert [row.name for row in drop(control, "reading")] == ["reading"]
+    assert numbers(control) == [(1, RETIRED)]
+
+
+def test_commands_that_change_views_say_that_there_are_none_yet(
+    database: str, tmp_path: Path
+) -> None:
+    config = load(tmp_path, store={"dsn": database})
+    with pytest.raises(NoViews), rebuild._control(config):
+        pass

@@ -194,6 +194,7 @@ def test_a_change_of_the_log_is_masked_in_both_states_and_its_event() -> None:
         ({"d": {"e": 1}}, {"d": {"e": 2}}, [("d.e", MASKED, MASKED)]),
         ({"d": None}, {"d": {"e": 2, "f": 3}}, [("d", None, {"e": MASKED, "f": 3})]),
         ({"g": 1}, {"g": 2}, [("g", 1, 2)]),
+        ({"d": {"e.f": 1}}, {"d": {"e.f": 2}}, [("d.e.f", 1, 2)]),
     ],
 )
 def test_differences_show_that_a_hidden_field_changed_and_not_its_values(

@@ -72,6 +72,22 @@ def test_a_time_is_kept_when_utc_has_it(
         assert moment_fault(moment) is None
 
 
+def created(occurred_at: datetime, recorded_at: datetime) -> Change[Any]:
+    return Change(
+        id=new_change_id(),
+        entity="trip",
+        schema_version=1,
+        key="t-1",
+        version=1,
+        kind=Kind.CREATED,
+        occurred_at=occurred_at,
+        recorded_at=recorded_at,
+        provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
+        current=Trip(trip_id="t-1"),
+        original=None,
+    )
+
+
 @pytest.mark.parametrize("text", ENDS)
 @pytest.mark.parametrize("field", ["booked", "legs", "stops", "arrives"])
 def test_a_state_with_a_time_that_cannot_be_kept_is_refused_at_any_depth(
@@ -110,19 +126,7 @@ def test_every_way_in_refuses_a_time_that_cannot_be_kept(text: str) -> None:
         parse_moment(text)
     now = datetime.now(UTC)
     for occurred_at, recorded_at in ((moment, now), (now, moment)):
-        change: Change[Any] = Change(
-            id=new_change_id(),
-            entity="trip",
-            schema_version=1,
-            key="t-1",
-            version=1,
-            kind=Kind.CREATED,
-            occurred_at=occurred_at,
-            recorded_at=recorded_at,
-            provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
-            current=Trip(trip_id="t-1"),
-            original=None,
-        )
+        change = created(occurred_at, recorded_at)
         with pytest.raises(InvalidChange, match="years 1 to 9999"):
             ChangeCodec(TRIP).encode(change)
 
@@ -183,20 +187,7 @@ def test_times_of_commands_facts_and_changes_whose_offset_has_seconds_keep_their
     assert ready_time(NOON) == NOON_TEXT
     event = DomainEvent(type="Booked", data={"at": [NOON]})
     assert NOON_TEXT in event_text("trip", "t-1", event, "s")
-    change: Change[Any] = Change(
-        id=new_change_id(),
-        entity="trip",
-        schema_version=1,
-        key="t-1",
-        version=1,
-        kind=Kind.CREATED,
-        occurred_at=NOON,
-        recorded_at=NOON,
-        provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
-        current=Trip(trip_id="t-1"),
-        original=None,
-    )
-    _, value, headers = ChangeCodec(TRIP).encode(change)
+    _, value, headers = ChangeCodec(TRIP).encode(created(NOON, NOON))
     assert value.count(NOON_TEXT.encode()) == 2
     assert dict(headers)["ce_time"] == NOON_TEXT.encode()
 

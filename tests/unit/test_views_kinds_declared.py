@@ -13,13 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, NaiveDatetime
 
 from everstate.app import App
 from everstate.errors import InvalidView
 from everstate.views.durations import microseconds
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.python import _meaning
+from everstate.views.kinds.row import RowPlan
 from everstate.views.states import typed_states
 from everstate.views.tables import PythonTable
 from everstate.views.whole_keys import FunctionFailed, InBatch, called, input_schema
@@ -31,10 +32,11 @@ HOUR = 3_600_000_000
 
 
 class Door(BaseModel):
-    """A field with the name of a column that timelines have."""
+    """A field with the name of a column that timelines have, and a local time."""
 
     code: str
     reason: str | None = None
+    opened: NaiveDatetime | None = None
 
 
 def app() -> App:
@@ -63,6 +65,31 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     (ROWS, {"search": ["shp"]}, "shp", "shop"),
     (ROWS, {"indexes": [["shop", "regio"]]}, "regio", "region"),
     (ROWS, {"search": ["shop"], "ttl": "1 hour"}, "both ttl and search", None),
+    ("SELECT shop AS _words FROM sale", {"search": ["_words"]}, "adds itself", "another name"),
+    ("SELECT shop AS _Active_at FROM sale", {"ttl": "1 hour"}, "adds itself", "another name"),
+    ("SELECT shop AS _expires_at FROM sale", {"ttl": "1 hour"}, "adds itself", "another name"),
+    (f"{JOINED} AND CAST(s.quantity AS INT) = h.city", {}, "a number with string", "CAST one"),
+    (f"{JOINED} AND CAST(h.size AS STRING) = s.quantity", {}, "number with string", "CAST one"),
+    (
+        "SELECT h.city, count(*) AS n FROM sale s JOIN shop h ON s.shop = h.code "
+        "AND s.region = h.code GROUP BY h.city",
+        {},
+        "compares h.code with two values",
+        "the two with each other",
+    ),
+    (
+        "SELECT h.city, count(*) AS n FROM sale s JOIN shop h ON s.shop = h.code "
+        "AND s.shop = h.city GROUP BY h.city",
+        {},
+        "compares s.shop with two values",
+        "the two with each other",
+    ),
+    (
+        "SELECT window.start AS s, count(*) AS n FROM door GROUP BY window(opened, '1 hour')",
+        {},
+        "opened is a local time",
+        "window(CAST(opened AS TIMESTAMP), …)",
+    ),
     (ROWS, {"ttl": "soon"}, "'soon' is not a duration", "'24 hours'"),
     (ROWS, {"ttl": "0 hours"}, "is not a duration for ttl", None),
     (ROWS, {"lateness": "1 hour", "late": "count"}, "only a view of changes", "FROM sale_changes"),
@@ -399,6 +426,7 @@ def test_another_body_of_a_function_is_another_meaning_and_a_comment_is_not() ->
 
 WITHOUT_SOURCE = """
 from everstate.views.kinds.python import _meaning
+from everstate.views.kinds.row import RowPlan
 f = eval("lambda t: (lambda u: u['n'] in {'a', 'b', 'c', ('d', 'e')})(t) or {'x', 'y', 'z'} > t")
 print(_meaning(f))
 """
@@ -430,3 +458,48 @@ class Called:
 def test_what_is_no_function_is_refused_as_a_view_in_python(function: Any) -> None:
     with pytest.raises(InvalidView, match="is no function"):
         app().python_view("v", of="sale", columns=[pa.field("n", pa.int64())])(function)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("n", "N"), "a name that no other has"),
+        (("Key",), "a name that no other has"),
+        (("a" * 64,), "longer than 63 bytes"),
+        (("ä" * 32,), "longer than 63 bytes"),
+    ],
+)
+def test_a_view_in_python_has_columns_that_postgresql_and_spark_tell_apart(
+    names: tuple[str, ...], reason: str
+) -> None:
+    columns = [pa.field(name, pa.int64()) for name in names]
+    with pytest.raises(InvalidView, match=reason):
+        app().python_view("v", of="sale", columns=columns)(lambda given: given)
+
+
+class Renamed(BaseModel):
+    """The name of the key is the alias of another field."""
+
+    id: str = Field(alias="uid")
+    code: str = Field(alias="id")
+
+
+def test_the_key_is_shown_under_its_alias_and_no_other_field_as_the_key() -> None:
+    made = App("declared")
+    made.entity("renamed", key="id")(Renamed)
+    made.view("v", sql="SELECT id, uid FROM renamed")
+    plan = made.views["v"]
+    assert isinstance(plan, RowPlan)
+    assert [(column.output, column.name) for column in plan.row] == [("id", "c0"), ("uid", "key")]
+
+
+class Deep(BaseModel):
+    code: str
+    a_very_long_name_of_an_attribute_that_has_sixty_four_characters_: str = ""
+
+
+def test_a_timeline_has_no_column_whose_name_postgresql_would_truncate() -> None:
+    made = App("declared")
+    made.entity("deep", key="code")(Deep)
+    with pytest.raises(InvalidView, match="longer than 63 bytes"):
+        made.timeline("t", "deep", list(Deep.model_fields)[-1])

@@ -8,7 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from everstate.api.reading import WRITTEN_BY, Parameters, Reading, known, moment_of, written_by
+from everstate.api.reading import (
+    WRITTEN_BY,
+    Parameters,
+    Reading,
+    known,
+    limit_of,
+    moment_of,
+    written_by,
+)
 from everstate.app import App
 from everstate.changes.quoting import conditions_in
 from everstate.changes.row_json import row_json
@@ -19,7 +27,6 @@ from everstate.serving import Entity, parse_moment
 from everstate.serving.listing import KEYS_MAX, ChangesCursor, deleted, many, written
 from everstate.serving.words import version_record
 
-_LIMIT: Final = 50
 CHANGES_CURSOR: Final = r"^([0-9]{1,16}) ([1-9][0-9]{0,17}) ([^\u0000]+)$"
 """Where a page of changes ended: microseconds since 1970, version, key."""
 _CURSOR: Final = re.compile(CHANGES_CURSOR)
@@ -59,7 +66,7 @@ class Listing:
     def entities(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """Entities that meet conditions on their fields, now or at a world time, by pages."""
         known(given, ("where", "order", "at", "limit", "after"))
-        order, limit = _listed(given, "order"), self._limit(given)
+        order, limit = _listed(given, "order"), limit_of(given, self.page_max)
         if order and "after" in given:
             raise ContradictoryQuery(
                 "give one of after and order.", advice="/views/v1 has pages in any order."
@@ -80,7 +87,7 @@ class Listing:
     def deleted(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """A page of the entities that are deleted now, in the order of their keys."""
         known(given, ("limit", "after"))
-        limit = self._limit(given)
+        limit = limit_of(given, self.page_max)
         with self._reading.reader(incoming, entity) as reader:
             found = deleted(reader, entity, after=given.get("after"), limit=limit)
         more = found[-1].key if len(found) == limit else None
@@ -90,7 +97,7 @@ class Listing:
         """A page of changes by who wrote them and when, in the order of their recording."""
         known(given, (*WRITTEN_BY, "limit", "after"))
         wanted = written_by(given)
-        limit, after = self._limit(given), _cursor(given.get("after"))
+        limit, after = limit_of(given, self.page_max), _cursor(given.get("after"))
         with self._reading.reader(incoming, entity) as reader:
             found = written(reader, entity, wanted, after=after, limit=limit)
         more = None
@@ -98,13 +105,6 @@ class Listing:
             last = found[-1]
             more = f"{(last.recorded_at - _EPOCH) // _MICROSECOND} {last.version} {last.key}"
         return _answer(incoming, {"items": [version_record(each) for each in found], "after": more})
-
-    def _limit(self, given: Parameters) -> int:
-        text = given.get("limit", str(min(_LIMIT, self.page_max)))
-        is_number = text.isascii() and text.isdigit() and len(text) < 10
-        if not (is_number and 1 <= int(text) <= self.page_max):
-            raise InvalidQuery(f"limit is {text!r}; expected 1 to {self.page_max}.")
-        return int(text)
 
 
 def _cursor(text: str | None) -> ChangesCursor | None:

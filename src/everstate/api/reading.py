@@ -270,6 +270,15 @@ def moment_of(given: Parameters, name: str) -> datetime | None:
     return parse_moment(given[name]) if name in given else None
 
 
+def limit_of(given: Parameters, page_max: int) -> int:
+    """How much a page has; raises InvalidQuery for a `limit` that is no number up to the most."""
+    text = given.get("limit", str(min(_LIMIT, page_max)))
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    if not (is_number and 1 <= int(text) <= page_max):
+        raise InvalidQuery(f"limit is {text!r}; expected 1 to {page_max}.")
+    return int(text)
+
+
 def _waiting(incoming: HttpRequest) -> dict[str, Any]:
     token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
     return {} if token is None else {"wait_for": token}

@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from everstate.api.reading import Parameters, known, moment_of
+from everstate.api.reading import Parameters, known, limit_of, moment_of
 from everstate.app import App
 from everstate.changes.quoting import conditions_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
-from everstate.errors import InvalidQuery
 from everstate.http.answers import HttpAnswer, HttpRequest, tagged
 from everstate.http.callers import TOKEN, WAIT_FOR, text
 from everstate.serving.freshness import Freshness
@@ -30,7 +29,6 @@ LAG_CHANGES: Final = "Everstate-Lag-Changes"
 LAG_SECONDS: Final = "Everstate-Lag-Seconds"
 PLACE: Final = "/views/v1"
 _TOKEN_MAX: Final = 4096
-_LIMIT: Final = 50
 
 
 class ViewReading:
@@ -65,7 +63,7 @@ class ViewReading:
             where=conditions_in(given.get("where", "")),
             order=_split(given, "order"),
             after=given.get("after"),
-            limit=self._limit(given),
+            limit=limit_of(given, self.page_max),
             words=given.get("q"),
             at=moment_of(given, "at"),
         )
@@ -94,13 +92,6 @@ class ViewReading:
             headers[LAG_CHANGES] = str(behind.changes)
             headers[LAG_SECONDS] = f"{behind.seconds:.3f}"
         return headers
-
-    def _limit(self, given: Parameters) -> int:
-        text = given.get("limit", str(min(_LIMIT, self.page_max)))
-        is_number = text.isascii() and text.isdigit() and len(text) < 10
-        if not (is_number and 1 <= int(text) <= self.page_max):
-            raise InvalidQuery(f"limit is {text!r}; expected 1 to {self.page_max}.")
-        return int(text)
 
 
 def _token(incoming: HttpRequest) -> str | None:

@@ -26,14 +26,13 @@ from everstate.changes.json_numbers import (
     encode,
     may_be_changed,
 )
+from everstate.changes.moments import is_finer
 from everstate.changes.names import by_name
 from everstate.changes.places import ValuePath, ValuePlace, apply, makes_texts, places_of
 from everstate.changes.unknown import takes_unknown
 
 _DIGITS: Final = re.compile(r"\s*[-+]?[\d_.]+\s*")
 _DAY_AND_TIME: Final = re.compile(r"\s*\d{4}-\d\d-\d\d[Tt_ ]\s*\d[\d:.,]*\s*(?P<offset>[Zz+-].*)?")
-_FINER: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
-"""Parts of a microsecond in the text of a time."""
 _DIGITS_MAX: Final = 1_000
 """A float has at most 767 digits."""
 _FLOAT_WHOLE: Final = 2**53
@@ -273,7 +272,7 @@ def _refused(place: ValuePlace, value: Any) -> str | None:
         is_number = isinstance(value, (int, float, Decimal))
         if is_number or (isinstance(value, str) and _DIGITS.fullmatch(value)):
             return f"{value!r} is a number and no {kind}; write it as {_EXAMPLES[kind]}"
-        if isinstance(value, str) and _FINER.search(value):
+        if isinstance(value, str) and is_finer(value):
             return f"{value!r} has parts of a microsecond, which no time here can hold"
         return None
     if kind == "text":

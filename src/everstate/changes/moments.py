@@ -29,7 +29,7 @@ _RFC_3339: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
     r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
-_FINER: Final = re.compile(r"\.[0-9]{6}[0-9]*[1-9]")
+_FINER: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
 NOT_RFC_3339: Final = "expected RFC 3339, such as 2026-01-02T03:04:05Z"
 _MINUTE: Final = timedelta(minutes=1)
 OUT_OF_RANGE: Final = "the time is not of the years 1 to 9999 in UTC"
@@ -42,6 +42,11 @@ def moment_fault(moment: datetime) -> str | None:
     return None if is_kept(moment) else OUT_OF_RANGE
 
 
+def is_finer(text: str) -> bool:
+    """Whether the text of a time has parts of a microsecond."""
+    return _FINER.search(text) is not None
+
+
 def moment_of(text: str) -> datetime:
     """The time that a text of RFC 3339 means; raises ValueError with the reason.
 
@@ -49,7 +54,7 @@ def moment_of(text: str) -> datetime:
     """
     if not _RFC_3339.fullmatch(text):
         raise ValueError(NOT_RFC_3339)
-    if _FINER.search(text):
+    if is_finer(text):
         raise ValueError("it has parts of a microsecond, which no time here can hold")
     try:
         return datetime.fromisoformat(text.upper())

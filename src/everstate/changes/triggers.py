@@ -23,6 +23,7 @@ from typing import (
     get_origin,
 )
 
+from everstate.changes.names import written_name
 from everstate.changes.typed import typed_value
 from everstate.errors import InvalidTrigger
 
@@ -230,7 +231,7 @@ def _named_values(model: type[BaseModel], path: Sequence[str]) -> tuple[Value, .
     annotation: Any = model
     for part in path:
         found = {
-            info.serialization_alias or info.alias or name: info.annotation
+            written_name(name, info): info.annotation
             for name, info in annotation.model_fields.items()
         }
         for name, computed in annotation.model_computed_fields.items():

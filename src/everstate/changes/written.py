@@ -13,6 +13,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 from uuid import UUID
 
+from everstate.changes.moments import is_finer
+
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,1000}")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NO_NUMBER: Final = re.compile(r"nan|[+-]?inf(?:inity)?", re.IGNORECASE)
@@ -21,7 +23,6 @@ _TIME: Final = re.compile(
     rf"{_DATE.pattern}(?:[T ][0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]+)?)?)?"
     r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
-_FINER: Final = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _BITS: Final = 2**63
 _WHOLE_DIGITS: Final = 131_072
@@ -37,11 +38,6 @@ def written_value(cast: str, text: str) -> Any:
     :func:`everstate.serving.moments.parse_moment`.
     """
     return _READERS[cast](text)
-
-
-def is_finer(text: str) -> bool:
-    """Whether the text of a time has parts of a microsecond."""
-    return _FINER.search(text) is not None
 
 
 def _whole(text: str) -> int:

@@ -109,7 +109,9 @@ def drop(
 @contextmanager
 def _control(config: Config) -> Iterator[Control]:
     with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        yield Control(connection, config.views.schema_name)
+        control = Control(connection, config.views.schema_name)
+        control.update()
+        yield control
 
 
 def _awaited(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 MemberPath = tuple[str, ...]
@@ -26,11 +26,15 @@ class Difference:
     ``before`` or ``after`` is :data:`ABSENT` when that state does not have the field.
     """
 
-    path: str
+    names: MemberPath
+    """Names of the members that lead to the field; each of them may have dots itself."""
     before: Any
     after: Any
-    names: MemberPath = field(default=(), compare=False, repr=False)
-    """Names of the members that lead to it: each of them may have dots itself."""
+
+    @property
+    def path(self) -> str:
+        """The names with dots between them, as people write the field."""
+        return ".".join(self.names)
 
 
 def differences(
@@ -52,8 +56,7 @@ def _differences(
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _differences(old, new, (*parent, name))
         elif not are_same(old, new):
-            names = (*parent, name)
-            yield Difference(".".join(names), old, new, names)
+            yield Difference((*parent, name), old, new)
 
 
 def are_same(old: Any, new: Any) -> bool:
@@ -63,6 +66,11 @@ def are_same(old: Any, new: Any) -> bool:
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(are_same, old, new))
     return type(old) is type(new) and bool(old == new)
+
+
+def leads_through(names: MemberPath, path: str) -> bool:
+    """Whether a field is the one that people write so, or within it."""
+    return any(".".join(names[:length]) == path for length in range(1, len(names) + 1))
 
 
 def leaves(value: Any, at: MemberPath = ()) -> dict[MemberPath, Any]:

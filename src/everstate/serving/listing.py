@@ -13,7 +13,7 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidQuery
 from everstate.serving import statements
 from everstate.serving.answers import Entity, Version
-from everstate.serving.differences import Difference
+from everstate.serving.differences import Difference, leads_through
 from everstate.serving.masking import masked_entity, masked_version
 from everstate.serving.reader import Reader, entity_of, version_of
 from everstate.views.tables import Row
@@ -59,8 +59,9 @@ class WrittenBy:
         )
 
     def _concerns(self, difference: Difference) -> bool:
-        one, other = f"{self.changed}.", f"{difference.path}."
-        return one.startswith(other) or other.startswith(one)
+        assert self.changed is not None
+        is_part = leads_through(difference.names, self.changed)
+        return is_part or self.changed.startswith(f"{difference.path}.")
 
 
 @dataclass(frozen=True, slots=True)

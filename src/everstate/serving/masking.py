@@ -8,7 +8,7 @@ from dataclasses import replace
 from everstate.http.callers import EVERY
 from everstate.http.masks import NO_MASK, Mask
 from everstate.serving.answers import Entity, Version
-from everstate.serving.differences import ABSENT, Difference
+from everstate.serving.differences import ABSENT, Difference, MemberPath
 from everstate.views.project import Project, entities_of, known_views
 
 Masks = Callable[[str], Mask]
@@ -51,15 +51,13 @@ def masked_version(found: Version, mask: Mask) -> Version:
 
 def _masked_differences(found: tuple[Difference, ...], mask: Mask) -> tuple[Difference, ...]:
     """Differences without values: those within one hidden field become one difference of it."""
-    shown: dict[str, Difference] = {}
+    shown: dict[MemberPath, Difference] = {}
     for each in found:
-        path = tuple(each.path.split("."))
-        name = ".".join(mask.shown(path))
-        is_within = name != each.path
+        names = mask.shown(each.names)
+        is_within = names != each.names
         before, after = (
-            value if value is ABSENT and not is_within else mask.within(path, value)
+            value if value is ABSENT and not is_within else mask.within(each.names, value)
             for value in (each.before, each.after)
         )
-        names = mask.shown(path) if is_within else each.names
-        shown.setdefault(name, Difference(name, before, after, names))
+        shown.setdefault(names, Difference(names, before, after))
     return tuple(shown.values())

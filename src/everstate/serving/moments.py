@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from everstate.changes.moments import OUT_OF_RANGE, is_kept
-from everstate.changes.written import is_finer
+from everstate.changes.moments import OUT_OF_RANGE, is_finer, is_kept
 from everstate.errors import InvalidQuery
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from everstate.errors import NotFound
 from everstate.serving.answers import Version
-from everstate.serving.differences import ABSENT, MemberPath, leaves
+from everstate.serving.differences import ABSENT, MemberPath, leads_through, leaves
 
 
 def last_writer(newest_first: Iterable[Version], name: str) -> Version:
@@ -25,7 +25,7 @@ def last_writer(newest_first: Iterable[Version], name: str) -> Version:
     versions = iter(newest_first)
     newest = version = next(versions)
     fields = _fields(newest)
-    within = {path for path in fields if _leads_through(path, name)}
+    within = {path for path in fields if leads_through(path, name)}
     if not within:
         known = ", ".join(sorted(map(_shown, fields)))
         raise NotFound(
@@ -107,11 +107,6 @@ def _fields(version: Version) -> set[MemberPath]:
 
 def _shown(path: MemberPath) -> str:
     return ".".join(path)
-
-
-def _leads_through(path: MemberPath, name: str) -> bool:
-    """Whether a field has this name, or is within an object that has it."""
-    return any(_shown(path[:length]) == name for length in range(1, len(path) + 1))
 
 
 def _written(version: Version, wanted: set[MemberPath]) -> Iterator[MemberPath]:

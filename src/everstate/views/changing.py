@@ -6,8 +6,9 @@ A call only changes the registry (dropping also drops tables); the running pipel
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from psycopg import Rollback
@@ -21,6 +22,7 @@ from everstate.views.versions import to_come
 
 logger = logging.getLogger(__name__)
 
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _UNDONE: Final = "an undo was asked for; `everstate views rebuild {}` builds it"
 _CANCELLED: Final = "its build was cancelled; `everstate views rebuild {}` builds it"
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = 200"
@@ -42,6 +44,7 @@ def ask_rebuild(
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
+        _refuse_retired(rows)
         options = {"force": force, "require_equal": require_equal}
         for row in reversed(rows):
             if row.status in (BUILDING, WAITING):
@@ -86,6 +89,7 @@ def ask_undo(
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
+        _refuse_retired(rows)
         seen = next((row for row in rows if row.published), None)
         kept = [
             row
@@ -100,7 +104,8 @@ def ask_undo(
                 advice="`views.keep_old_hours` says how long an older version is kept. `everstate "
                 "views rebuild` goes forward again after an undo, or else builds the view again.",
             )
-        older = max(kept, key=lambda row: row.version)
+        # The one that readers saw last: a later one may have been undone before.
+        older = max(kept, key=lambda row: (row.published_at or _NEVER, row.version))
         check(older)
         coming = to_come(rows)
         _stop(control, rows, (BUILDING, WAITING))
@@ -112,9 +117,22 @@ def ask_undo(
         return _catch_up(control, older, {"force": force})
 
 
+def _refuse_retired(rows: Sequence[ViewVersion]) -> None:
+    """Raise InvalidQuery for a view that is not kept any more."""
+    for row in rows:
+        if row.published and row.status == RETIRED:
+            raise InvalidQuery(
+                f"view {row.name}: no app declares it any more, so it is not updated.",
+                advice=f"Declare it again and start `everstate run`, or drop it: `everstate views "
+                f"drop {row.name}`.",
+            )
+
+
 def _catch_up(control: Control, row: ViewVersion, options: Mapping[str, Any]) -> ViewVersion:
     """Let a version that has its rows catch up, to be published then."""
-    if row.built is None:  # it rode with the core from the first change
+    if row.inputs:  # its own rows are as old as its last refresh, so it is filled again
+        control.set_built(row.name, row.version, None)
+    elif row.built is None:  # it rode with the core from the first change
         control.set_built(row.name, row.version, {})
     control.set_status(row.name, row.version, BUILDING)
     control.set_options(row.name, row.version, options)
@@ -164,6 +182,15 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
+        reading = sorted(
+            {row.name for row in control.versions() if row.published and name in row.inputs}
+        )
+        if reading:
+            raise InvalidQuery(
+                f"view {name} is kept, because {', '.join(reading)} is read from it.",
+                advice=f"Drop that first: `everstate views drop {reading[0]}`. Then start "
+                f"`everstate run` again, and drop {name}.",
+            )
         if any(row.status in (LIVE, BUILDING) for row in rows):
             raise InvalidQuery(
                 f"view {name} is still declared by the app that was started last.",

@@ -36,9 +36,6 @@ from everstate.views.kinds.images import IMAGE
 from everstate.views.names import names_of_entity, refused_name
 from everstate.views.parsing import DIALECT, parsed
 
-COLUMN_BYTES_MAX: Final = 63
-"""PostgreSQL truncates longer names without an error."""
-
 _CLAUSES: Final[dict[str, tuple[str, str]]] = {
     "with_": (
         "WITH (a common table expression) is not allowed",
@@ -99,7 +96,7 @@ class Grammar:
             return ("key",)
         field = self.entity_type.model.model_fields.get(self.entity_type.key)
         is_text = field is not None and field.annotation is str
-        return (self.entity_type.key,) if is_text else ()
+        return (self.entity_type.key_column,) if is_text else ()
 
     def refuse(self, reason: str, advice: str | None = None) -> NoReturn:
         """Raise InvalidView of this view."""

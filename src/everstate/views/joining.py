@@ -299,6 +299,8 @@ def _key(grammar: JoinGrammar, node: exp.Expr) -> tuple[exp.Expr, exp.Expr] | No
 
 def _class_of(grammar: JoinGrammar, node: exp.Expr) -> str | None:
     """The class of types that a field's values are compared as; ``None``: it is not known."""
+    if isinstance(node, exp.Cast):
+        return _class_of_cast(node.to)
     path = image_path(node)
     kind = None if path is None else grammar.type_of(path)
     if kind is None:
@@ -308,3 +310,9 @@ def _class_of(grammar: JoinGrammar, node: exp.Expr) -> str | None:
     if pa.types.is_timestamp(kind):
         return "a time" if kind.tz else "a local time"
     return "a date" if pa.types.is_date(kind) else str(kind)
+
+
+def _class_of_cast(kind: exp.DataType) -> str | None:
+    if kind.is_type(*exp.DataType.NUMERIC_TYPES):
+        return "a number"
+    return "string" if kind.is_type(*exp.DataType.TEXT_TYPES) else None

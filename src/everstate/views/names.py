@@ -19,6 +19,8 @@ RESERVED: Final = frozenset(
 )
 """Names of control tables, and of their indexes, sequences and constraints."""
 
+COLUMN_BYTES_MAX: Final = 63
+"""PostgreSQL truncates longer names without an error."""
 _OURS: Final = re.compile(r"__v\d|_pkey$")
 
 
@@ -33,6 +35,13 @@ def refused_name(name: str) -> str | None:
         return (
             "names that contain __v and a number, or end in _pkey, are for everstate's own tables"
         )
+    return None
+
+
+def length_fault(column: str) -> str | None:
+    """Why a name is too long for a column, as an end of a sentence; ``None``: it is not."""
+    if len(column.encode()) > COLUMN_BYTES_MAX:
+        return f"is longer than {COLUMN_BYTES_MAX} bytes"
     return None
 
 

@@ -330,8 +330,11 @@ def refuse_sum_type(view: str, shown: str, kind: pa.DataType) -> None:
 
 
 def _is_ordered_alike(kind: pa.DataType) -> bool:
-    """Whether Arrow orders values as Spark and PostgreSQL do; it ignores the NaN of floats."""
-    return not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
+    """Whether Arrow, Spark and PostgreSQL order values alike.
+
+    Arrow ignores the NaN of floats, and PostgreSQL has no max of booleans.
+    """
+    return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_boolean(kind))
 
 
 def _aggregates(expression: exp.Expr) -> bool:

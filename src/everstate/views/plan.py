@@ -21,7 +21,7 @@ from everstate.views.definition import (
     TimelineDefinition,
     ViewDefinition,
 )
-from everstate.views.grammar import COLUMN_BYTES_MAX, Grammar, spark_text
+from everstate.views.grammar import Grammar, spark_text
 from everstate.views.joining import JoinGrammar, has_join
 from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
 from everstate.views.kinds.cache import cache_plan
@@ -36,6 +36,7 @@ from everstate.views.kinds.search import search_plan
 from everstate.views.kinds.timeline import timeline_plan
 from everstate.views.kinds.values import values_plan
 from everstate.views.late import without_late
+from everstate.views.names import length_fault
 from everstate.views.options import check_options
 from everstate.views.ordering import as_shown, ties_of, unordered
 from everstate.views.outputs import Outputs, in_declared_scale
@@ -219,12 +220,7 @@ def _output_expressions(
     for name, _ in found:
         if name.lower() in seen:
             grammar.refuse(f"two columns have the name {name!r}", "Give each column its own name.")
-        if fault := column_fault(name):
+        if fault := column_fault(name) or length_fault(name):
             grammar.refuse(f"the name of the column {name!r} {fault}", "Give it another name.")
-        if len(name.encode()) > COLUMN_BYTES_MAX:
-            grammar.refuse(
-                f"the name of the column {name!r} is longer than {COLUMN_BYTES_MAX} bytes",
-                "Give it a shorter name.",
-            )
         seen.add(name.lower())
     return found

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
 from sqlglot import exp, parse_one
 
 from everstate.views.durations import microseconds
-from everstate.views.grammar import Grammar, spark_text
+from everstate.views.grammar import Grammar, image_path, spark_text
 from everstate.views.parsing import DIALECT
 
 ENDS_AFTER: Final = "ends_after"
@@ -192,6 +193,14 @@ def _windows(grammar: Grammar, call: exp.Expr) -> Windows:
         grammar.refuse(
             "the second duration of window(…) must be more than 0 and at most as long as the first",
             _ADVICE,
+        )
+    path = image_path(grammar.resolved(time, aggregates=False))
+    kind = None if path is None else grammar.type_of(path)
+    if kind is not None and pa.types.is_timestamp(kind) and not kind.tz:
+        text = time.sql(dialect=DIALECT)
+        grammar.refuse(
+            f"{text} is a local time, which is no instant",
+            f"Write window(CAST({text} AS TIMESTAMP), …), which takes it as a time in UTC.",
         )
     found = Windows(time, size, slide, begin)
     if found.count > _WINDOWS_MAX:

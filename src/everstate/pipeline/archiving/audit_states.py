@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 from everstate.changes import EntityType
 from everstate.changes.equality import decimal_text, one_text
 from everstate.changes.json_numbers import JsonNumber, decode, encode_sorted
+from everstate.changes.names import written_name
 from everstate.changes.places import PlaceKind, ValuePlace
 from everstate.pipeline.spark.states import state_schema
 
@@ -159,8 +160,7 @@ def _defaults(entity_type: EntityType) -> Iterator[tuple[str, Any]]:
             continue
         default = info.get_default(call_default_factory=True, validated_data={})
         if default is not None:
-            column = info.serialization_alias or info.alias or name
-            yield column, to_jsonable_python(default, fallback=str)
+            yield written_name(name, info), to_jsonable_python(default, fallback=str)
 
 
 def _place(kind: DataType) -> ValuePlace:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from everstate.config import Config
 from everstate.pipeline.keeping.build import Builder
+from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.keeping.trail import Trailer
 from everstate.views.project import Project
 
@@ -26,8 +27,9 @@ def build_until(
     does no harm: only one of them builds. Raises Unavailable, SparkLost.
     """
     builder, trailer = Builder(spark, config, project), Trailer(spark, config, project)
-    with closing(builder), closing(trailer):
+    refresher = Refresher(config, project)
+    with closing(builder), closing(trailer), closing(refresher):
         while not is_done():
-            built, passed = builder.step(), trailer.step()
+            built, passed = builder.step(), trailer.step() + refresher.step()
             if built is None and not passed:
                 time.sleep(_POLL_S)

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
+import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 from everstate.config import Config
-from everstate.errors import BuildGivenUp, DataLoss, EverstateError, SparkLost
+from everstate.errors import BuildGivenUp, DataLoss, EverstateError, PublishRefused, SparkLost
 from everstate.parts import waits, works
 from everstate.pipeline.batch.accepted import accepted_changes, only_changes
 from everstate.pipeline.batch.from_latest import LatestRows, latest_snapshot, live_of
@@ -251,8 +252,12 @@ class Builder:
         wanted = inputs_of(stored)
         wanted |= {part.name for plan in self._project.views.values() for part in plan.parts}
         for name in {row.name for row in stored if row.is_part} - wanted:
-            with control.connection.transaction():
-                forget_view(control, name)
+            try:
+                with control.connection.transaction():
+                    forget_view(control, name)
+            except (PublishRefused, psycopg.errors.LockNotAvailable) as cause:
+                logger.info("%s is dropped later: %s", name, cause)
+                continue
             logger.info("%s was dropped, because no view is read from it any more", name)
 
 

@@ -76,7 +76,7 @@ def declare(
         vector = control.core_vector(name)
         begun = any(vector.values())
         # Another app may have been started since, so the steps are computed again under the lock.
-        later = None if deployment is None else control.later_deployment(deployment)
+        later = None if deployment is None else control.later_deployment(deployment, name)
         # Once per start, so that no restarted process undoes a later request of an operator.
         is_due = deployment is None or control.declares(deployment, name)
         plan = _steps(config, control, project, name) if is_due and later is None else []

@@ -21,7 +21,7 @@ from everstate.views.database import ViewsDatabase
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import JoinTables
+from everstate.views.stores import JoinTables, is_of_a_view, reason_of
 from everstate.views.tables import physical
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,10 @@ class Refresher:
             done = self._in_one_snapshot(control, row, plan, parts)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure):
             return 0  # another transaction committed first; the next step refreshes the view
-        except (psycopg.DataError, psycopg.ProgrammingError) as cause:
-            reason = str(cause).strip().splitlines()[0]
+        except psycopg.Error as cause:
+            if not is_of_a_view(cause):
+                raise
+            reason = reason_of(cause)
             logger.error("view %s cannot be refreshed: %s", row.name, reason)
             control.set_error(row.name, row.version, reason)
             return 0

@@ -16,20 +16,25 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+import psycopg
+
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.parts import waits, works
 from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews
+from everstate.pipeline.retries import Retries
 from everstate.views.control import Control
 from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
-from everstate.views.stores import close_store, take_part
+from everstate.views.stores import close_store, is_of_a_view, reason_of, take_part
 
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_REFUSED: Final = "throttled changes cannot be applied: "
+_PAUSES_S: Final = (1.0, 5.0, 30.0)
 _PATIENCE_S: Final = 5.0
 """A core that is always writing waits for a part of a view this long after the view's last one."""
 
@@ -41,8 +46,11 @@ class Releaser:
         self._config = config
         self._kept = KeptViews(config, project)
         self._database = ViewsDatabase(config.views_dsn)
-        self._allowed: dict[str, float] = {}
-        """How many changes each view may apply now."""
+        self._retries = Retries()
+        self._allowed: dict[str, tuple[float, float]] = {}
+        """How many changes each view may apply now, less than 0 after a part; and its rate."""
+        self._last: dict[str, int] = {}
+        """The partition from which each view has applied its last part."""
         self._taken_at: dict[str, float] = {}
         """When each view applied its last part, or was first found to wait (monotonic time)."""
         self._at = time.monotonic()
@@ -72,16 +80,17 @@ class Releaser:
     def step(self, seconds: float | None = None) -> int:
         """Apply the changes that the time since the last step allows; returns how many still wait.
 
-        ``seconds``: use that time instead. Raises Unavailable.
+        ``seconds``: use that time instead. The error of a view that PostgreSQL refuses is stored,
+        and its changes wait. Raises Unavailable.
         """
         now = time.monotonic()
         passed = now - self._at if seconds is None else seconds
         self._at = now
+        self._pass(passed)
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
             counts = control.deferred_counts()
             if not counts:
-                self._allowed.clear()
                 self._taken_at.clear()
                 return 0
             left = 0
@@ -89,34 +98,80 @@ class Releaser:
                 for view in views.views:
                     here = counts.get((view.row.name, view.row.version))
                     if here:
-                        left += sum(here.values()) - self._take(views, view, here, passed)
+                        left += sum(here.values())
+                        left -= self._tried(control, views, view, here, passed)
             return left
+
+    def _pass(self, seconds: float) -> None:
+        """Let allowances grow; what a view has applied beyond its own is made up for by waiting."""
+        for name, (allowed, rate) in list(self._allowed.items()):
+            self._allowed[name] = (min(allowed + rate * seconds, rate), rate)
+
+    def _tried(
+        self,
+        control: Control,
+        views: EntityViews,
+        view: KeptView,
+        here: Mapping[int, int],
+        passed: float,
+    ) -> int:
+        """How many changes one view has applied; its failure is its own (C13)."""
+        name, version, error = view.row.name, view.row.version, view.row.error
+        if not self._retries.is_due(view.table.name):
+            return 0
+        try:
+            taken = self._take(views, view, here, passed)
+        except psycopg.Error as cause:
+            if not is_of_a_view(cause):
+                raise
+            pause = self._retries.failed(view.table.name, _PAUSES_S)
+            reason = f"{_REFUSED}{reason_of(cause)}"
+            logger.error("view %s: %s; next try in %.0f s", name, reason, pause)
+            control.set_error(name, version, reason)
+            return 0
+        self._retries.forget(view.table.name)
+        if error is not None and error.startswith(_REFUSED):
+            control.set_error(name, version, None)
+        return taken
 
     def _take(
         self, views: EntityViews, view: KeptView, here: Mapping[int, int], passed: float
     ) -> int:
         """Let one view apply parts while its rate allows, from its partitions in turn."""
         name, rate = view.table.name, view.plan.rules.per_second
-        # Without a rate no change is deferred any more: those that still wait are applied at once.
-        allowed = float("inf") if rate is None else self._allowed.get(name, 0.0) + rate * passed
+        if rate is None:
+            # No change is deferred any more: those that still wait are applied at once.
+            allowed = float("inf")
+        else:
+            allowed, _ = self._allowed.get(name, (rate * passed, rate))
         core, place = (
             self._kept.core(views),
             (self._config.views_dsn, self._config.views.schema_name),
         )
-        taken, open_ones = 0, list(here)
-        while open_ones and allowed > 0:
-            for partition in list(open_ones):
-                if allowed <= 0:
-                    break
-                begun = time.monotonic()
-                waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
-                found = take_part(*place, core, view.table, partition, waits=waits)
-                if not found:
-                    open_ones.remove(partition)
-                    continue
-                allowed, taken = allowed - found, taken + found
-                self._taken_at[name] = time.monotonic()
-                time.sleep(self._taken_at[name] - begun)
-        # Changes beyond the allowance are charged to later steps; an unused allowance is dropped.
-        self._allowed[name] = min(allowed, rate or 0.0)
+        taken, open_ones = 0, _after(sorted(here), self._last.get(name))
+        try:
+            while open_ones and allowed > 0:
+                for partition in list(open_ones):
+                    if allowed <= 0:
+                        break
+                    begun = time.monotonic()
+                    waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
+                    found = take_part(*place, core, view.table, partition, waits=waits)
+                    if not found:
+                        open_ones.remove(partition)
+                        continue
+                    allowed, taken = allowed - found, taken + found
+                    self._taken_at[name], self._last[name] = time.monotonic(), partition
+                    time.sleep(self._taken_at[name] - begun)
+        finally:
+            if rate is not None:
+                # What was not used is dropped, but for a second's changes.
+                self._allowed[name] = (min(allowed, rate), rate)
         return taken
+
+
+def _after(partitions: list[int], last: int | None) -> list[int]:
+    """The partitions in turn, those after the last one first."""
+    if last is None:
+        return partitions
+    return [p for p in partitions if p > last] + [p for p in partitions if p <= last]

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from everstate.changes import EntityType
+from everstate.changes.names import written_name
 from everstate.changes.quoting import unquoted
 from everstate.changes.written import written_value
 from everstate.errors import InvalidQuery
@@ -41,7 +42,7 @@ class Filters:
         self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._read_as: dict[str, str] = {}
         for name, info in entity_type.model.model_fields.items():
-            shown = info.serialization_alias or info.alias or name
+            shown = written_name(name, info)
             if shown not in RESERVED and _is_scalar(info.annotation):
                 self._adapters[shown] = _adapter(info)
                 read_as = _read_as(info.annotation, info.metadata)

@@ -343,14 +343,15 @@ class Registry(Schema):
         assert row is not None
         return int(row[0])
 
-    def later_deployment(self, number: int) -> str | None:
-        """The last deployment after this one that has declared views, as text, if there is one."""
+    def later_deployment(self, number: int, entity: str) -> str | None:
+        """The last deployment after this one that has declared an entity type's views, as text."""
         query = sql.SQL(
             "SELECT project || ' on ' || started_on || ', started ' || "
             "to_char(started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' "
-            "FROM {} WHERE number > %s AND declared <> '{{}}' ORDER BY number DESC LIMIT 1"
+            "FROM {} WHERE number > %s AND declared @> ARRAY[%s::text] "
+            "ORDER BY number DESC LIMIT 1"
         ).format(self.table("deployment"))
-        row = self.connection.execute(query, (number,)).fetchone()
+        row = self.connection.execute(query, (number, entity)).fetchone()
         return None if row is None else str(row[0])
 
     def left_entities(self, number: int, declared: Sequence[str]) -> list[str]:

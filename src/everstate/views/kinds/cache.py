@@ -26,10 +26,11 @@ from everstate.views.kinds.kind import (
     TableColumn,
     identifiers,
 )
-from everstate.views.kinds.row import KEY, RowPlan
+from everstate.views.kinds.row import KEY, RowPlan, refuse_outputs
 from everstate.views.tables import RowTable
 
 _OWN: Final = (KEY, "version", "shard", "activity", "present")
+_ACTIVE, _EXPIRES = "_active_at", "_expires_at"
 ACTIVITY: Final = "LEAST(occurred_at, recorded_at)"
 """When an entity was active: a change cannot occur after it was recorded."""
 
@@ -99,7 +100,7 @@ class CachePlan(RowPlan):
     def _read(self, table: Composable, *, limited: bool) -> Composed:
         columns = SQL(", ").join(self.read_columns())
         rows = SQL("SELECT * FROM {0} WHERE present AND ").format(table) + self._alive(table)
-        query = SQL("SELECT {} FROM ({}) AS alive").format(columns, rows)
+        query = SQL("SELECT {} FROM ({}) AS kept").format(columns, rows)
         return query + self.shown.after(self.ties, limited=limited)
 
     def _alive(self, table: Composable) -> Composed:
@@ -108,7 +109,7 @@ class CachePlan(RowPlan):
 
     def read_columns(self) -> list[Composable]:
         """The columns that readers see, and when a row was active and expires."""
-        more = (SQL("activity AS _active_at"), SQL(f"activity + {self._lifetime} AS _expires_at"))
+        more = (SQL(f"activity AS {_ACTIVE}"), SQL(f"activity + {self._lifetime} AS {_EXPIRES}"))
         return [*super().read_columns(), *more]
 
     @property
@@ -124,6 +125,7 @@ def cache_plan(grammar: Grammar, base: RowPlan) -> CachePlan:
             f"{grammar.declared.ttl!r} is not a duration for ttl",
             "Write '24 hours' or '15 minutes'.",
         )
+    refuse_outputs(grammar, base, (_ACTIVE, _EXPIRES))
     given = {each.name: getattr(base, each.name) for each in fields(base)}
     texts = ["cache", base.fingerprint, str(lifetime)]
     given["fingerprint"] = fingerprint(grammar.entity_type, texts)

@@ -102,7 +102,9 @@ class JoinPlan(ComposedPlan):
     def _read(self, names: Names, *, limited: bool) -> Composed:
         columns = [SQL("{} AS {}").format(SQL(text), Identifier(n)) for n, text in self.outputs]
         columns += [SQL("lk AS _key").format(), SQL("rk AS _joined_key").format()]
-        query = SQL("SELECT {} FROM {}").format(SQL(", ").join(columns), self._met(names))
+        query = SQL("SELECT {} FROM (SELECT * FROM {}) AS kept").format(
+            SQL(", ").join(columns), self._met(names)
+        )
         return query + self.shown.after(after(self.shown.order, _KEYS), limited=limited)
 
     def compared(self, names: Names) -> Composed:

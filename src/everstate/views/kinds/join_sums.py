@@ -262,6 +262,7 @@ def join_sums_plan(
         )
     if met.after or any(sides(spark_text(each)) != {"l"} for each in met.on):
         grammar.refuse("a condition uses fields of both sides of the join", _ONE_SIDE)
+    _check_keys(grammar, met.keys)
     on = []
     for place, pair in enumerate(met.keys):
         left, right = (found.group(s, e, f"k{place}") for s, e in zip(SIDES, pair, strict=True))
@@ -301,6 +302,19 @@ def join_sums_plan(
         batch_as_read=named_by_side(grammar, grammar.select, wanted),
         batch_as_shown=shown_by_side(grammar, wanted, ties_of(grammar, wanted)),
     )
+
+
+def _check_keys(grammar: JoinGrammar, keys: Sequence[tuple[exp.Expr, exp.Expr]]) -> None:
+    """Refuse a join in which an expression is compared with two of the other side."""
+    for nodes in zip(*keys, strict=True):
+        texts = [grammar.shown(node) for node in nodes]
+        for place, text in enumerate(texts):
+            if text in texts[:place]:
+                grammar.refuse(
+                    f"ON compares {text} with two values of the other side",
+                    f"Compare one of them with {text}, and the two with each other: "
+                    "ON a.x = b.y AND b.y = b.z.",
+                )
 
 
 def _group(grammar: JoinGrammar, found: _Sides, text: str, place: int) -> str:

@@ -26,6 +26,7 @@ from everstate.views.kinds.kind import (
     ViewPlan,
     identifiers,
 )
+from everstate.views.names import length_fault
 from everstate.views.tables import Image, PythonTable, history_of
 from everstate.views.whole_keys import PLACE
 
@@ -144,7 +145,7 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
             advice="Decorate a function (def), which may call it.",
         )
     given = tuple(definition.columns)
-    if not given or len({field.name for field in given} | set(_OWN)) != len(given) + len(_OWN):
+    if not given or len({f.name.lower() for f in given} | set(_OWN)) != len(given) + len(_OWN):
         raise InvalidView(
             definition.name,
             "each column needs a name that no other has; key and place are everstate's own "
@@ -152,7 +153,7 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
             advice="Give other names to the columns.",
         )
     for field in given:
-        if fault := column_fault(field.name):
+        if fault := column_fault(field.name) or length_fault(field.name):
             raise InvalidView(
                 definition.name,
                 f"the name of the column {field.name!r} {fault}.",

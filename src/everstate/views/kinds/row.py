@@ -149,7 +149,8 @@ class RowPlan(ViewPlan):
         return self._read(table, limited=False)
 
     def _read(self, table: Composable, *, limited: bool) -> Composed:
-        query = SQL("SELECT {} FROM {}").format(SQL(", ").join(self.read_columns()), table)
+        columns = SQL(", ").join(self.read_columns())
+        query = SQL("SELECT {} FROM {} AS kept").format(columns, table)
         return query + self.shown.after(self.ties, limited=limited)
 
     def read_columns(self) -> list[Composable]:
@@ -179,6 +180,8 @@ def row_plan(
     indexes = indexes_of(grammar, row)
     texts = ["row", *(f"{c.spark_sql} AS {c.output}" for c in row), where_sql or "", *order.texts]
     texts += [str(columns) for columns in indexes]
+    if grammar.entity_type.key_column != grammar.entity_type.key:
+        texts.append("key")  # earlier releases kept the key in the column of another field
     meaning = fingerprint(grammar.entity_type, texts)
     declared, entity = grammar.declared, grammar.entity_type.name
     return RowPlan(
@@ -229,3 +232,14 @@ def named_column(grammar: Grammar, row: Sequence[Column], name: str, option: str
             suggestion(name, found) or known,
         )
     return found[name]
+
+
+def refuse_outputs(grammar: Grammar, base: RowPlan, added: Sequence[str]) -> None:
+    """Raise InvalidView when the SELECT list has a column that the kind adds itself."""
+    for column in base.row:
+        if column.output is not None and column.output.lower() in added:
+            grammar.refuse(
+                f"the name of the column {column.output!r} is of a column that everstate adds "
+                "itself",
+                "Give it another name.",
+            )

@@ -13,7 +13,7 @@ from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar, suggestion
 from everstate.views.kinds.images import fingerprint
 from everstate.views.kinds.kind import Explained, Index, Layout, TableColumn
-from everstate.views.kinds.row import RowPlan, named_column
+from everstate.views.kinds.row import RowPlan, named_column, refuse_outputs
 
 WORDS: Final = "_words"
 """Column by which readers search, with PostgreSQL's operator `@@`."""
@@ -78,6 +78,7 @@ def search_plan(grammar: Grammar, base: RowPlan) -> SearchPlan:
             suggestion(language, dict.fromkeys(LANGUAGES))
             or f"Choose one of {', '.join(LANGUAGES)}.",
         )
+    refuse_outputs(grammar, base, (WORDS,))
     searched = tuple(named_column(grammar, base.row, name, "search") for name in declared.search)
     given = {each.name: getattr(base, each.name) for each in fields(base)}
     texts = ["search", base.fingerprint, language, *searched]

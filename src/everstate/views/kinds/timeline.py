@@ -19,6 +19,7 @@ from everstate.views.definition import TimelineDefinition
 from everstate.views.grammar import suggestion
 from everstate.views.kinds.composed import ComposedPlan, Names
 from everstate.views.kinds.kind import BatchSource, Explained
+from everstate.views.names import length_fault
 from everstate.views.tables import HISTORY_FINGERPRINT, history_of
 
 _OF_CHANGE: Final = {
@@ -202,6 +203,12 @@ def _kind(definition: TimelineDefinition, entity_type: EntityType, name: str) ->
             f"the attribute {name} has several values ({kind}), and a timeline shows single "
             "values.",
             advice=f"Name one of them, as in {name}.x, or read {entity_type.name}_history.",
+        )
+    if fault := length_fault(name):
+        raise InvalidView(
+            definition.name,
+            f"the name of the attribute {name} {fault}.",
+            advice=f"Read this attribute from {history_of(entity_type.name)}.",
         )
     if name.lower() in _OWN:
         raise InvalidView(

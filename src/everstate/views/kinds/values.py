@@ -130,7 +130,7 @@ class ValuesPlan(LinearPlan):
             query += SQL(" LEFT JOIN LATERAL ({}) AS picked{} ON true").format(
                 self._picked(table, picked), SQL(str(place))
             )
-        return query
+        return SQL("(SELECT * FROM {}) AS kept").format(query)
 
     def _picked(self, table: Composable, picked: Picked) -> Composed:
         """A result over the values of the group that is read, by the index of the slot."""

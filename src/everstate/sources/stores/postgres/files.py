@@ -26,6 +26,7 @@ from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.depth import TOO_DEEP
 from everstate.changes.json_numbers import WrittenNumber, encode, number_of
+from everstate.changes.names import written_name
 from everstate.changes.unknown import EXTRA, reason_of
 from everstate.errors import ImportFailed
 
@@ -373,10 +374,7 @@ def _csv_columns(entity_type: EntityType) -> dict[str, Callable[[str], Any]]:
 
 def columns_of(entity_type: EntityType) -> dict[str, str]:
     """Field of the model → its name in a state."""
-    return {
-        name: info.serialization_alias or info.alias or name
-        for name, info in entity_type.model.model_fields.items()
-    }
+    return {name: written_name(name, info) for name, info in entity_type.model.model_fields.items()}
 
 
 def _nested(cell: str) -> Any:
