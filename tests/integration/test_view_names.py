@@ -200,7 +200,8 @@ def test_whatever_depends_on_a_name_refuses_its_new_columns_and_is_named(
     connection.execute(DEPENDENTS[kind].encode())
     with pytest.raises(PublishRefused, match="of_mine"), connection.transaction():
         point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS c").format())
-    with pytest.raises(PublishRefused, match="of_mine"), connection.transaction():
+    dropping = pytest.raises(PublishRefused, match=r"not dropped, because .*of_mine")
+    with dropping, connection.transaction():
         drop_reader(connection, "names", "shown")
     assert connection.execute("SELECT * FROM shown").fetchall() == [(1, 2)]
 
@@ -349,12 +350,16 @@ def test_views_of_an_entity_type_that_left_the_app_can_be_dropped(control: Contr
     assert [(row.version, row.status) for row in control.versions("v")] == [(3, LIVE)]
 
 
-def test_a_deployment_of_another_entity_type_is_not_a_later_one(control: Control) -> None:
+def test_a_later_deployment_is_one_of_the_project_or_of_the_entity_type(control: Control) -> None:
     first = control.begin_deployment("orders", "here")
     second = control.begin_deployment("others", "there")
     control.declares(second, "part")
     assert control.later_deployment(first, "ordr") is None
     assert "others on there" in (control.later_deployment(first, "part") or "")
+    third = control.begin_deployment("orders", "elsewhere")
+    assert control.later_deployment(first, "ordr") is None  # it has declared nothing yet
+    control.declares(third, "stock")
+    assert "orders on elsewhere" in (control.later_deployment(first, "ordr") or "")
 
 
 def test_the_one_reason_of_earlier_releases_becomes_fields_of_its_own(control: Control) -> None:
@@ -391,6 +396,24 @@ def test_plan_changes_nothing(database: str, tmp_path: Path) -> None:
     with psycopg.connect(database) as connection:
         schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = %s"
         assert connection.execute(schemas, (config.views.schema_name,)).fetchall() == [(0,)]
+
+
+def test_plan_shows_the_views_of_an_entity_type_that_leaves_the_app(
+    control: Control, database: str, tmp_path: Path
+) -> None:
+    whole, left = App("orders"), App("orders")
+    whole.entity("ordr", key="order_id")(Order)
+    left.entity("part", key="order_id")(Order)
+    whole.view("v", sql="SELECT count(*) AS n FROM ordr")
+    control.declares(control.begin_deployment("orders", "here"), "ordr")
+    control.add_version(registered(whole.views["v"], 1, published=True))
+    settings: dict[str, Any] = {"store": {"dsn": database}, "views": {"schema_name": "names"}}
+    config = load(tmp_path, log={"bootstrap_servers": "localhost:1"}, **settings)
+    _, plan = planned(config, left)
+    assert [(each.view, each.what) for each in plan.views] == [
+        ("part_history", "new"),
+        ("v", "not declared"),
+    ]
 
 
 def test_plan_changes_no_tables_of_an_earlier_release(

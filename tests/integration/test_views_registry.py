@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from everstate.app import App
 from everstate.cli import rebuild
 from everstate.config import load
 from everstate.errors import InvalidQuery, NotFound, NoViews
+from everstate.pipeline.proof import recompute as recomputing
+from everstate.pipeline.reports import ProofOutcome, ViewReport
 from everstate.testing.view_contract import TOTALS
 from everstate.testing.view_orders import TYPES, VIEWS, orders
 from everstate.testing.view_postgres import PostgresKeptOrders
@@ -244,7 +248,7 @@ def test_a_view_from_which_another_is_read_is_dropped_after_that(kept: PostgresK
     reading = replace(registered(PLAN, 1), name="reading", definition={"inputs": [PLAN.name]})
     control.add_version(replace(reading, status=RETIRED, published=True))
     control.set_status(PLAN.name, 1, RETIRED)
-    with pytest.raises(InvalidQuery, match="reading is read from it") as refused:
+    with pytest.raises(InvalidQuery, match="a version of reading is read") as refused:
         drop(control, PLAN.name)
     assert "everstate views drop reading" in (refused.value.advice or "")
     assert [row.name for row in drop(control, "reading")] == ["reading"]
@@ -257,3 +261,35 @@ def test_commands_that_change_views_say_that_there_are_none_yet(
     config = load(tmp_path, store={"dsn": database})
     with pytest.raises(NoViews), rebuild._control(config):
         pass
+
+
+def test_sums_of_a_join_are_filled_again_before_an_undo_shows_them(
+    kept: PostgresKeptOrders,
+) -> None:
+    control = kept.control
+    reading = replace(registered(PLAN, 1), name="sums", definition={"inputs": [PLAN.name]})
+    control.add_version(replace(reading, status=KEPT, built={"positions": {PLAN.name: {"0": 5}}}))
+    control.add_version(replace(reading, version=2, published=True))
+    assert ask_undo(control, "sums").version == 1
+    assert next((row.status, row.built) for row in control.versions("sums")) == (BUILDING, None)
+
+
+def test_only_views_that_differ_are_promoted_and_one_without_a_table_stops_no_other(
+    kept: PostgresKeptOrders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, others = kept.control, [plan for plan in VIEWS if plan.rides and plan != PLAN]
+    joined = replace(registered(PLAN, 1, published=True), name="joined")
+    control.add_version(replace(joined, definition={"inputs": [PLAN.name]}))
+    outcomes: dict[str, ProofOutcome] = {
+        "joined": "differs",
+        PLAN.name: "differs",
+        others[0].name: "not all of the log was read",
+    }
+    reports = [ViewReport(name, 1, "order", how) for name, how in outcomes.items()]
+    monkeypatch.setattr(recomputing, "verify_views", lambda *_, **__: reports)
+    config = load(tmp_path, store={"dsn": kept.dsn}, views={"schema_name": kept.schema_name})
+    spark: Any = None
+    found = recomputing.recompute(spark, config, App("orders"), promote=True)
+    assert found == (reports, [PLAN.name])
+    assert numbers(control) == [(1, LIVE), (2, BUILDING)]
+    assert [row.version for row in control.versions(others[0].name)] == [1]

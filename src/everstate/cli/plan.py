@@ -13,9 +13,10 @@ from everstate.app import App
 from everstate.changes.evolution import FieldChange
 from everstate.cli.console import READING, AppOption, JsonOption, err, print_json, project_of, table
 from everstate.config import Config
-from everstate.views.control import RETIRED, Control, ViewVersion
+from everstate.views.control import LIVE, RETIRED, Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
 from everstate.views.models import check_models, model_changes
+from everstate.views.tables import latest_of
 from everstate.views.versions import (
     Step,
     declared_elsewhere,
@@ -184,6 +185,7 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
                 refused=project.refused_views,
                 used=inputs_of(rows),
             )
+        found += _left(control, project, rows)
         counts = {name: sum(control.core_vector(name).values()) for name in project.entities}
     retired = {row.name for row in rows if row.status == RETIRED}
     differing = [
@@ -199,6 +201,18 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
     )
 
 
+def _left(control: Control, project: App, rows: Sequence[ViewVersion]) -> list[Step]:
+    """Views of entity types that left the app: a start updates them no more."""
+    start = control.begin_deployment(project.name, "")  # taken back with all the rest
+    left = control.left_entities(start, list(project.entities))
+    return [
+        Step("not declared", row.name, row.entity, row.version, row.version)
+        for row in rows
+        if row.entity in left and row.published and row.status == LIVE
+        if row.name != latest_of(row.entity) and not row.is_topic
+    ]
+
+
 def _step(
     config: Config,
     step: Step,
@@ -207,7 +221,7 @@ def _step(
     rows: Sequence[ViewVersion],
     changes: Sequence[FieldChange],
 ) -> PlannedStep:
-    count = counts[step.entity]
+    count = counts.get(step.entity, 0)
     builds = step.what in ("new", "changed", "asked") and count > 0
     return PlannedStep(
         view=step.name,

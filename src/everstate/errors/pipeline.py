@@ -152,12 +152,21 @@ class HeldOverflow(EverstateError):
 
 
 class PublishRefused(EverstateError):
-    """SQL views of readers depend on columns that would change; the old version stays published."""
+    """SQL views of readers depend on columns that would change or go; readers see what they saw.
+
+    ``is_dropped``: the name was to be dropped, and not to show a new version.
+    """
 
     exit_code = 5
 
-    def __init__(self, view: str, dependents: Sequence[str]) -> None:
+    def __init__(self, view: str, dependents: Sequence[str], *, is_dropped: bool = False) -> None:
         self.view, self.dependents = view, tuple(dependents)
+        if is_dropped:
+            super().__init__(
+                f"view {view} is not dropped, because {', '.join(dependents)} depends on it.",
+                advice="Drop the dependents first.",
+            )
+            return
         super().__init__(
             f"view {view}: its new version has other columns, and {', '.join(dependents)} depends "
             "on it. The old version stays published.",

@@ -182,14 +182,12 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
     with control.connection.transaction():
         control.lock_installing()
         rows = _rows(control, name)
-        reading = sorted(
-            {row.name for row in control.versions() if row.published and name in row.inputs}
-        )
-        if reading:
+        if reading := sorted({row.name for row in control.versions() if name in row.inputs}):
             raise InvalidQuery(
-                f"view {name} is kept, because {', '.join(reading)} is read from it.",
-                advice=f"Drop that first: `everstate views drop {reading[0]}`. Then start "
-                f"`everstate run` again, and drop {name}.",
+                f"view {name} is kept, because a version of {', '.join(reading)} is read from it.",
+                advice=f"Drop that first: `everstate views drop {reading[0]}`; a version that was "
+                "replaced goes by itself after `views.keep_old_hours`. Then start `everstate run` "
+                f"again, and drop {name}.",
             )
         if any(row.status in (LIVE, BUILDING) for row in rows):
             raise InvalidQuery(

@@ -48,6 +48,11 @@ _POLL_S: Final = 0.5
 _RETRY_S: Final = (5.0, 30.0, 300.0)
 _POOL: Final = "build"
 _CLEAN_S: Final = 60.0
+_IN_THE_WAY: Final = (
+    psycopg.errors.DependentObjectsStillExist,
+    psycopg.errors.LockNotAvailable,
+)
+"""What somebody else has made of a table, or does with it, until it can be dropped."""
 _STAGES: Final[Mapping[Merge, int]] = {"row": 2, "sum": 3, "append": 2}
 """Spark stages of a build: reading, a shuffle by key, and one by group for sums."""
 
@@ -255,7 +260,7 @@ class Builder:
             try:
                 with control.connection.transaction():
                     forget_view(control, name)
-            except (PublishRefused, psycopg.errors.LockNotAvailable) as cause:
+            except (PublishRefused, *_IN_THE_WAY) as cause:
                 logger.info("%s is dropped later: %s", name, cause)
                 continue
             logger.info("%s was dropped, because no view is read from it any more", name)

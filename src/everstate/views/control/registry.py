@@ -344,14 +344,19 @@ class Registry(Schema):
         return int(row[0])
 
     def later_deployment(self, number: int, entity: str) -> str | None:
-        """The last deployment after this one that has declared an entity type's views, as text."""
+        """The last deployment after this one that decides about an entity type's views, as text.
+
+        It is one that has declared views: of this project any, which may have left the entity type
+        out, and of another project those of the entity type.
+        """
         query = sql.SQL(
             "SELECT project || ' on ' || started_on || ', started ' || "
             "to_char(started_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' "
-            "FROM {} WHERE number > %s AND declared @> ARRAY[%s::text] "
+            "FROM {0} WHERE number > %s AND declared <> '{{}}' AND (declared @> ARRAY[%s::text] "
+            "OR project = (SELECT project FROM {0} WHERE number = %s)) "
             "ORDER BY number DESC LIMIT 1"
         ).format(self.table("deployment"))
-        row = self.connection.execute(query, (number, entity)).fetchone()
+        row = self.connection.execute(query, (number, entity, number)).fetchone()
         return None if row is None else str(row[0])
 
     def left_entities(self, number: int, declared: Sequence[str]) -> list[str]:

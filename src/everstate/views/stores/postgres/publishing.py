@@ -90,12 +90,12 @@ def drop_reader(connection: Connection, schema_name: str, name: str) -> None:
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_MS)))
     dependents = _dependents(connection, schema_name, name)
     if dependents:
-        raise PublishRefused(name, dependents)
-    _drop(connection, schema_name, name)
+        raise PublishRefused(name, dependents, is_dropped=True)
+    _drop(connection, schema_name, name, is_dropped=True)
     connection.execute("SET LOCAL lock_timeout = 0")
 
 
-def _drop(connection: Connection, schema_name: str, name: str) -> None:
+def _drop(connection: Connection, schema_name: str, name: str, *, is_dropped: bool = False) -> None:
     """Drop a name; raises PublishRefused when anything but a view depends on it, too."""
     view = sql.Identifier(schema_name, name)
     try:
@@ -104,7 +104,8 @@ def _drop(connection: Connection, schema_name: str, name: str) -> None:
     except psycopg.errors.DependentObjectsStillExist as cause:
         # Such as a SQL function, or a table with a column of the view's row type.
         found = (cause.diag.message_detail or str(cause)).splitlines()
-        raise PublishRefused(name, [line.partition(" depends on")[0] for line in found]) from cause
+        named = [line.partition(" depends on")[0] for line in found]
+        raise PublishRefused(name, named, is_dropped=is_dropped) from cause
 
 
 def columns_of(connection: Connection, schema_name: str, name: str) -> list[str]:
