@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.report import Result, machine, table, write
+from bench.report import Kept, now, table, write
 from bench.session import Session
 from everstate.config import load
 from everstate.local import Stack
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a twenty-fifth of the changes")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each figure (3)")
-    parser.add_argument("--json", type=Path, help="where to write (bench/results.json if full)")
+    parser.add_argument("--json", type=Path, help="where to write (bench/results.json)")
     chosen = parser.parse_args(argv)
     names = tuple(chosen.names) or BENCHES
     for name in names:
@@ -60,11 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     # Ended by a signal, the servers are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(stderr=True)
-    results: list[Result] = []
+    results: dict[str, list[Kept]] = {}
     failed: list[str] = []
-    whole = names == BENCHES and not chosen.quick
-    json_path = chosen.json or (Path("bench/results.json") if whole else None)
-    about = machine()
+    json_path = chosen.json or (None if chosen.quick else Path("bench/results.json"))
+    about = now()
     _forget_settings()
     with tempfile.TemporaryDirectory(prefix="everstate-bench-") as folder:
         # Two gigabytes are enough for every bench.
@@ -76,19 +75,21 @@ def main(argv: list[str] | None = None) -> int:
                 for name in names:
                     session.say(f"[bold]{name}[/bold]")
                     try:
-                        results += importlib.import_module(f"bench.{name}").run(session)
+                        found = importlib.import_module(f"bench.{name}").run(session)
+                        results[name] = [Kept(name, row, about) for row in found]
                     except Exception:
                         # An hour of other figures is not lost with one of them.
                         failed.append(name)
                         console.print_exception()
                     if json_path is not None:
-                        write(results, json_path, about)
+                        write(results, json_path, (*BENCHES, *APART))
             finally:
                 session.close()
-    print(table(results, about))
+    rows = [row for name in results for row in results[name]]
+    print(table(rows))
     if failed:
         print(f"Failed, see above: {', '.join(failed)}")
-    return 0 if not failed and all(row.holds for row in results) else 1
+    return 0 if not failed and all(row.result.holds for row in rows) else 1
 
 
 def _forget_settings() -> None:

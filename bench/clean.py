@@ -219,7 +219,9 @@ def _processor_s() -> float:
     used = 0.0
     for one in (me, *mine, *workers):
         times = one.cpu_times()
-        used += times.user + times.system + (times.children_user if one in workers else 0)
+        used += times.user + times.system
+        if one in workers:  # with those of its own that have ended
+            used += times.children_user + times.children_system
     return used
 
 
@@ -238,9 +240,12 @@ def consume_and_produce(config: Config, count: int) -> float:
     )
     producer = floors.connected(config, out)
     consumer.assign([TopicPartition(topic, 0, 0) for topic in raw])
+    places = [TopicPartition(topic, 0) for topic in raw]
+    # Rows, and the ends of their transactions.
+    records = sum(consumer.get_watermark_offsets(place, 10)[1] for place in places)
     began = time.perf_counter()
     seen = 0
-    while seen < count:
+    while seen < records:
         for message in consumer.consume(_FETCH, 0.05):
             if message.error() is None:
                 producer.produce(out, message.value(), message.key())
@@ -297,6 +302,7 @@ def latencies_ms(
                 producer.send_raw(raw, *end_of(index), [("kind", b"transaction")])
         producer.flush()
         reader.join(60.0)
+        assert len(late) == len(messages), f"{len(late)} of {len(messages)} changes came"
     stop.set()
     thread.join(30.0)
     cleaner.close()

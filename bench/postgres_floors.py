@@ -107,9 +107,9 @@ class BareKeeper:
 
 
 def keep_bare(config: Config, topic: str, partitions: int, count: int) -> float:
-    """Changes a second of the bare consumer over a whole topic, start-up included."""
-    began = time.perf_counter()
+    """Changes a second of the bare consumer over a whole topic, once it is connected."""
     keeper = BareKeeper(config, topic, partitions)
+    began = time.perf_counter()
     done = 0
     while done < count:
         done += keeper.step(1.0)
@@ -120,8 +120,8 @@ def keep_bare(config: Config, topic: str, partitions: int, count: int) -> float:
 
 def copy_and_produce(config: Config, topic: str, messages: Sequence[floors.Message]) -> float:
     """Changes a second of COPY of the messages into a plain table, then of a bare produce."""
-    began = time.perf_counter()
     with psycopg.connect(config.store_dsn) as connection:
+        began = time.perf_counter()
         cursor = connection.cursor()
         cursor.execute("CREATE TABLE bare_outbox (id bigint PRIMARY KEY, key text, value text)")
         with cursor.copy("COPY bare_outbox FROM STDIN") as copy:
@@ -129,5 +129,7 @@ def copy_and_produce(config: Config, topic: str, messages: Sequence[floors.Messa
                 rows = enumerate(messages[start : start + _COPY_ROWS], start)
                 copy.write("".join(f"{n}\t{k.decode()}\t{v.decode()}\n" for n, (k, v, _) in rows))
         connection.commit()
-    floors.produce_encoded(config, topic, messages)
-    return len(messages) / (time.perf_counter() - began)
+        copied_s = time.perf_counter() - began
+    # Its figure leaves out how long it takes to connect.
+    produced_s = len(messages) / floors.produce_encoded(config, topic, messages)
+    return len(messages) / (copied_s + produced_s)

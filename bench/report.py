@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -69,6 +71,25 @@ class Result:
     floor_is: str
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """When, of which commit and on which machine a file of ``bench/`` was run."""
+
+    date: str
+    commit: str
+    """With ``-dirty`` where the work tree differed from the commit."""
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A row of ``results.json``: a result, the file of ``bench/`` that measured it, and when."""
+
+    name: str
+    result: Result
+    measured: Measured
+
+
 def result(
     bench: str,
     metric: str,
@@ -120,37 +141,73 @@ def _processor() -> str:
     return found.group(1) if found else platform.processor() or platform.machine()
 
 
-def table(results: Sequence[Result], about: str) -> str:
-    """The results as a Markdown page."""
+def now() -> Measured:
+    """Today, the commit of the work tree, and this machine."""
+    asked = ("git", "describe", "--always", "--dirty", "--exclude", "*")
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return Measured(
+        datetime.now(UTC).date().isoformat(), told.stdout.strip() or "unknown", machine()
+    )
+
+
+def table(rows: Sequence[Kept]) -> str:
+    """The rows as a Markdown page."""
+    machines = list(dict.fromkeys(row.measured.machine for row in rows))
     lines = [
         "# Benchmarks",
         "",
-        "Each figure beside its floor, measured alternately in the same run (`make bench`): median",
-        "of the runs, lowest and highest in brackets. The ratio is the median of the runs' ratios.",
+        "Each figure beside its floor, measured alternately in the same run (`python -m bench`):",
+        "median of the runs, lowest and highest in brackets. The ratio is the median of the runs'",
+        "ratios. Figures of two machines or of two days do not compare; ratios do.",
         "",
-        f"Machine: {about}.",
-        "",
-        "| bench | metric | figure | floor | ratio | reach | holds |",
-        "|---|---|---|---|---|---|---|",
+        *(f"Machine {number}: {about}.\n" for number, about in enumerate(machines, 1)),
+        "| bench | metric | figure | floor | ratio | reach | holds | measured |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for row in results:
-        low, high = row.spread
-        floor = f"{figure(row.floor)} ({row.floor_is})" if row.floor is not None else "–"
-        holds = ("yes" if row.holds else "**no**") if row.reach else "–"
-        lines.append(
-            f"| {row.bench} | {row.metric} | {figure(row.value)} {row.unit} "
-            f"[{figure(low)} – {figure(high)}, {row.runs} runs] | {floor} | {figure(row.ratio)} "
-            f"| {row.reach or '–'} | {holds} |"
-        )
+    for row in rows:
+        lines.append(f"| {_cells(row.result)} | {_told(row.measured, machines)} |")
     return "\n".join([*lines, ""])
 
 
-def write(results: Sequence[Result], json_path: Path, about: str) -> None:
-    """Write the results as JSON and, beside it, as ``RESULTS.md``."""
+def _cells(row: Result) -> str:
+    low, high = row.spread
+    floor = f"{figure(row.floor)} ({row.floor_is})" if row.floor is not None else "–"
+    holds = ("yes" if row.holds else "**no**") if row.reach else "–"
+    return (
+        f"{row.bench} | {row.metric} | {figure(row.value)} {row.unit} "
+        f"[{figure(low)} – {figure(high)}, {row.runs} runs] | {floor} | {figure(row.ratio)} "
+        f"| {row.reach or '–'} | {holds}"
+    )
+
+
+def _told(measured: Measured, machines: Sequence[str]) -> str:
+    machine = machines.index(measured.machine) + 1
+    return f"{measured.date}, {measured.commit}, machine {machine}"
+
+
+def read(json_path: Path) -> dict[str, list[Kept]]:
+    """The rows of ``results.json`` by the name of the bench; none when there is no such file."""
+    if not json_path.exists():
+        return {}
+    found: dict[str, list[Kept]] = {}
+    for row in json.loads(json_path.read_text("utf-8")):
+        about = Measured(*(row.pop(field.name) for field in fields(Measured)))
+        name, spread = row.pop("name"), tuple(row.pop("spread"))
+        found.setdefault(name, []).append(Kept(name, Result(**row, spread=spread), about))
+    return found
+
+
+def write(rows: Mapping[str, Sequence[Kept]], json_path: Path, order: Sequence[str]) -> None:
+    """Write the rows of each bench, in the order of their names, as JSON and as ``RESULTS.md``.
+
+    A bench that is not among ``rows`` keeps the rows that the file has of it.
+    """
+    merged = {**read(json_path), **rows}
+    kept = [row for name in order for row in merged.get(name, ())]
     json_path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(row) for row in results]
-    json_path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    json_path.with_name("RESULTS.md").write_text(table(results, about), "utf-8")
+    texts = [{"name": row.name, **asdict(row.result), **asdict(row.measured)} for row in kept]
+    json_path.write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    json_path.with_name("RESULTS.md").write_text(table(kept), "utf-8")
 
 
 def between(steps: Steps, marks: Sequence[int]) -> list[float]:

@@ -105,13 +105,19 @@ def _await_views(port: int) -> None:
 
 
 def _check(readers: list[_Reader], sent: dict[tuple[str, int], float]) -> None:
-    """Raise AssertionError when a reader missed a change or had one twice."""
+    """Raise AssertionError unless a reader had exactly its changes, those of a key in order."""
     for reader in readers:
         expected = {each for each in sent if reader.key in (None, each[0])}
         doubled = [each for each, times in Counter(reader.received).items() if times > 1]
         missed = expected - set(reader.received)
         assert not doubled, f"{reader.key or 'all'}: twice: {doubled[:5]}"
         assert not missed, f"{reader.key or 'all'}: missed {len(missed)}: {sorted(missed)[:5]}"
+        others = set(reader.received) - expected
+        assert not others, f"{reader.key or 'all'}: not its own: {sorted(others)[:5]}"
+        newest: dict[str, int] = {}
+        for key, version in reader.received:
+            assert version > newest.get(key, 0), f"{key}: {version} after {newest[key]}"
+            newest[key] = version
 
 
 async def _follow(

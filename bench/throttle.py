@@ -92,6 +92,7 @@ def _live(session: Session, app: App, name: str) -> Times:
             times = sender.watch(connection, table)
             live.join()
             beside.join()
+            assert beside.exitcode == 0, "the import ended with an error"
         _prove(session, config, app, waits=app is throttled)
         if app is throttled:
             _until_taken(config)

@@ -22,7 +22,7 @@ from everstate.log.topics import Topics
 from everstate.pipeline.drift.check import check_drift
 from everstate.sources.stores.cassandra import Database, Publisher
 from everstate.sources.stores.cassandra.truth import CassandraTruth
-from everstate.testing.log_checker import LogReport, check_changes
+from everstate.testing.log_checker import Committed, LogReport, check_changes
 from everstate.testing.store_contract import ORDER
 from tiers import kills
 
@@ -90,7 +90,9 @@ class Rig:
                     time.sleep(0.05)
             rows = committed(database)
         report, blocks = LogReport(), defaultdict[str, list[tuple[int, int]]](list)
-        check_changes(self.config, ORDER.name, [row[:8] for row in rows], report, blocks)
+        check_changes(
+            self.config, ORDER.name, [Committed(*row[:8]) for row in rows], report, blocks
+        )
         there = {(row.key, str(row.version), row.change_id) for row in rows}
         lines = self._acknowledged.read_text().splitlines(keepends=True)
         # The last line may have been cut by the kill.

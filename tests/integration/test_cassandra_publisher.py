@@ -25,7 +25,7 @@ from everstate.sources.stores.cassandra import publisher as publisher_module
 from everstate.sources.stores.cassandra import unpublished as unpublished_module
 from everstate.sources.stores.cassandra.bound import BATCH, bind, read_batch, write_batch
 from everstate.sources.stores.cassandra.partition import Partitions
-from everstate.testing.log_checker import LogReport, check_changes
+from everstate.testing.log_checker import Committed, LogReport, check_changes
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 
 
@@ -66,8 +66,8 @@ def publisher(config: Config, database: Database) -> Iterator[Publisher]:
 
 def problems(config: Config, database: Database) -> list[str]:
     report, blocks = LogReport(), defaultdict[str, list[tuple[int, int]]](list)
-    rows = [row[:8] for row in committed(database)]
-    check_changes(config, ORDER.name, list(rows), report, blocks)
+    rows = [Committed(*row[:8]) for row in committed(database)]
+    check_changes(config, ORDER.name, rows, report, blocks)
     assert report.changes == len(rows) > 0
     return report.problems
 

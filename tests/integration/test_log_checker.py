@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -125,6 +126,28 @@ def test_planted_changes_that_nobody_committed_and_that_differ_are_caught(
     found = problems(config)
     assert "order 'a' version 2: missing" in found
     assert any("version 1: current is {'order_id': 'a'" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("committed", "what"),
+    [
+        ("after = replace(after, '2.5', '2.50')", "current is"),
+        ("after = replace(after, '2.5', '2.5000000000000001')", "current is"),
+        ("provenance = replace(provenance, 'clerk-7', 'clerk-8')", "provenance is"),
+        ("occurred_at = '2020-02-29T12:00:00Z'", "occurredAt is"),
+        ('event = \'{"type": "Moved", "data": 1}\'', "event is"),
+        ("key = 'b'", "record key is"),
+    ],
+)
+def test_planted_a_digit_a_writer_a_time_or_an_event_that_differs_is_caught(
+    config: Config, store: EntityStore, committed: str, what: str
+) -> None:
+    store.put_many([StoredOrder(order_id="a", weight=2.5)], provenance=CLERK)
+    relay(config)
+    assert problems(config) == []
+    with psycopg.connect(config.store_dsn) as connection:
+        connection.execute(f"UPDATE everstate_store.outbox SET {committed}".encode())
+    assert any(f"version 1: {what}" in each for each in problems(config))
 
 
 class Cutting(Composer):

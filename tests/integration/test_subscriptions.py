@@ -219,6 +219,20 @@ def test_a_subscriber_gets_present_rows_first_and_then_what_it_asked_for(
     assert deleted.changes == []
 
 
+def test_present_rows_that_do_not_fit_into_memory_come_from_a_file(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "_PRESENT_BYTES", 1000)
+    keys = [f"k{number}" for number in range(2_500)]
+    orders.send(*(orders.change(key, quantity=1, status=f"on\n{key}") for key in keys))
+    orders.keep()
+    whole = Subscriber(f"{address}/stream/v1/order", current="true")
+    assert whole.is_live.wait(20)
+    whole.stop()
+    rows = {row["key"]: row["state"]["status"] for row in whole.rows}
+    assert (len(whole.rows), rows) == (len(keys), {key: f"on\n{key}" for key in keys})
+
+
 def test_what_the_log_has_forgotten_comes_from_the_archive_after_the_last_events_id(
     orders: Orders, address: str
 ) -> None:

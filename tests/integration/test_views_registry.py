@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from everstate.app import App
 from everstate.cli import rebuild
 from everstate.config import load
 from everstate.errors import InvalidQuery, NotFound, NoViews
+from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.proof import recompute as recomputing
 from everstate.pipeline.reports import ProofOutcome, ViewReport
 from everstate.testing.view_contract import TOTALS
@@ -293,3 +295,50 @@ def test_only_views_that_differ_are_promoted_and_one_without_a_table_stops_no_ot
     assert found == (reports, [PLAN.name])
     assert numbers(control) == [(1, LIVE), (2, BUILDING)]
     assert [row.version for row in control.versions(others[0].name)] == [1]
+
+
+def test_changed_keys_of_sums_that_are_not_refreshed_any_more_are_not_recorded(
+    kept: PostgresKeptOrders, tmp_path: Path
+) -> None:
+    """Neither are their triggers dropped where a version is live again meanwhile, or is locked."""
+    control, side = kept.control, f"{PLAN.name}__v1"
+    built = {"tables": [side], "positions": {PLAN.name: {"0": 5}}}
+    for number, status in enumerate((KEPT, RETIRED, LIVE), 1):
+        row = replace(registered(PLAN, number), name="sums", definition={"inputs": [PLAN.name]})
+        control.add_version(replace(row, status=status, built=built))
+        marked = f"sums__v{number}"
+        control.connection.execute(
+            f"CREATE TABLE {kept.schema_name}.{marked}_changed AS SELECT 1 AS k; "
+            f"CREATE FUNCTION {kept.schema_name}.{marked}_mark() RETURNS trigger "
+            f"LANGUAGE plpgsql AS 'BEGIN INSERT INTO {kept.schema_name}.{marked}_changed "
+            "VALUES (2); RETURN NULL; END'; "
+            f"CREATE TRIGGER {marked}_update AFTER UPDATE ON {kept.schema_name}.{side} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {kept.schema_name}.{marked}_mark()".encode()
+        )
+
+    def recorded() -> list[int]:
+        """How many changed keys each version has, after one more change."""
+        control.connection.execute(f"UPDATE {kept.schema_name}.{side} SET n = n WHERE false")
+        counts = [
+            f"SELECT count(*) FROM {kept.schema_name}.sums__v{number}_changed"
+            for number in (1, 2, 3)
+        ]
+        found = control.connection.execute(" UNION ALL ".join(counts).encode())
+        return [int(row[0]) for row in found]
+
+    config = load(tmp_path, store={"dsn": kept.dsn}, views={"schema_name": kept.schema_name})
+    assert recorded() == [2, 2, 2]
+    with closing(Refresher(config, App("orders"))) as refresher:
+        with psycopg.connect(kept.dsn) as other:
+            other.execute(f"LOCK TABLE {kept.schema_name}.{side} IN ACCESS SHARE MODE".encode())
+            refresher.step()
+        assert recorded() == [3, 3, 3]
+        refresher.step()
+        assert recorded() == [4, 4, 4]  # it looks again after a minute
+    with closing(Refresher(config, App("orders"))) as refresher:
+        refresher.step()
+    assert recorded() == [0, 0, 5]
+    kept_positions = {"positions": built["positions"]}
+    assert [row.built for row in control.versions("sums")] == [
+        kept_positions, kept_positions, built,
+    ]  # fmt: skip

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
+from typing import Annotated
 
+import pyarrow as pa
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pyspark.sql import SparkSession
 
 from everstate.app import App
-from everstate.errors import InvalidView
+from everstate.errors import InvalidView, PipelineError
 from everstate.pipeline.keeping.plan import column_types
+from everstate.pipeline.spark.session import spark_errors
 from everstate.views.kinds.row import RowPlan
 
 
@@ -19,6 +23,7 @@ class Order(BaseModel):
     order_id: str
     amount: int
     due: datetime | None = None
+    price: Annotated[Decimal, Field(max_digits=20, decimal_places=8)] = Decimal(0)
 
 
 def orders() -> App:
@@ -68,3 +73,21 @@ def test_c16_texts_and_constant_times_stay_what_they_are(spark: SparkSession) ->
         "WHERE due < '2026-01-01 10:00' AND to_timestamp(order_id, 'HH:mm') > due"
     )
     assert column_types(spark, app.entity_type("ordr"), app.view("v", sql=sql))
+
+
+def test_a_product_of_decimals_keeps_all_its_places_or_is_refused(spark: SparkSession) -> None:
+    """With Spark's default setting it is rounded to six places when it may need 38 digits."""
+    app = orders()
+    plan = app.view("v", sql="SELECT price * amount AS cost FROM ordr")
+    assert list(column_types(spark, app.entity_type("ordr"), plan).values()) == [
+        pa.decimal128(38, 8)
+    ]
+    number = "CAST('{}' AS DECIMAL({}))".format
+    query = "SELECT {} * {} AS cost".format
+    (row,) = spark.sql(query(number("0.12345678", "20, 8"), "3L")).collect()
+    assert row.cost == Decimal("0.37037034")
+    wide = number("12.5", "38, 18")
+    with pytest.raises(PipelineError, match=r"156\.25\S* cannot be represented") as refused:
+        with spark_errors("view v"):
+            spark.sql(query(wide, wide)).collect()
+    assert "ansi" not in str(refused.value)

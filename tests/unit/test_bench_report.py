@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from bench.report import Reach, between, figure, result, table, write
+from bench.report import Kept, Measured, Reach, between, figure, now, read, result, table, write
 
 
 def test_the_ratio_is_the_median_of_the_pairs() -> None:
@@ -40,11 +41,13 @@ def test_a_reach_is_told_in_words() -> None:
 
 
 def test_results_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
+    about = Measured("2026-11-27", "934a467", "two cores")
     rows = [
         result("keep", "warm", "changes/s", [5e4], floors=[1e5], reach=Reach(ratio_min=0.35)),
         result("keep", "slow", "changes/s", [1.0], reach=Reach(value_min=2)),
     ]
-    write(rows, tmp_path / "results.json", "two cores")
+    kept = [Kept("keep", row, about) for row in rows]
+    write({"keep": kept}, tmp_path / "results.json", ["keep"])
     first, second = json.loads((tmp_path / "results.json").read_text())
     wanted = {"bench", "metric", "value", "unit", "floor", "ratio", "reach", "holds"}
     assert wanted <= first.keys()
@@ -55,9 +58,28 @@ def test_results_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
         False,
     )
     page = (tmp_path / "RESULTS.md").read_text()
-    assert page == table(rows, "two cores")
-    assert "Machine: two cores." in page
-    assert "| **no** |" in page
+    assert page == table(kept)
+    assert "Machine 1: two cores." in page
+    assert "| **no** | 2026-11-27, 934a467, machine 1 |" in page
+    assert read(tmp_path / "results.json") == {"keep": kept}
+
+
+def test_a_bench_that_was_not_run_keeps_its_rows_and_their_date_and_machine(tmp_path: Path) -> None:
+    path, order = tmp_path / "results.json", ["publish", "keep"]
+    before = Measured("2026-11-22", "16086a3", "two cores")
+    after = Measured("2026-11-27", "934a467", "four cores")
+    old = [Kept(name, result("b", "old", "s", [1.0]), before) for name in ("keep", "publish")]
+    write({row.name: [row] for row in old}, path, order)
+    new = [Kept("keep", result("b", metric, "s", [2.0]), after) for metric in ("one", "two")]
+    write({"keep": new}, path, order)
+    assert read(path) == {"publish": [old[1]], "keep": new}
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "16086a3, machine 1 |" in page
+    assert page.count("934a467, machine 2 |") == 2
+
+
+def test_a_result_names_the_commit_it_was_measured_on() -> None:
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|unknown", now().commit)
 
 
 def test_figures_have_three_digits() -> None:

@@ -202,3 +202,30 @@ def test_a_command_that_overtook_one_that_was_answered_is_seen(world: World) -> 
     found = world.problems()
     assert any("before one that was answered before it was sent" in each for each in found)
     assert all("stands at" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"kind": "deleted"}, "kind is 'deleted'"),
+        ({"entity": "other"}, "entity is 'other'"),
+        ({"event": {"type": "Deposited", "data": {"amount": 3.0}}}, "event is"),
+        ({"event": {"type": "Deposited", "data": {"amount": True}}}, "event is"),
+    ],
+)
+def test_a_change_that_says_something_else_is_seen(
+    world: World, fields: dict[str, Any], what: str
+) -> None:
+    changes = world.log.changes
+    at = next(n for n, each in enumerate(changes) if b'"Deposited"' in (each.value or b""))
+    changes[at] = changed(changes[at], **fields)  # type: ignore[index]
+    assert any(what in problem for problem in world.problems())
+
+
+def test_a_change_under_another_key_or_in_another_partition_is_seen(world: World) -> None:
+    changes = world.log.changes
+    changes[7] = msgspec.structs.replace(changes[7], key=b"other")  # type: ignore[index]
+    changes[9] = msgspec.structs.replace(changes[9], partition=5)  # type: ignore[index]
+    found = world.problems()
+    assert any("record key is 'other'" in problem for problem in found)
+    assert any("changes in partition 5, others in 0" in problem for problem in found)

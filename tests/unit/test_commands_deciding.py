@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -364,3 +365,39 @@ def test_the_kit_sees_functions_that_are_not_pure() -> None:
 
     with pytest.raises(AssertionError, match="changed its state"):
         Behaviour(greedy, bank.evolve).given(OPEN).when(bank.Deposit(amount=1))
+
+
+@dataclass
+class Hidden:
+    n: int = field(default=0, repr=False)
+
+
+@dataclass(frozen=True)
+class Told:
+    value: float | bool
+
+
+def test_a_function_that_changes_its_state_where_no_text_shows_it_is_seen() -> None:
+    def spoiling(state: Hidden, _: Any) -> list[Told]:
+        state.n = 99
+        return [Told(1.0)]
+
+    def adding(state: Hidden | None, fact: Told) -> Hidden:
+        state = state or Hidden()
+        state.n += 1
+        return state
+
+    with pytest.raises(AssertionError, match="decide changed its state"):
+        Behaviour(spoiling, adding).given_state(Hidden()).when("go")
+    with pytest.raises(AssertionError, match="evolve changed its state"):
+        Behaviour(spoiling, adding).given(Told(1.0), Told(1.0))
+    fine = Behaviour(lambda *_: [Told(1.0)], adding).given_state(Hidden()).when("go")
+    with pytest.raises(AssertionError, match="evolve changed its state"):
+        fine.then_state(Hidden(1))
+
+
+def test_true_is_not_one_among_the_facts() -> None:
+    decided = Behaviour(lambda *_: [Told(True)], lambda *_: None).given().when("go")
+    with pytest.raises(AssertionError, match="expected"):
+        decided.then(Told(1.0))
+    decided.then(Told(True))

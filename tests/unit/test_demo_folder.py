@@ -57,3 +57,14 @@ def test_the_days_played_are_those_from_the_first_one_on(
     argv = ["-C", str(tmp_path), "demo", "--from", "2013-02-06", "--days", "4"]
     assert CliRunner().invoke(cli, argv).exit_code == 0
     assert [(each.first, each.last) for each in played] == [(date(2013, 2, 6), date(2013, 2, 9))]
+
+
+def test_the_data_of_other_days_is_not_continued(tmp_path: Path) -> None:
+    first = DemoOptions(folder=tmp_path, first=date(2013, 2, 1), last=date(2013, 2, 2), keep=True)
+    run._prepare(first)
+    run._prepare(first)
+    other = DemoOptions(folder=tmp_path, first=date(2013, 2, 1), last=date(2013, 2, 3), keep=True)
+    with pytest.raises(LocalStackError, match="flights of 2013-02-01 to 2013-02-02, and not"):
+        run._prepare(other)
+    data = tmp_path / "data" / "days"
+    assert data.read_text() == "2013-02-01 to 2013-02-02"

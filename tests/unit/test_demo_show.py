@@ -89,7 +89,9 @@ def test_delays_are_told_with_the_airlines_names() -> None:
     assert "JetBlue Airways" in told
     assert "12.5 min" in told
     assert "-28.0 min" in told
-    assert text_of(show.delays([("B6", None, 1)]))
+    unknown = text_of(show.delays([("B6", None, 1)]))
+    assert "–" in unknown
+    assert "0.0 min" not in unknown
 
 
 def sample(at: float, done: int, lag: float = 0.5) -> Sample:
@@ -114,6 +116,16 @@ def test_rates_are_taken_over_the_last_seconds_and_over_the_whole_run() -> None:
     assert course.rate("applied") == pytest.approx(1000 / 6)
     assert course.overall_rate() == pytest.approx(1000 / 5)
     assert course.median_lag_s() == 0.5
+
+
+def test_the_changes_of_an_earlier_run_are_not_among_those_of_this_one() -> None:
+    course = Course(1000, before=900)
+    for second, done in enumerate([900, 950, 1000]):
+        course.add(sample(float(second), done))
+    assert course.overall_rate() == pytest.approx(100)
+    course = Course(1000, before=1000)
+    course.add(sample(0.0, 1000))
+    assert course.overall_rate() == 0
 
 
 def test_a_pipe_gets_plain_lines() -> None:

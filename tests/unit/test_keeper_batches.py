@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from everstate.pipeline.keeping.batches import BYTES, CAREFUL, FIRST, BatchSizes
+from everstate.pipeline.keeping.batches import BYTES, CAREFUL, FIRST, LEAST, BatchSizes
 from everstate.pipeline.spark.plain_bytes import plain_bytes
 from everstate.views.stores.postgres.refusals import suspects
 
@@ -19,21 +19,23 @@ def test_batches_grow_while_they_are_full_and_quick() -> None:
         size = sizes.next("order", careful=False)
         taken.append(size)
         sizes.took("order", size, size * 100, size / 200_000)
-    assert taken == [FIRST, 8 * FIRST, 1_000_000, 1_000_000, 1_000_000]
+    assert taken == [FIRST, LEAST, 8 * LEAST, 1_000_000, 1_000_000]
     sizes.took("order", 20, 2_000, 0.3)
-    assert sizes.next("order", careful=False) == FIRST, "a backlog comes step by step"
+    assert sizes.next("order", careful=False) == LEAST, "a backlog comes step by step"
 
 
 def test_a_batch_takes_ten_seconds_at_most() -> None:
     sizes = BatchSizes(1_000_000)
-    for _ in range(4):
+    for _ in range(5):
         size = sizes.next("order", careful=False)
         sizes.took("order", size, 0, size / 30_000)
     assert sizes.next("order", careful=False) == 300_000
 
 
 def test_a_batch_fits_into_memory() -> None:
+    """Also the first one, of records of half a megabyte each."""
     sizes = BatchSizes(1_000_000)
+    assert sizes.next("order", careful=False) * 2**19 <= BYTES
     sizes.took("order", 50_000, 50_000 * 102_400, 1.0)
     assert sizes.next("order", careful=False) == BYTES // 102_400
     assert sizes.next("other", careful=False) == FIRST
@@ -41,7 +43,7 @@ def test_a_batch_fits_into_memory() -> None:
 
 def test_a_careful_batch_is_small_and_a_failed_one_begins_again() -> None:
     sizes = BatchSizes(1_000_000)
-    for _ in range(4):
+    for _ in range(5):
         sizes.took("order", sizes.next("order", careful=False), 0, 0.1)
     assert sizes.next("order", careful=False) == 1_000_000
     assert sizes.next("order", careful=True) == CAREFUL

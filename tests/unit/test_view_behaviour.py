@@ -162,3 +162,24 @@ def test_mistakes_of_the_test_itself_are_told() -> None:
         view.given().when_deleted(guest("1"))
     with pytest.raises(UnknownView):
         ViewBehaviour.of(app, "nothing")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "is_same"),
+    [
+        (True, 1, False),
+        (1, True, False),
+        (1, 1.0, True),
+        ([0.1 + 0.2], [0.3], True),
+        ({"a": [True]}, {"a": [1]}, False),
+        ([NOON.replace(tzinfo=None)], [NOON], True),
+        ([NOON], [NOON.replace(tzinfo=None)], True),
+        (str(UUID(int=1)), UUID(int=1), True),
+        ([1], [1, 2], False),
+    ],
+)
+def test_values_are_compared_by_what_they_are_and_within(
+    found: object, expected: object, is_same: bool
+) -> None:
+    view = ViewBehaviour.of(app, "by_city")
+    assert (view.differences([{"x": found}], [{"x": expected}]) == []) is is_same

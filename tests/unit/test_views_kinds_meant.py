@@ -20,6 +20,7 @@ from everstate.views.kinds.join import JoinPlan
 from everstate.views.kinds.last import LastPlan
 from everstate.views.kinds.linear import LinearPlan
 from everstate.views.kinds.timeline import TimelinePlan
+from everstate.views.parsing import reading
 from kind_cases import EPOCH, Shop
 from view_fuzz import Sale
 
@@ -237,3 +238,22 @@ def test_a_join_may_choose_a_value_of_one_side_by_a_condition_on_the_other() -> 
     plan = made.views["v"]
     assert isinstance(plan, JoinPlan)
     assert plan.outputs[1] == ("r", "CASE WHEN r1 THEN l1 END")
+
+
+@pytest.mark.parametrize(
+    ("sql", "as_read"),
+    [
+        ("SELECT sale.shop AS s FROM sale", "SELECT sale.shop AS s FROM other AS `sale`"),
+        ("SELECT x.shop FROM sale AS x", "SELECT x.shop FROM other AS `x`"),
+        (
+            "SELECT 'FROM sale' AS sale FROM (SELECT * FROM sale) AS `sale` "
+            "GROUP BY WINDOW(moment, '1 day')",
+            "SELECT 'FROM sale' AS sale FROM (SELECT * FROM other AS `sale`) AS `sale` "
+            "GROUP BY WINDOW(moment, '1 day')",
+        ),
+    ],
+)
+def test_a_definition_reads_another_table_under_the_name_that_it_uses(
+    sql: str, as_read: str
+) -> None:
+    assert reading(sql, "other") == as_read

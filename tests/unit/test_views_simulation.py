@@ -24,7 +24,7 @@ from everstate.testing.view_simulation import Simulation, Wrong
 from everstate.testing.view_world import PLANS
 from everstate.views.batch import Batch
 from everstate.views.control import BUILDING, ViewVersion
-from everstate.views.core import Failure
+from everstate.views.core import Applied, Failure
 from everstate.views.gate import GateRow, Ints, Keys
 from everstate.views.kinds import ViewPlan
 from everstate.views.publishing import InTheWay
@@ -104,6 +104,21 @@ class NotesOutside(MemoryCore):
         for first, last in runs:
             apart.put("duplicate", (self.partition, max(0, first - 1)), last)
         apart.commit()
+
+
+class CountsOthers(MemoryCore):
+    """Law 7: what was applied is counted as something else; the total is right."""
+
+    def count(self, applied: Applied) -> None:
+        super().count(replace(applied, applied=0, duplicate=applied.applied + applied.duplicate))
+
+
+class CountsHeld(MemoryCore):
+    """Law 7: what waits is counted as dead; the total is right."""
+
+    def count(self, applied: Applied) -> None:
+        waiting = applied.held - applied.released
+        super().count(replace(applied, held=applied.released, dead=applied.dead + waiting))
 
 
 class AnyPlan(MemoryTrailing):
@@ -224,7 +239,7 @@ class NumbersLeft(Simulation):
 
 
 PLANTED: Iterable[type[Simulation]] = (
-    *map(core_is, (NoSwap, FromRows, StopsAll, NoGate, NotesOutside)),
+    *map(core_is, (NoSwap, FromRows, StopsAll, NoGate, NotesOutside, CountsOthers, CountsHeld)),
     *map(trailing_is, (AnyPlan, NotesFirst, PassesCore, AtOwnOffset)),
     *map(publisher_is, (BeforeMeeting, UnderOlderSnapshot)),
     *(TrimmedEarly, FromNothing, DeadOfArchive, ForgetsUndo, ForgetsRebuild, NumbersLeft),

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Final, Literal, NamedTuple, TypeVar, get_args
 
 import orjson
+from psycopg import Connection
 
 from everstate.api.reading import known
 from everstate.app import App
@@ -46,7 +48,9 @@ from everstate.http.masks import Mask
 from everstate.serving import Reader
 from everstate.serving.changes import BEGINNING, NOW, Changes, Delivery
 from everstate.serving.hub import ChangeHub, Subscription, key_of
-from everstate.serving.snapshots import read_snapshot
+from everstate.serving.snapshots import at_one_position, live_states
+from everstate.views.control import ViewVersion
+from everstate.views.tables import latest_of
 
 T = TypeVar("T")
 InThread = Callable[[Callable[[], T]], Awaitable[T]]
@@ -67,6 +71,8 @@ _CHUNK: Final = 200
 _BATCH_BYTES: Final = 65_536
 _GATHER_S: Final = 0.02
 """What comes within this time is sent in one piece: to send costs more than what is sent."""
+_PRESENT_BYTES: Final = 2**22
+"""Present rows of a subscriber that are held in memory, in bytes; more of them are in a file."""
 _WAITING_MAX: Final = 10_000
 """Changes that wait to be taken, of at most 32 MiB; they are the hub's, and no copies."""
 _CATCHING_UP_MAX: Final = 8
@@ -169,7 +175,8 @@ class Wish:
 class _Present:
     """Present rows, and the changes that they contain already."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: IO[bytes]
+    """A row of JSON in each line; on the disk when there are many, for a slow reader as well."""
     spots: Mapping[Partition, Spot]
     """They contain the changes up to here."""
     version: int = 0
@@ -262,10 +269,10 @@ class Subscriptions:
             if wish.is_current_wanted:
                 present = await work(partial(self._present, wish, spots))
                 spots, version = present.spots, present.version
-                rows = (StreamEvent("current", row_json(row).decode()) for row in present.rows)
-                for batch in _batches(rows):
-                    yield batch
-                del present, rows
+                with present.rows as lines:
+                    rows = (StreamEvent("current", line.decode().rstrip("\n")) for line in lines)
+                    for batch in _batches(rows):
+                        yield batch
             while begun.past is not None:
                 async for batch in self._past(wish, begun.past, work):
                     yield batch
@@ -306,25 +313,31 @@ class Subscriptions:
 
     def _present(self, wish: Wish, spots: Mapping[Partition, Spot]) -> _Present:
         """The present rows: read after the subscription began, so that no change is missing."""
-        entity = wish.entity_type.name
+        entity, lines = wish.entity_type.name, SpooledTemporaryFile(_PRESENT_BYTES)
+
+        def add(key: str, version: int, state: Any) -> None:
+            row = {"key": key, "version": version, "state": wish.mask.state(state)}
+            lines.write(row_json(row) + b"\n")
+
         if wish.key is not None:
             with Reader(self._config, self._app) as reader:
                 try:
                     found = reader.get(entity, wish.key)
                 except NotFound:
-                    return _Present([], spots)
-            state = wish.mask.state(found.state)
-            row = {"key": found.key, "version": found.version, "state": state}
-            return _Present([row], spots, found.version)
-        snapshot = read_snapshot(self._config, self._app, f"{entity}_latest")
-        at = [snapshot.columns.index(name) for name in ("key", "version", "state")]
-        listed = ([row[column] for column in at] for row in snapshot.rows)
-        rows = [
-            {"key": key, "version": version, "state": wish.mask.state(state)}
-            for key, version, state in listed
-            if state is not None
-        ]
-        return _Present(rows, parse_token(snapshot.token).positions[entity].spots)
+                    return _Present(lines, spots)
+            add(found.key, found.version, found.state)
+            lines.seek(0)
+            return _Present(lines, spots, found.version)
+
+        def read(connection: Connection[Any], _: ViewVersion) -> None:
+            lines.seek(0)
+            lines.truncate()
+            for row in live_states(connection, self._config.views.schema_name, entity):
+                add(*row)
+
+        at, _ = at_one_position(self._config, self._app, latest_of(entity), read)
+        lines.seek(0)
+        return _Present(lines, at.position[entity].spots)
 
 
 async def _took_turn(turns: asyncio.Semaphore) -> bool:

@@ -34,6 +34,8 @@ data_dir = "data"
 [archive]
 trigger_s = 5
 """
+_DAYS = "days"
+"""Name of a file in the data folder, with the days that are played into it."""
 _POLL_S = 0.25
 _STALL_S = 300.0
 _STOP_S = 90.0
@@ -97,14 +99,22 @@ def run_demo(options: DemoOptions, console: Console) -> None:
 def _prepare(options: DemoOptions) -> Config:
     """Create the project folder; data of an earlier demonstration is deleted, unless it is kept.
 
-    Raises LocalStackError, and changes nothing, when the folder is not the demonstration's own.
+    Raises LocalStackError, and changes nothing, when the folder is not the demonstration's own, or
+    when the data to continue with is that of other days.
     """
     folder = options.folder
+    days = f"{options.first} to {options.last}"
     settings = folder / CONFIG_FILE
     if settings.is_file():
         config = load(folder)
         if config.project.app != APP:
             raise _not_ours(folder)
+        kept = config.project.data_dir / _DAYS
+        if options.keep and kept.is_file() and (former := kept.read_text("utf-8")) != days:
+            raise LocalStackError(
+                f"{_shown(folder)} has the flights of {former}, and not those of {days}.",
+                advice="Give those days with --keep, or leave out --keep to begin again.",
+            )
         if not options.keep:
             Stack(config).stop()
             shutil.rmtree(config.project.data_dir, ignore_errors=True)
@@ -114,7 +124,10 @@ def _prepare(options: DemoOptions) -> Config:
     private_folder(folder)
     if not settings.is_file():
         settings.write_text(_SETTINGS, encoding="utf-8")
-    return load(folder)
+    config = load(folder)
+    private_folder(config.project.data_dir)
+    (config.project.data_dir / _DAYS).write_text(days, "utf-8")
+    return config
 
 
 def _not_ours(folder: Path) -> LocalStackError:
@@ -160,8 +173,8 @@ def _play(
 ) -> Course:
     """Feed the store and watch until every change is in the views and in the archive."""
     feeder, watcher = Feeder(config, timetable), Watcher(config, "flight")
-    course = Course(timetable.changes)
     feeder.prepare()
+    course = Course(timetable.changes, before=feeder.written)
     display = Display(console, course)
     troubles = Troubles(console, config.project.data_dir)
     moved_at, moved = time.monotonic(), -1

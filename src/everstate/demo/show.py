@@ -137,7 +137,7 @@ def delays(rows: Sequence[tuple[Any, ...]]) -> RenderableType:
         grid.add_row(
             f"{carrier} {airline_name(carrier)}",
             f"{flights:,}",
-            f"{minutes:.1f} min",
+            "–" if delay is None else f"{minutes:.1f} min",
             f"[{colour}]{bar}[/]",
         )
     return grid

@@ -56,6 +56,8 @@ class Course:
 
     total: int
     samples: list[Sample] = field(default_factory=list)
+    before: int = 0
+    """Changes that an earlier run has written."""
 
     def add(self, sample: Sample) -> None:
         """Add a sample."""
@@ -75,12 +77,12 @@ class Course:
         return (newest[1] - oldest[1]) / (newest[0] - oldest[0])
 
     def overall_rate(self) -> float:
-        """Changes a second from the first one written to the last one shown by the views."""
-        began = next((s for s in self.samples if s.written), None)
+        """Changes a second from this run's first one written to the last one shown by the views."""
+        began = next((s for s in self.samples if s.written > self.before), None)
         if began is None:
             return 0.0
         ended = next((s for s in self.samples if s.applied >= self.total), self.samples[-1])
-        return ended.applied / max(ended.at - began.at, 1e-3)
+        return max(0, ended.applied - self.before) / max(ended.at - began.at, 1e-3)
 
     def median_lag_s(self) -> float:
         """Median lag in seconds over the samples taken while changes came in."""

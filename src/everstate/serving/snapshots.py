@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ from everstate.serving.reader import WAIT_S
 from everstate.serving.waiting import wait_until
 from everstate.views.control import Standings, ViewVersion
 from everstate.views.project import Project, known_views
+from everstate.views.tables import latest_of
 
 T = TypeVar("T")
 
@@ -144,3 +145,14 @@ def _rows(
     # A prepared statement would fail once the name is pointed to a version with other columns.
     cursor = connection.execute(query, prepare=False, binary=True)
     return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
+
+
+def live_states(
+    connection: Connection[Any], schema: str, entity: str
+) -> Iterator[tuple[str, int, Any]]:
+    """Key, version and state of each live entity, a thousand at a time; within a transaction."""
+    query = sql.SQL("SELECT key, version, state FROM {} WHERE state IS NOT NULL")
+    with connection.cursor("live_states", binary=True) as cursor:
+        cursor.itersize = 1_000
+        cursor.execute(query.format(sql.Identifier(schema, latest_of(entity))))
+        yield from cursor

@@ -60,11 +60,17 @@ def check_counts(counted: Counted, found: dict[str, tuple[int, int]]) -> None:
     Every counter starts at 0 with version 1, and each increment is one version.
     """
     wrong = {
-        key: (times, found.get(key))
-        for key, times in counted.taken.items()
-        if found.get(key) != (times, times + 1)
+        key: (counted.taken[key], found.get(key))
+        for key in counted.taken.keys() | found.keys()
+        if found.get(key) != (counted.taken[key], counted.taken[key] + 1)
     }
     assert wrong == {}, f"key: (increments, (counter, version)): {wrong}"
+
+
+def once_each(keys: list[str]) -> set[str]:
+    """The keys of some pages; raises AssertionError when one is there twice."""
+    assert len(keys) == len(set(keys)), f"an entity is on the pages twice: {keys}"
+    return set(keys)
 
 
 def stepping(store: Store) -> CounterStep:
@@ -247,13 +253,14 @@ class CrudStoreContract(RepeatedRequestContract):
             )
 
         def keys(**equal: str | float | None) -> set[str]:
-            cursor, found = None, set[str]()
+            cursor, found = None, list[str]()
             while True:
                 page = store.page(limit=3, cursor=cursor, equal=equal)
-                found |= {store.entity_type.key_of(each.entity) for each in page.entities}
+                assert len(page.entities) <= 3
+                found += [store.entity_type.key_of(each.entity) for each in page.entities]
                 cursor = page.cursor
                 if cursor is None:
-                    return found
+                    return once_each(found)
 
         assert keys(note="odd") == {f"o-{number}" for number in range(1, 12, 2)}
         assert keys(weight=None) == {"o-0", "o-3", "o-6", "o-9"}
@@ -272,7 +279,7 @@ class CrudStoreContract(RepeatedRequestContract):
 
         def keys(equal: Mapping[str, Scalar]) -> set[str]:
             page = store.page(limit=9, equal=equal)
-            return {store.entity_type.key_of(each.entity) for each in page.entities}
+            return once_each([store.entity_type.key_of(each.entity) for each in page.entities])
 
         assert keys({"weight": None}) == keys({"note": "", "weight": None}) == {"o-1", "o-2"}
         assert keys({"note": "late"}) == keys({"weight": 1.0}) == {"o-3"}

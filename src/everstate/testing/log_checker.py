@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -21,9 +24,26 @@ _PROBLEMS_MAX = 50
 _SETTLE_S = 10.0
 
 _OUTBOX = """
-SELECT change_id::text, entity, key, version, kind, before, after, 'pg:' || xid::text
-FROM everstate_store.outbox WHERE entity = %s ORDER BY id
+SELECT change_id::text, entity, key, version, kind, before, after, 'pg:' || xid::text,
+       provenance, event, occurred_at
+FROM everstate_store.outbox ORDER BY id
 """
+
+
+class Committed(NamedTuple):
+    """A change as its source has it; ``before`` and ``after`` are JSON texts."""
+
+    id: str
+    entity: str
+    key: str
+    version: int
+    kind: str
+    before: str | None
+    after: str | None
+    transaction: str | None
+    """The transaction's id; ``None``: the source has none."""
+    also: Mapping[str, Any] = {}
+    """Other members of the message; the provenance without its transaction."""
 
 
 @dataclass
@@ -49,43 +69,67 @@ def check_log(config: Config, entities: Iterable[str], *, complete: bool = True)
     """
     report = LogReport()
     blocks: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    committed_blocks: dict[str, int] = defaultdict(int)
     with psycopg.connect(config.store_dsn) as connection:
-        for entity in entities:
-            outbox = connection.execute(_OUTBOX, [entity]).fetchall()
-            for row in outbox:
-                committed_blocks[row[7]] += 1
-            check_changes(config, entity, outbox, report, blocks, complete)
+        outbox = [_committed(row) for row in connection.execute(_OUTBOX).fetchall()]
+    wanted: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    counts = Counter(row.transaction for row in outbox)
+    places: Counter[str | None] = Counter()
+    checked = set(entities)
+    for row in outbox:
+        # A transaction also counts its changes of entity types that are not checked.
+        places[row.transaction] += 1
+        if row.entity in checked:
+            wanted[str(row.transaction)].append((places[row.transaction], counts[row.transaction]))
+    for entity in sorted(checked):
+        check_changes(
+            config,
+            entity,
+            [row for row in outbox if row.entity == entity],
+            report,
+            blocks,
+            complete,
+        )
     for block, members in blocks.items():
-        count = committed_blocks[block]
-        if sorted(members) != [(index, count) for index in range(1, count + 1)]:
-            report.tell(f"transaction {block} of {count} changes came as {sorted(members)[:5]}…")
+        if sorted(members) != wanted[block]:
+            report.tell(
+                f"transaction {block} of {counts[block]} changes came as {sorted(members)[:5]}…"
+            )
     return report
+
+
+def _committed(row: tuple[Any, ...]) -> Committed:
+    written, event, occurred_at = row[8:]
+    # The outbox names members as Python does.
+    names = {name: re.sub("_(.)", lambda found: found[1].upper(), name) for name in exact(written)}
+    provenance = {names[name]: value for name, value in exact(written).items()}
+    also = {"provenance": provenance, "event": exact(event or "null"), "occurredAt": occurred_at}
+    return Committed._make((*row[:8], also))
 
 
 def check_changes(
     config: Config,
     entity: str,
-    committed: list[tuple[Any, ...]],
+    committed: Iterable[Committed],
     report: LogReport,
     blocks: dict[str, list[tuple[int, int]]],
     complete: bool = True,
 ) -> None:
     """Compare one entity type's log with what was committed.
 
-    Rows of ``committed``: change id, entity, key, version, kind, JSON text before and after, and
-    the transaction's id (``None``: the source has none). The changes found of each transaction are
-    added to ``blocks``.
+    The changes found of each transaction are added to ``blocks``.
     """
     names = TopicNames(config.log.prefix)
-    expected = {row[0]: row for row in committed}
+    expected = {row.id: row for row in committed}
     seen: set[str] = set()
     newest: dict[str, tuple[int, bytes]] = {}
+    partition_of: dict[str, int] = {}
     for record in read_topic(config, names.changes(entity)):
-        assert record.value is not None
-        assert record.key is not None
-        message = json.loads(record.value)
         report.changes += 1
+        try:
+            message = exact(record.value or b"")
+        except ValueError:
+            report.tell(f"{entity} {record.partition}@{record.offset}: not a change")
+            continue
         where = f"{entity} {message['key']!r} version {message['version']}"
         row = expected.get(message["id"])
         if message["id"] in seen:
@@ -96,17 +140,20 @@ def check_changes(
             report.tell(f"{where}: was never committed")
             continue
         _check_message(where, message, row, record, report)
+        home = partition_of.setdefault(message["key"], record.partition)
+        if record.partition != home:
+            report.tell(f"{where}: in partition {record.partition}, others in {home}")
         last = newest.get(message["key"], (0, b""))[0]
         if message["version"] != last + 1:
             report.tell(f"{where}: follows version {last}")
-        newest[message["key"]] = (max(last, message["version"]), record.value)
+        newest[message["key"]] = (max(last, message["version"]), record.value or b"")
         block = message["provenance"].get("transaction")
         if block is not None:
             blocks[block["id"]].append((block["index"], block["count"]))
     missing = [row for change_id, row in expected.items() if change_id not in seen]
     if complete:
         for row in missing:
-            report.tell(f"{entity} {row[2]!r} version {row[3]}: missing")
+            report.tell(f"{entity} {row.key!r} version {row.version}: missing")
     state = {
         (record.key or b"").decode(): record.value
         for record in read_topic(config, names.state(entity))
@@ -117,32 +164,51 @@ def check_changes(
 
 
 def _check_message(
-    where: str, message: dict[str, Any], row: tuple[Any, ...], record: Record, report: LogReport
+    where: str, message: dict[str, Any], row: Committed, record: Record, report: LogReport
 ) -> None:
-    _, entity, key, version, kind, before, after, block = row
+    provenance = dict(message["provenance"])
+    block = provenance.pop("transaction", None)
     found = {
-        "entity": message["entity"],
-        "key": message["key"],
-        "version": message["version"],
-        "kind": message["kind"],
+        **message,
         "record key": (record.key or b"").decode(),
-        "block": (message["provenance"].get("transaction") or {}).get("id"),
+        "block": (block or {}).get("id"),
+        "provenance": provenance,
         "original": message["originalEntityState"],
         "current": message["currentEntityState"],
     }
     wanted = {
-        "entity": entity,
-        "key": key,
-        "version": version,
-        "kind": kind,
-        "record key": key,
-        "block": block,
-        "original": None if before is None else json.loads(before),
-        "current": None if after is None else json.loads(after),
+        "entity": row.entity,
+        "key": row.key,
+        "version": row.version,
+        "kind": row.kind,
+        "record key": row.key,
+        "block": row.transaction,
+        "original": exact(row.before or "null"),
+        "current": exact(row.after or "null"),
+        **row.also,
     }
     for name, value in wanted.items():
-        if found[name] != value:
-            report.tell(f"{where}: {name} is {found[name]!r}, committed was {value!r}")
+        if _said(name, found.get(name)) != _said(name, value):
+            report.tell(f"{where}: {name} is {found.get(name)!r}, committed was {value!r}")
+
+
+def _said(name: str, value: Any) -> str:
+    """What a member says: a null in the provenance says nothing, and UTC has two spellings."""
+    if name == "provenance":
+        value = {member: said for member, said in value.items() if said is not None}
+    if name == "occurredAt" and value is not None:
+        value = datetime.fromisoformat(value).isoformat()
+    return exact_text(value)
+
+
+def exact(json_text: str | bytes) -> Any:
+    """A JSON value with all digits of its numbers; raises ValueError."""
+    return json.loads(json_text, parse_float=Decimal)
+
+
+def exact_text(value: Any) -> str:
+    """A value as a text that differs for ``1``, ``1.0`` and ``true``, which Python calls equal."""
+    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def read_topic(config: Config, topic: str) -> list[Record]:

@@ -148,11 +148,24 @@ def _equal(one: ExpectedRow, other: ExpectedRow) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    if isinstance(other, datetime) and other.tzinfo is not None:
-        other = other.astimezone(UTC).replace(tzinfo=None)
+    """Whether a row's value is the expected one, also within lists and objects."""
+    one, other = _utc(one), _utc(other)
+    if isinstance(one, bool) is not isinstance(other, bool):
+        return False  # Python calls True and 1 equal
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
     return bool(one == other)
+
+
+def _utc(value: Any) -> Any:
+    """A time as rows have it, in UTC without a zone; a UUID as its text."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return str(value) if isinstance(value, UUID) else value
 
 
 def _table(entity_type: EntityType, states: Sequence[BaseModel]) -> pa.Table:

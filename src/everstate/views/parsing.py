@@ -32,3 +32,13 @@ def parsed(sql: str) -> list[exp.Expr | None]:
             if call.name.lower() == "mean" and len(call.expressions) == 1:
                 call.replace(exp.Avg(this=call.expressions[0]))
     return found
+
+
+def reading(sql: str, table: str) -> str:
+    """A canonical definition that reads another table in place of the one that it names."""
+    (select,) = parsed(sql)
+    assert select is not None
+    for each in list(select.find_all(exp.Table)):
+        name = exp.to_identifier(each.alias_or_name, quoted=True)
+        each.replace(exp.alias_(exp.to_table(table, dialect=DIALECT), name, table=True))
+    return select.sql(dialect=DIALECT, comments=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,11 +16,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType
 
 from everstate.changes import EntityType
-from everstate.views.grammar import CHANGES, change_schema
+from everstate.views.grammar import change_schema
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.kinds.python import PythonPlan
+from everstate.views.parsing import reading
 from everstate.views.tables import Merge, Sum, SumTable
 from everstate.views.whole_keys import PLACE, InBatch
 
@@ -101,11 +102,15 @@ def composed_rows(spark: SparkSession, plan: ComposedPlan, tables: Mapping[str, 
     return rows
 
 
-def as_written(plan: ViewPlan, accepted: Accepted) -> AbstractContextManager[str]:
-    """The rows that the author's SQL reads, under the name that they have in it."""
-    if plan.source == "changes":
-        return named(accepted.as_changes, f"{plan.entity}{CHANGES}")
-    return named(accepted.live, plan.entity)
+def as_written(plan: ViewPlan, accepted: Accepted, sql: str) -> DataFrame:
+    """Rows of the author's SQL, or of a form of it, over the accepted changes.
+
+    Its table has another name here: the session may have one of that name, or another thread.
+    """
+    rows = accepted.as_changes if plan.source == "changes" else accepted.live
+    with named(rows, f"everstate_{plan.name}_{uuid4().hex}") as table:
+        # Spark resolves the names of tables here, so the temporary table may be dropped after it.
+        return rows.sparkSession.sql(reading(sql, table))
 
 
 @contextmanager

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-FIRST: Final = 50_000
+FIRST: Final = 2_000
+"""Changes of a first batch: the memory that each takes is not known yet, and may be megabytes."""
+LEAST: Final = 50_000
+"""Changes of every later batch, unless their memory allows fewer."""
 CAREFUL: Final = 200_000
 """Most changes of a batch that is judged record by record: it holds several copies of each."""
 BYTES: Final = 2**30
@@ -51,7 +54,7 @@ class BatchSizes:
         within = int(changes / max(seconds, 0.001) * _SECONDS)
         if changes >= seen.changes:
             seen.changes = min(_GROWTH * seen.changes, self._changes_max)
-        seen.changes = max(FIRST, min(seen.changes, within))
+        seen.changes = max(LEAST, min(seen.changes, within))
 
     def failed(self, entity: str) -> None:
         """Start small again: the size of the batch may have been the cause of the failure."""

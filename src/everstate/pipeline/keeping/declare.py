@@ -206,6 +206,9 @@ def _take(
         control.set_status(step.name, step.version, LIVE)
     elif step.what == "goes back":
         control.set_status(step.name, step.version, BUILDING)
+        if plan.inputs:
+            # Readers see it when its sums are computed again, and not as it was left.
+            control.set_built(step.name, step.version, None)
     elif step.what == "asked":
         asked = ASKED.format(step.name)
         waiting = registered(plan, step.version, status=WAITING, status_reason=asked)

@@ -64,14 +64,13 @@ class ViewPublisher:
 
     def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
         """How many rows differ between the two versions; stored with the new version."""
-        built = dict(row.built or {})
-        if "different" not in built:
-            built["different"] = self._tables.different_rows(plan, seen.version, row.version)
-            self._control.set_built(row.name, row.version, built)
-            logger.info(
-                "view %s: %s rows differ from the published version", row.name, built["different"]
-            )
-        return int(built["different"])
+        known = (row.built or {}).get("different")
+        if known is not None:
+            return int(known)
+        found = self._tables.different_rows(plan, seen.version, row.version)
+        self._control.add_built(row.name, row.version, {"different": found})
+        logger.info("view %s: %s rows differ from the published version", row.name, found)
+        return found
 
     def set_waits_for(self, row: ViewVersion, waits_for: str) -> None:
         """Store why a version is not published."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -21,13 +22,15 @@ from everstate.views.database import ViewsDatabase
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import JoinTables, is_of_a_view, reason_of
+from everstate.views.stores import JoinTables, is_of_a_view, marking, reason_of, stop_marking
 from everstate.views.tables import physical
 
 logger = logging.getLogger(__name__)
 
 _DUTY: Final = "refreshes"
 _PAUSE_S: Final = 2.0
+_REST_S: Final = 60.0
+"""How often the triggers of versions that are not refreshed any more are looked for."""
 
 
 class Refresher:
@@ -36,6 +39,7 @@ class Refresher:
     def __init__(self, config: Config, project: Project) -> None:
         self._config, self._project = config, project
         self._database = ViewsDatabase(config.views_dsn)
+        self._rest_due = 0.0
 
     def close(self) -> None:
         """Close the connection."""
@@ -63,14 +67,35 @@ class Refresher:
         with self._database.connected() as connection:
             control = Control(connection, self._config.views.schema_name)
             rows = control.versions()
-            mine = [row for row in rows if row.inputs and row.status in (LIVE, BUILDING)]
-            if not mine:
+            joins = [row for row in rows if row.inputs]
+            mine = [row for row in joins if row.status in (LIVE, BUILDING)]
+            is_due = time.monotonic() >= self._rest_due and len(mine) < len(joins)
+            if not mine and not is_due:
                 return 0
             with control.duty(_DUTY) as is_mine:
                 if not is_mine:
                     return 0
+                if is_due:
+                    self._let_rest(control, [row for row in joins if row not in mine])
                 seen = {row.name: row for row in rows if row.published}
                 return sum(self._refresh(control, row, seen) for row in mine)
+
+    def _let_rest(self, control: Control, rows: Sequence[ViewVersion]) -> None:
+        """Drop the triggers of versions that are not refreshed any more.
+
+        The marks of what changes would grow for ever. When such a version is live again, its next
+        refresh makes the triggers again and then computes all keys.
+        """
+        self._rest_due = time.monotonic() + _REST_S
+        connection, schema = control.connection, self._config.views.schema_name
+        resting = {physical(row.name, row.version): row for row in rows}
+        for name in marking(connection, schema, resting):
+            try:
+                with connection.transaction():
+                    if control.rests(resting[name].name, resting[name].version):
+                        stop_marking(connection, schema, name)
+            except psycopg.errors.LockNotAvailable:
+                logger.info("the triggers of %s are dropped later: a side is locked", name)
 
     def _refresh(self, control: Control, row: ViewVersion, seen: Mapping[str, ViewVersion]) -> int:
         if row.entity not in self._project.entities or not set(row.inputs) <= seen.keys():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from prometheus_client import Gauge
@@ -106,23 +106,29 @@ def _recompute_until(
             logger.warning("the views cannot be recomputed now: %s", error)
             waits(error, every_s)
         else:
-            wrong = [report.name for report in failing(reports)]
-            if wrong:
-                logger.error(
-                    "recomputed: %s differ from their definitions run in batch", ", ".join(wrong)
-                )
-                waits(_differs(wrong, promoted), every_s)
+            if wrong := failing(reports):
+                found = _failed(wrong, promoted)
+                logger.error("recomputed: %s", found.message)
+                waits(found, every_s)
             else:
                 logger.info("recomputed: all views equal their definitions run in batch")
                 works()
         due = time.monotonic() + every_s
 
 
-def _differs(wrong: list[str], promoted: list[str]) -> VerificationFailed:
-    shown = ", ".join(wrong)
-    built = f" They are built again: {', '.join(promoted)}." if promoted else ""
+def _failed(wrong: Sequence[ViewReport], promoted: Sequence[str]) -> VerificationFailed:
+    """What the proofs found, for the one who looks at `status`."""
+    differing = ", ".join(each.name for each in wrong if each.outcome == "differs")
+    unread = ", ".join(each.name for each in wrong if each.outcome != "differs")
+    told = []
+    if differing:
+        told.append(f"these views differ from their definitions run in batch: {differing}.")
+    if promoted:
+        told.append(f"They are built again: {', '.join(promoted)}.")
+    if unread:
+        told.append(f"the log has records that these views lack: {unread}.")
     return VerificationFailed(
-        f"these views differ from their definitions run in batch: {shown}.{built}",
+        " ".join(told),
         advice="`everstate views verify` shows the rows; `everstate views rebuild` builds a view "
         "again.",
     )

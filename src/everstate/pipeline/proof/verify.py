@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -230,7 +231,8 @@ class _Verifier:
                 doing = f"comparing {row.name} ({number + 1} of {len(views)} of {entity})"
                 self._on_progress(Progress(doing, number / len(views)))
                 began = time.monotonic()
-                report = self._reported(shared, row, plan, accepted, bool(unread))
+                compared = partial(self._report, shared, row, plan, accepted, bool(unread))
+                report = self._reported(shared, row, compared)
                 yield replace(report, seconds=time.monotonic() - began + share_s)
 
     def _not_archived(self, entity: str) -> tuple[str, ...]:
@@ -268,7 +270,8 @@ class _Verifier:
                 )
                 outcome: ProofOutcome = "not all of the log was read" if unread else shared.outcome
                 shared = replace(shared, outcome=outcome)
-            return self._compare_composed(shared, row, plan, accepted, begun)
+            compared = partial(self._compare_composed, shared, row, plan, accepted, begun)
+            return self._reported(shared, row, compared)
 
     def _seen(self, row: ViewVersion, source: ViewVersion) -> PartitionOffsets:
         """An input's position in a view: stored at the last refresh, else the input's own."""
@@ -333,17 +336,12 @@ class _Verifier:
                 found.unpersist()
 
     def _reported(
-        self,
-        shared: ViewReport,
-        row: ViewVersion,
-        plan: ViewPlan,
-        accepted: Accepted,
-        is_unread: bool,
+        self, shared: ViewReport, row: ViewVersion, compared: Callable[[], ViewReport]
     ) -> ViewReport:
         """The proof of a view; one that cannot be read or computed does not end those of others."""
         try:
             with self._connection.transaction():
-                return self._report(shared, row, plan, accepted, is_unread)
+                return compared()
         except PipelineError as error:
             if isinstance(error, SparkLost):
                 raise
@@ -438,12 +436,7 @@ class _Verifier:
             )
             return f"not compared: {why}", []
         shown = view_tables(self._control).unlimited(plan, version)
-
-        def run() -> DataFrame:
-            with as_written(plan, accepted):
-                return self._spark.sql(plan.batch_as_read)
-
-        return self._read_alike(plan, shown, run)
+        return self._read_alike(plan, shown, lambda: as_written(plan, accepted, plan.batch_as_read))
 
     def _read_alike(
         self, plan: ViewPlan, shown: sql.Composed, run: Callable[[], DataFrame]

@@ -109,8 +109,7 @@ class Past:
                 return self._spark.sql(plan.as_shown(tables))
             taken = self._taken(plan)
             if plan.batch_as_shown:
-                stack.enter_context(as_written(plan, taken))
-                return self._spark.sql(plan.batch_as_shown)
+                return as_written(plan, taken, plan.batch_as_shown)
             ship_functions(self._project)
             rows = stack.enter_context(batch_rows(plan, taken))
             return rows.where(plan.is_shown).select(

@@ -46,6 +46,8 @@ _FIXED: Final = {
     "spark.speculation": "false",
     # A bad CAST in a view's SQL is an error that names it, never a silent NULL.
     "spark.sql.ansi.enabled": "true",
+    # A product that needs more than 38 digits is an error too, never rounded to six places.
+    "spark.sql.decimalOperations.allowPrecisionLoss": "false",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Kafka through the second reader API: rows are not converted twice.
@@ -292,4 +294,6 @@ def _reason(text: str) -> str:
     chosen = re.sub(
         r"(?:\w+: )?\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: P0001)?$", r"\1", chosen
     )
+    # Those settings are fixed here; a CAST in the definition is what helps.
+    chosen = re.sub(r" If necessary set \S+ to \S+ to bypass this error[^.]*\.", "", chosen)
     return chosen if len(chosen) <= 300 else chosen[:299] + "…"

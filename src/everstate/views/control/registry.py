@@ -240,6 +240,25 @@ class Registry(Schema):
         value = None if built is None else Jsonb(dict(built))
         self.connection.execute(query.format(self.table("view")), (value, name, version))
 
+    def add_built(self, name: str, version: int, more: Mapping[str, Any]) -> None:
+        """Add to the result of a build, which another thread may replace meanwhile."""
+        query = sql.SQL(
+            "UPDATE {} SET built = coalesce(built, '{{}}') || %s WHERE name = %s AND version = %s"
+        ).format(self.table("view"))
+        self.connection.execute(query, (Jsonb(dict(more)), name, version))
+
+    def rests(self, name: str, version: int) -> bool:
+        """Record that the sums of a join are not refreshed any more: the next refresh is full.
+
+        False: the version is live or built again, which another process may have asked for.
+        """
+        query = sql.SQL(
+            "UPDATE {} SET built = built - 'tables' WHERE name = %s AND version = %s "
+            "AND status <> ALL(%s)"
+        ).format(self.table("view"))
+        done = self.connection.execute(query, (name, version, [LIVE, BUILDING]))
+        return done.rowcount == 1
+
     def set_options(self, name: str, version: int, options: Mapping[str, Any]) -> None:
         """Store the options of publishing a version."""
         query = sql.SQL("UPDATE {} SET options = %s WHERE name = %s AND version = %s")

@@ -20,6 +20,9 @@ _FORMAT: Final = 3
 """To be raised when the same SQL is stored in another way: every view is then built again."""
 _SPARK: Final = 4
 """Spark's major version: another one may compute other values from the same SQL."""
+_EXACT: Final = "decimals keep their places"
+"""Earlier releases rounded products of decimals; views that compute with them are built again."""
+_COMPUTED: Final = re.compile(r"[-+*/%]")
 _NAME: Final = r"\.`((?:[^`]|``)+)`"
 _FIELD: Final = re.compile(f"`{IMAGE}`{_NAME}(?:{_NAME})?")
 _STATES: Final = ("current", "original")
@@ -68,6 +71,8 @@ def fingerprint(entity_type: EntityType, texts: Sequence[str]) -> str:
     """
     types = [f"{name} {_type_of(entity_type, name)}" for name in fields_used(texts)]
     parts = [str(_FORMAT), str(_SPARK), entity_type.name, *types, *texts]
+    if any("decimal" in kind for kind in types) and any(map(_COMPUTED.search, texts)):
+        parts.append(_EXACT)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

@@ -1,7 +1,7 @@
 """Stores of views. The pipeline uses this module, and imports no store by its name."""
 
 from everstate.views.stores.postgres.loading import load_task
-from everstate.views.stores.postgres.refreshing import JoinTables
+from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
 from everstate.views.stores.postgres.refusals import is_of_a_view, reason_of
 from everstate.views.stores.postgres.session import close as close_store
 from everstate.views.stores.postgres.store import (
@@ -29,8 +29,10 @@ __all__ = [
     "install_core",
     "is_of_a_view",
     "load_task",
+    "marking",
     "point_core",
     "reason_of",
+    "stop_marking",
     "take_part",
     "view_store",
     "view_tables",

@@ -9,7 +9,7 @@ stores the positions of both sides in the same snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -236,3 +236,33 @@ class JoinTables:
 
 def _names(names: Sequence[str]) -> Composed:
     return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def marking(connection: Connection, schema_name: str, names: Collection[str]) -> list[str]:
+    """Those of some results' tables whose triggers insert changed keys."""
+    query = (
+        "SELECT proname FROM pg_catalog.pg_proc JOIN pg_catalog.pg_namespace n "
+        "ON n.oid = pronamespace WHERE nspname = %s AND proname = ANY(%s)"
+    )
+    wanted = [f"{name}{MARK}" for name in names]
+    found = connection.execute(query, (schema_name, wanted)).fetchall()
+    return sorted(str(row[0]).removesuffix(MARK) for row in found)
+
+
+def stop_marking(connection: Connection, schema_name: str, name: str) -> None:
+    """Drop the triggers of a result that is not refreshed any more, and its changed keys.
+
+    Inside a transaction; :meth:`JoinTables.install` makes the triggers again. Raises
+    LockNotAvailable when a side's table is locked for more than 200 ms.
+    """
+    connection.execute("SET LOCAL lock_timeout = '200ms'")
+    drop_triggers(connection, schema_name, name)
+    changed = sql.Identifier(schema_name, f"{name}_changed")
+    connection.execute(sql.SQL("TRUNCATE {}").format(changed))
+    connection.execute("SET LOCAL lock_timeout = 0")
+
+
+def drop_triggers(connection: Connection, schema_name: str, name: str) -> None:
+    """Drop the trigger function of a result; CASCADE drops the triggers too."""
+    mark = sql.Identifier(schema_name, f"{name}{MARK}")
+    connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(mark))

@@ -21,7 +21,7 @@ from everstate.views.kinds import (
     ViewPlan,
     group_hash,
 )
-from everstate.views.stores.postgres.refreshing import BESIDE, MARK
+from everstate.views.stores.postgres.refreshing import BESIDE, drop_triggers
 from everstate.views.stores.postgres.types import postgres_type
 from everstate.views.tables import physical
 
@@ -143,9 +143,7 @@ def drop_table(connection: Connection, schema_name: str, name: str, version: int
     for end in ("", *BESIDE):
         table = sql.Identifier(schema_name, f"{named}{end}")
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
-    # CASCADE also drops the triggers.
-    mark = sql.Identifier(schema_name, f"{named}{MARK}")
-    connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(mark))
+    drop_triggers(connection, schema_name, named)
 
 
 def empty_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
