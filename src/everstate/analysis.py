@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _UTC: Final = ("UTC", "ETC/UTC", "Z", "GMT", "+00:00")
 """Names of UTC's time zone, in capital letters."""
+_ROUNDS: Final = "spark.sql.decimalOperations.allowPrecisionLoss"
+"""Spark's setting that rounds decimals."""
 
 
 def read(
@@ -31,7 +33,7 @@ def read(
     ``name``: an entity type (columns: the model's fields, `_key`, `_version`, `_as_of`,
     `_recorded_at`) or a view (the columns of its SQL). ``at`` is world time, ``recorded_at`` the
     writers' clock, ``position`` a token; none of them: the archive's present position. ``spark``
-    needs Delta, and UTC as its time zone:
+    needs Delta, UTC as its time zone and, for a view, decimals that are not rounded:
     :func:`everstate.pipeline.spark.session.spark_session` makes one. Defaults of ``app``
     and ``config`` are those of the command line: everstate.toml of the working
     folder, and its `project.app`.
@@ -44,6 +46,8 @@ def read(
 
     _check_zone(spark)
     settings, project = _found(config, app)
+    if name in project.views:
+        _check_decimals(spark)
     return Past(spark, settings, project, Moment(at, recorded_at, position)).view(name)
 
 
@@ -84,6 +88,16 @@ def _check_zone(spark: SparkSession) -> None:
             f"the Spark session is in the time zone {zone}, so the rows of views that cut times "
             "would be others than those that are kept.",
             advice='Set `spark.conf.set("spark.sql.session.timeZone", "UTC")` before you read.',
+        )
+
+
+def _check_decimals(spark: SparkSession) -> None:
+    """Raise InvalidQuery unless a session keeps the places of decimals: views are kept so."""
+    if str(spark.conf.get(_ROUNDS, "true")).lower() != "false":
+        raise InvalidQuery(
+            "the Spark session rounds products of decimals that may need more than 38 digits, so "
+            "the rows of views that compute them would be others than those that are kept.",
+            advice=f'Set `spark.conf.set("{_ROUNDS}", "false")` before you read.',
         )
 
 

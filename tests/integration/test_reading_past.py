@@ -157,6 +157,10 @@ def test_a_session_keeps_its_own_tables_whatever_their_names(world: History) -> 
         view = everstate.read(world.spark, "by_country", app=world.app, config=world.config)
         assert rows_of(view) == world.by_country(at(1000))
         assert world.spark.table("ordr").columns == ["mine"]
+        rounding = world.spark.newSession()
+        rounding.conf.set("spark.sql.decimalOperations.allowPrecisionLoss", "true")
+        with pytest.raises(InvalidQuery, match="rounds products of decimals"):
+            everstate.read(rounding, "by_country", app=world.app, config=world.config)
     finally:
         world.spark.catalog.dropTempView("ordr")
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -374,7 +375,7 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Told:
-    value: float | bool
+    value: int | float | bool | Decimal | datetime
 
 
 def test_a_function_that_changes_its_state_where_no_text_shows_it_is_seen() -> None:
@@ -401,3 +402,11 @@ def test_true_is_not_one_among_the_facts() -> None:
     with pytest.raises(AssertionError, match="expected"):
         decided.then(Told(1.0))
     decided.then(Told(True))
+
+
+def test_facts_that_are_equal_in_another_form_are_the_same() -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    there = noon.astimezone(timezone(timedelta(hours=2)))
+    for decided, expected in ((Decimal("1.0"), Decimal("1.00")), (noon, there), (1, 1.0)):
+        decide = Behaviour(lambda *_, told=decided: [Told(told)], lambda *_: None)
+        decide.given().when("go").then(Told(expected))

@@ -25,7 +25,6 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final, Literal, NamedTuple, TypeVar, get_args
 
 import orjson
-from psycopg import Connection
 
 from everstate.api.reading import known
 from everstate.app import App
@@ -48,9 +47,7 @@ from everstate.http.masks import Mask
 from everstate.serving import Reader
 from everstate.serving.changes import BEGINNING, NOW, Changes, Delivery
 from everstate.serving.hub import ChangeHub, Subscription, key_of
-from everstate.serving.snapshots import at_one_position, live_states
-from everstate.views.control import ViewVersion
-from everstate.views.tables import latest_of
+from everstate.serving.snapshots import read_live
 
 T = TypeVar("T")
 InThread = Callable[[Callable[[], T]], Awaitable[T]]
@@ -329,15 +326,15 @@ class Subscriptions:
             lines.seek(0)
             return _Present(lines, spots, found.version)
 
-        def read(connection: Connection[Any], _: ViewVersion) -> None:
+        def take(rows: Iterator[tuple[str, int, Any]]) -> None:
             lines.seek(0)
             lines.truncate()
-            for row in live_states(connection, self._config.views.schema_name, entity):
+            for row in rows:
                 add(*row)
 
-        at, _ = at_one_position(self._config, self._app, latest_of(entity), read)
+        position = read_live(self._config, self._app, entity, take)
         lines.seek(0)
-        return _Present(lines, at.position[entity].spots)
+        return _Present(lines, position.spots)
 
 
 async def _took_turn(turns: asyncio.Semaphore) -> bool:

@@ -115,8 +115,8 @@ def farewell(
     console.print(
         f"[bold]{course.total:,} changes[/] from the store through log and lake into views at "
         f"[bold]{course.overall_rate():,.0f} changes/s[/]; the views were "
-        f"{course.median_lag_s():.1f} s behind (median); peak memory of all processes "
-        f"{memory.peak_bytes / 1e9:.1f} GB; {seconds:.0f} s in all.",
+        f"{course.median_lag_s():.1f} s behind (median); peak memory of all processes while the "
+        f"changes came in {memory.peak_bytes / 1e9:.1f} GB; {seconds:.0f} s in all.",
         highlight=False,
     )
     console.print("\nEverything is stopped; the data is kept. Try:", highlight=False)

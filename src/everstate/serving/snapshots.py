@@ -147,12 +147,24 @@ def _rows(
     return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
 
 
-def live_states(
-    connection: Connection[Any], schema: str, entity: str
-) -> Iterator[tuple[str, int, Any]]:
-    """Key, version and state of each live entity, a thousand at a time; within a transaction."""
-    query = sql.SQL("SELECT key, version, state FROM {} WHERE state IS NOT NULL")
-    with connection.cursor("live_states", binary=True) as cursor:
-        cursor.itersize = 1_000
-        cursor.execute(query.format(sql.Identifier(schema, latest_of(entity))))
-        yield from cursor
+def read_live(
+    config: Config,
+    project: Project,
+    entity: str,
+    take: Callable[[Iterator[tuple[str, int, Any]]], None],
+) -> LogPosition:
+    """Give key, version and state of each live entity to ``take``; returns their position.
+
+    ``take`` may be called again, and then begins again. A thousand rows are in memory at a time.
+    Raises NotFound and Unavailable as :func:`read_snapshot`.
+    """
+    name = sql.Identifier(config.views.schema_name, latest_of(entity))
+    query = sql.SQL("SELECT key, version, state FROM {} WHERE state IS NOT NULL").format(name)
+
+    def read(connection: Connection[Any], _: ViewVersion) -> None:
+        with connection.cursor("live", binary=True) as cursor:
+            cursor.itersize = 1_000
+            take(iter(cursor.execute(query)))
+
+    standpoint, _ = at_one_position(config, project, latest_of(entity), read)
+    return standpoint.position[entity]

@@ -118,8 +118,15 @@ def _is_still(state: Any, before: Any) -> bool:
     return repr(state).partition(" at 0x")[0] == repr(before).partition(" at 0x")[0]
 
 
-def _said(facts: Iterable[Any]) -> list[str]:
-    """What facts say in the log, where ``true`` is not ``1``; whole floats are as integers."""
-    return [
-        json.dumps(json.loads(fact_json(fact), parse_int=float), sort_keys=True) for fact in facts
-    ]
+def _booleans(value: Any) -> Any:
+    """A JSON value with null for all that is no boolean: Python calls ``True`` and ``1`` equal."""
+    if isinstance(value, dict):
+        return {name: _booleans(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_booleans(each) for each in value]
+    return value if isinstance(value, bool) else None
+
+
+def _said(facts: Iterable[Any]) -> list[Any]:
+    """Where facts say ``true`` or ``false`` in the log."""
+    return [_booleans(json.loads(fact_json(fact))) for fact in facts]

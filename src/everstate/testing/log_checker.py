@@ -100,8 +100,10 @@ def check_log(config: Config, entities: Iterable[str], *, complete: bool = True)
 def _committed(row: tuple[Any, ...]) -> Committed:
     written, event, occurred_at = row[8:]
     # The outbox names members as Python does.
-    names = {name: re.sub("_(.)", lambda found: found[1].upper(), name) for name in exact(written)}
-    provenance = {names[name]: value for name, value in exact(written).items()}
+    provenance = {
+        re.sub("_(.)", lambda found: found[1].upper(), name): value
+        for name, value in exact(written).items()
+    }
     also = {"provenance": provenance, "event": exact(event or "null"), "occurredAt": occurred_at}
     return Committed._make((*row[:8], also))
 

@@ -320,8 +320,8 @@ class Simulation(World):
         wanted = self.at(self.core_vector())
         self._same("latest", shown_of(rows, LATEST, 1), wanted.latest)
         counters = self.database.table("counters").values()
-        applied, duplicate, held, dead = map(
-            sum, zip(*counters, strict=True) if counters else [()] * 4
+        applied, duplicate, held, dead = (
+            sum(counted[place] for counted in counters) for place in range(4)
         )
         # Which of two records is the dead one depends on what was read of the history.
         account = {"applied": applied, "held": held, "duplicate or dead": duplicate + dead}
