@@ -33,6 +33,8 @@ WARM_SECONDS = 45
 """Before what is measured, at the same rate: Java compiles what runs often within that time."""
 PATIENCE_S = 180.0
 _PAUSE_S = 0.002
+_PAUSES = 4
+"""Times of a look that pass before the next: looking must not take what is measured."""
 
 _TOML = """
 [project]
@@ -191,6 +193,7 @@ class _Sender:
         taken = 0
         waiting: dict[str, list[tuple[int, int]]] = {}
         times = [0.0] * self._count
+        pause = _PAUSE_S
         left = self._count
         deadline = time.monotonic() + PATIENCE_S
         while left:
@@ -200,8 +203,10 @@ class _Sender:
                 waiting.setdefault(data.key_of(at.number), []).append((at.step + 1, taken))
                 taken += 1
             if waiting:
+                asked = time.perf_counter()
                 rows = connection.execute(query, (list(waiting),), prepare=True).fetchall()
                 now = time.perf_counter()
+                pause = max(_PAUSE_S, _PAUSES * (now - asked))
                 for key, version in rows:
                     for wanted, number in [w for w in waiting[key] if w[0] <= version]:
                         times[number] = now - self._sent[number]
@@ -209,7 +214,7 @@ class _Sender:
                         left -= 1
                     if not waiting[key]:
                         del waiting[key]
-            time.sleep(_PAUSE_S)
+            time.sleep(pause)
         return times
 
 

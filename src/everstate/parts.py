@@ -40,6 +40,7 @@ process is gone, and none of its parts has recorded a reason."""
 
 _RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 _STEADY_S: Final = 60.0
+_RECOVERED_S: Final = 10.0
 _JOIN_S: Final = 60.0
 _BEAT_S: Final = 5.0
 _SILENT_S: Final = 30.0
@@ -138,6 +139,8 @@ class Journal:
         self._state = RoleState(role, pid, now, now, figures=_figures, mark=start_mark(pid))
         self._path = folder / f"{role}-{pid}.json"
         self._lock = threading.Lock()
+        self._retried: dict[str, tuple[float, Part]] = {}
+        """Parts that were started again: when (monotonic time), and the state of their failure."""
         for path, former in _states(folder):
             if former.role == role and former.health in ("killed", "ended"):
                 self._state = replace(self._state, findings=former.findings)
@@ -162,10 +165,22 @@ class Journal:
         kind: PartState = "stopped" if retry_s is None else "waiting"
         self.note(part, Part(kind, now, message, advice, retry_at))
 
-    def note(self, name: str, part: Part) -> None:
-        """Record the state of a part; ``since`` stays when only ``retry_at`` changes."""
+    def retried(self, part: str) -> None:
+        """Record that the part is started again: it is running when its state stays as it is."""
+        with self._lock:
+            self._retried[part] = (time.monotonic(), self._state.parts[part])
+
+    def note(self, name: str, part: Part | None) -> None:
+        """Record the state of a part; ``None``: it is gone.
+
+        ``since`` stays when only ``retry_at`` changes.
+        """
         with self._lock:
             before = self._state.parts.get(name)
+            if part is None:
+                others = {key: each for key, each in self._state.parts.items() if key != name}
+                self._replace(parts=others)
+                return
             if before is not None and replace(before, since=0, retry_at=None) == replace(
                 part, since=0, retry_at=None
             ):
@@ -194,9 +209,13 @@ class Journal:
             self._replace(address=address)
 
     def beat(self) -> None:
-        """Record a sign of life."""
+        """Record a sign of life, and which parts have not failed again since they were retried."""
         with self._lock:
-            self._replace()
+            parts = dict(self._state.parts)
+            for name, (at, failed) in self._retried.items():
+                if parts.get(name) == failed and time.monotonic() - at >= _RECOVERED_S:
+                    parts[name] = Part("running", time.time())
+            self._replace(parts=parts)
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -254,8 +273,11 @@ def stopped(error: EverstateError) -> None:
         _own.journal.failed(_own.part, error, None)
 
 
-def note(name: str, part: Part) -> None:
-    """Record the state of something that this thread's part manages, such as one view."""
+def note(name: str, part: Part | None) -> None:
+    """Record the state of something that this thread's part manages, such as one view.
+
+    ``None``: it is not there any more.
+    """
     if hasattr(_own, "journal"):
         _own.journal.note(name, part)
 
@@ -313,10 +335,10 @@ def run_parts(
     """Run each part in a thread of its own until ``stop`` is set.
 
     A part that raises is started again after ``retry_s`` (the last pause is repeated; after a
-    minute of work the pauses start from the first), and the others continue. A fenced part is not
-    started again: another process has taken over. An error of a class in ``fatal`` ends all parts
-    and is raised: only a new process may recover from it. When every part is fenced, Fenced is
-    raised.
+    minute of work the pauses start from the first), and the others continue. Its reason stays in
+    the state file until it :func:`works`, or has run for ten seconds. A fenced part is not started
+    again: another process has taken over. An error of a class in ``fatal`` ends all parts and is
+    raised: only a new process may recover from it. Raises Fenced when every part is fenced.
     """
     failures: list[BaseException] = []
     fenced: dict[str, Fenced] = {}
@@ -324,9 +346,9 @@ def run_parts(
     def supervised(name: str, run: PartRun) -> None:
         attempt = 0
         _own.journal, _own.part = journal, name
+        journal.running(name)
         while not stop.is_set():
             begun = time.monotonic()
-            journal.running(name)
             try:
                 run(stop)
                 return
@@ -351,12 +373,10 @@ def run_parts(
                 attempt += 1
                 journal.failed(name, error, pause)
                 traceback = None if isinstance(error, EverstateError) else error
-                logger.error(
-                    "%s stopped and is started again in %.0f s: %s",
-                    *(name, pause, error),
-                    exc_info=traceback,
-                )
+                text = "%s stopped and is started again in %.0f s: %s"
+                logger.error(text, name, pause, error, exc_info=traceback)
                 stop.wait(pause)
+                journal.retried(name)
 
     journal.doing(None)
     threads = [

@@ -8,15 +8,20 @@ from decimal import Decimal
 
 import pytest
 from keep_cases import World, drain, orders_app
+from prometheus_client import Gauge
+from prometheus_client.samples import Sample
 
 from everstate.changes import new_change_id
 from everstate.errors import LogIdentityChanged, PipelineError
 from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
-from everstate.parts import Journal, run_parts, states_folder
+from everstate.parts import Journal, Part, run_parts, states_folder
 from everstate.pipeline.keeping.dead import DeadLetterSender
-from everstate.pipeline.keeping.keep import Keeper
+from everstate.pipeline.keeping.keep import BEHIND, VERSION_FIELDS, Keeper
+from everstate.views.changing import forget_view
+from everstate.views.control import RETIRED, Control
+from everstate.views.database import connect_views
 
 BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
 
@@ -140,16 +145,29 @@ def test_c13_a_view_whose_sql_fails_is_behind_alone(world: World) -> None:
     assert "zero" in reason.lower()
     journal = Journal("pipeline", states_folder(world.config.project.data_dir))
 
+    told: dict[str, Part] = {}
+
     def keep(stop: threading.Event) -> None:
         with closing(keeper):
             drain(keeper)
             keeper.step()
+            told.update(journal.state.parts)
+            # Another start of the project declares it no more, and then it is dropped.
+            with connect_views(world.config.views_dsn) as connection:
+                control = Control(connection, world.config.views.schema_name)
+                control.set_status("share", 1, RETIRED)
+                assert behind("share") == 1
+                keeper.step()
+                assert behind("share") is None
+                assert "view share" not in journal.state.parts
+                forget_view(control, "share")
+                keeper.step()
         stop.set()
 
     run_parts(journal, {"keeper": keep}, threading.Event())
+    assert not [s for s in samples(VERSION_FIELDS) if s.labels["view"] == "share"]
     assert world.rows(BY_COUNTRY) == [("NL", 2, Decimal("10.00"))]
     # What `everstate status` and `everstate run` show.
-    told = journal.state.parts
     assert {name: part.state for name, part in told.items() if name.startswith("view")} == {
         "view by_country": "running",
         "view large": "running",
@@ -158,6 +176,15 @@ def test_c13_a_view_whose_sql_fails_is_behind_alone(world: World) -> None:
         "view share": "waiting",
     }
     assert "zero" in (told["view share"].reason or "").lower()
+
+
+def behind(view: str) -> float | None:
+    """What the metrics say of a view; ``None``: nothing."""
+    return next((s.value for s in samples(BEHIND) if s.labels["view"] == view), None)
+
+
+def samples(gauge: Gauge) -> list[Sample]:
+    return [sample for metric in gauge.collect() for sample in metric.samples]
 
 
 DEFECTS = {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from errno import ENOSPC
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import psycopg
 import pytest
@@ -22,16 +25,20 @@ from everstate.cli.plan import planned
 from everstate.config import load
 from everstate.errors import InvalidQuery, PublishRefused
 from everstate.pipeline.keeping.declare import retire_left, show_core
+from everstate.pipeline.requests import answers
 from everstate.serving.connection import ReadConnection
 from everstate.serving.overflows import overflows
 from everstate.views.changing import drop
-from everstate.views.control import BUILDING, LIVE, RETIRED, Control
+from everstate.views.control import BUILDING, LIVE, RECOMPUTE, RETIRED, Control
 from everstate.views.kinds import LatestPlan
 from everstate.views.kinds.linear import LinearPlan
 from everstate.views.reading import overflow_sql
 from everstate.views.stores import core_tables, view_tables
 from everstate.views.stores.postgres.publishing import drop_reader, point_reader
 from everstate.views.versions import registered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Amount = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
 
@@ -384,6 +391,45 @@ def test_the_one_reason_of_earlier_releases_becomes_fields_of_its_own(control: C
     assert [row.why for row in control.versions()] == ["a reader", "retired is why"]
     control.set_status("v", 1, RETIRED, "nobody declares it")
     assert control.versions()[0].why == "nobody declares it"
+
+
+def test_deferred_changes_of_an_earlier_release_keep_their_first_offset(control: Control) -> None:
+    """Each stored part had its offsets twice."""
+    control.connection.execute(
+        "ALTER TABLE deferred DROP COLUMN first_offset, ADD COLUMN offsets bigint[];"
+        "INSERT INTO deferred (view, version, generation, partition, changes, offsets, keys, rows)"
+        " VALUES ('v', 1, 1, 0, 2, '{7,9}', '', ''), ('v', 1, 1, 0, 1, '{12}', '', '')"
+    )
+    for _ in range(2):
+        control.install()
+        assert control.deferred_first("v", 1) == {(1, 0): 7}
+        assert control.deferred_counts() == {("v", 1): {0: 3}}
+
+
+def test_a_client_gets_the_error_that_nobody_expected(
+    control: Control, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the part of the pipeline that answers, at each of its new attempts."""
+
+    def full(*_args: object, **_options: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(answers, "recompute", full)
+    settings: dict[str, Any] = {"store": {"dsn": database}, "views": {"schema_name": "names"}}
+    config = load(tmp_path, log={"bootstrap_servers": "localhost:1"}, **settings)
+    asked, stop = control.ask(RECOMPUTE, {}), threading.Event()
+    answering = answers.Answers(cast("SparkSession", None), config, App("orders"))
+    serving = threading.Thread(target=answering.run, args=(stop,))
+    serving.start()
+    deadline = time.monotonic() + 30
+    while (found := control.request(asked)) is None or found.state != "failed":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert serving.is_alive()
+    assert "No space left" in (found.answer or {})["message"]
+    stop.set()
+    serving.join()
+    answering.close()
 
 
 def test_plan_changes_nothing(database: str, tmp_path: Path) -> None:

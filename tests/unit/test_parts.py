@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import everstate.parts as parts_module
 from everstate.errors import DataLoss, Fenced, SparkLost, Unavailable
 from everstate.parts import (
     Journal,
@@ -91,6 +92,54 @@ def test_a_failed_part_says_why_and_when_it_is_started_again(tmp_path: Path) -> 
     stop.set()
     running.join(30)
     assert read_states(tmp_path) == [], "a role that ends in order leaves no state"
+
+
+def test_a_part_that_fails_again_and_again_always_says_why(tmp_path: Path) -> None:
+    stop, journal, starts = threading.Event(), journal_in(tmp_path), [0]
+    seen = []
+
+    def failing(stop: threading.Event) -> None:
+        starts[0] += 1
+        if starts[0] > 1:
+            seen.append(parts_of(tmp_path)["archive"])
+        raise DataLoss("the log begins too late.")
+
+    running = threading.Thread(
+        target=run_parts, args=(journal, {"archive": failing}, stop), kwargs={"retry_s": QUICK}
+    )
+    running.start()
+    wait_for(lambda: starts[0] > 3)
+    stop.set()
+    running.join(30)
+    assert {(part.state, part.reason) for part in seen} == {("waiting", "the log begins too late.")}
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_part_that_was_started_again_runs_when_it_works_or_does_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says_so: bool
+) -> None:
+    monkeypatch.setattr(parts_module, "_RECOVERED_S", 0.1)
+    monkeypatch.setattr(parts_module, "_BEAT_S", 3600 if says_so else 0.02)
+    stop, journal, starts = threading.Event(), journal_in(tmp_path), [0]
+
+    def fails_once(stop: threading.Event) -> None:
+        starts[0] += 1
+        if starts[0] == 1:
+            raise DataLoss("the log begins too late.")
+        assert parts_of(tmp_path)["archive"].state == "waiting"
+        if says_so:
+            works()
+        stop.wait()
+
+    running = threading.Thread(
+        target=run_parts, args=(journal, {"archive": fails_once}, stop), kwargs={"retry_s": QUICK}
+    )
+    running.start()
+    wait_for(
+        lambda: starts[0] == 2 and parts_of(tmp_path)["archive"].state == "running",
+    )
+    stop.set()
+    running.join(30)
 
 
 def test_a_fatal_error_ends_every_part_and_is_raised(tmp_path: Path) -> None:

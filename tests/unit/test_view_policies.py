@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,18 @@ from everstate.errors import InvalidView
 from everstate.testing.view_orders import ORDER, TABLES, Log, random_logs
 from everstate.views.batch import Batch
 from everstate.views.definition import ViewDefinition
-from everstate.views.gate import Keys
+from everstate.views.gate import Bools, Keys
 from everstate.views.plan import compile_view, plan_of
-from everstate.views.policies import DEFERRED, IGNORED, TAKEN, Rules, divided, ignore, throttle
+from everstate.views.policies import (
+    DEFERRED,
+    IGNORED,
+    TAKEN,
+    Rules,
+    deferred,
+    ignore,
+    taken,
+    throttle,
+)
 from everstate.views.sums import sum_deltas
 from everstate.views.tables import SumTable, rule_column
 from everstate.views.versions import registered
@@ -71,15 +81,14 @@ def test_what_is_not_waiting_is_the_batch_of_accepted_minus_deferred(random: Ran
             end = random.randint(position + 1, log.end)
             batch = Batch(ruled(log, position, end, rules), {})
 
-            def pending(keys: Keys) -> set[str]:
-                return {k for part in waiting for k in part["key"].to_pylist()} & set(
-                    keys.names.to_pylist()
-                )
+            def waits(keys: Keys) -> Bools:
+                names = {k for part in waiting for k in part["key"].to_pylist()}
+                return np.array([name in names for name in keys.names.to_pylist()], dtype=np.bool_)
 
-            now, later = divided(TOTALS, batch, pending)
-            done.append(now.changes)
-            if later.num_rows:
-                waiting.append(later)
+            later = deferred(TOTALS, batch, waits)
+            done.append(batch.changes.filter(pa.array(~later)))
+            if later.any():
+                waiting.append(batch.changes.filter(pa.array(later)))
             position = end
         offsets = {o for part in waiting for o in part["offset"].to_pylist()}
         records = [(o, r) for o, r in sorted(log.records.items()) if o < position]
@@ -110,8 +119,7 @@ def test_planted_a_live_change_that_passes_its_keys_throttled_one_is_caught() ->
 def test_ignored_changes_are_not_there() -> None:
     (log,) = random_logs(Random(3), 1, disorder=False)
     changes = ruled(log, 0, log.end, dict.fromkeys(log.records, IGNORED))
-    now, later = divided(TOTALS, Batch(changes, {}), lambda _keys: set())
-    assert (now.changes.num_rows, later.num_rows) == (0, 0)
+    assert taken(TOTALS, Batch(changes, {})).changes.num_rows == 0
 
 
 def declared(sql: str, *policies: Any, trigger: Any = None) -> Any:

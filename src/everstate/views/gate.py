@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +71,20 @@ class Keys:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @cached_property
+    def hashes(self) -> npt.NDArray[np.uint32]:
+        """A hash of each key, the same in every process."""
+        names = self.names.to_pylist()
+        hashed = (crc32(name.encode()) for name in names)
+        return np.fromiter(hashed, dtype=np.uint32, count=len(names))
+
+    @cached_property
+    def by_row(self) -> Ints:
+        """The code of each row's key."""
+        codes = np.empty_like(self.codes)
+        codes[self.order] = self.codes
+        return codes
 
     @property
     def firsts(self) -> Ints:

@@ -3,7 +3,7 @@
 `ignore(…)` excludes changes for good, `throttle(…)` defers them so that others go first. A proof of
 the view applies the same rules. How a change is treated depends only on the change
 (:class:`Rules`); whether it is deferred also depends on deferred changes of its key
-(:func:`divided`).
+(:func:`deferred`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from math import isfinite
 from typing import Any, Final, TypeGuard
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from everstate.changes import Provenance
 from everstate.changes.triggers import Trigger, trigger_of
 from everstate.errors import InvalidView
 from everstate.views.batch import Batch
-from everstate.views.gate import Keys
+from everstate.views.gate import Bools, Keys
 from everstate.views.tables import KeptTable, rule_column
 
 TAKEN, IGNORED, DEFERRED = 0, 1, 2
@@ -212,28 +211,20 @@ def taken(table: KeptTable, batch: Batch) -> Batch:
     return Batch(batch.changes.filter(keep), batch.floors)
 
 
-def divided(
-    table: KeptTable, batch: Batch, pending: Callable[[Keys], set[str]]
-) -> tuple[Batch, pa.Table]:
-    """Divide a batch into the changes that a view applies now, and those that are deferred.
+def deferred(table: KeptTable, batch: Batch, waits: Callable[[Keys], Bools]) -> Bools:
+    """Whether each change of a batch, of those that a view takes, is deferred.
 
-    ``pending`` returns the keys with deferred changes: all their changes in the batch are deferred,
+    ``waits`` tells which keys have deferred changes: all their changes in the batch are deferred,
     as are a key's changes after the first throttled one. Versions of a key are in order.
     """
-    batch = taken(table, batch)
-    changes = batch.changes
-    ruled = pc.fill_null(changes[rule_column(table)], TAKEN).to_numpy()
-    throttled = np.flatnonzero(ruled == DEFERRED)
-    waiting = pending(batch.keys) if changes.num_rows else set()
-    if not len(throttled) and not waiting:
-        return batch, changes.slice(0, 0)
-    keys = batch.keys
-    codes = np.empty(changes.num_rows, dtype=np.int64)
-    codes[keys.order] = keys.codes
-    first = np.full(len(keys), changes.num_rows, dtype=np.int64)
-    np.minimum.at(first, codes[throttled], throttled)
-    for code in keys.codes_of(waiting):
-        if code is not None:
-            first[code] = 0
-    defer = np.arange(changes.num_rows) >= first[codes]
-    return Batch(changes.filter(pa.array(~defer)), batch.floors), changes.filter(pa.array(defer))
+    rows = batch.changes.num_rows
+    if not rows:
+        return np.zeros(0, dtype=np.bool_)
+    ruled = pc.fill_null(batch.changes[rule_column(table)], TAKEN).to_numpy()
+    throttled, waiting = np.flatnonzero(ruled == DEFERRED), waits(batch.keys)
+    if not len(throttled) and not waiting.any():
+        return np.zeros(rows, dtype=np.bool_)
+    first = np.where(waiting, 0, rows)
+    np.minimum.at(first, batch.keys.by_row[throttled], throttled)
+    found: Bools = np.arange(rows) >= first[batch.keys.by_row]
+    return found

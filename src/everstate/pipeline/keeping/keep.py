@@ -75,6 +75,7 @@ VERSION_FIELDS = Gauge(
     "status_reason",
     ["view", "field"],
 )
+_VERSION_FIELDS: Final = ("error", "waits_for", "progress", "status_reason")
 MISFITS = Gauge(
     "everstate_view_misfits",
     "States with a value that does not fit the model, which is NULL in typed columns",
@@ -175,6 +176,10 @@ class Keeper:
         self._trimmed_at = 0.0
         self._unshown: set[str] = set()
         """Entity types whose columns for readers are to be replaced; a reader may be in the way."""
+        self._known: set[str] = set()
+        """Views whose versions were reported last."""
+        self._shown: set[str] = set()
+        """Views that readers see, as they were reported last."""
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
@@ -374,9 +379,9 @@ class Keeper:
             kept = self._kept.read(control)
             self._trim(control, kept)
             self._show_cores(control)
+        self._report(kept)
         units = []
         for name, views in kept.items():
-            self._report_views(views)
             if name not in entities or not self._retries.is_due(latest_of(name)):
                 continue
             topic = self._topics.names.changes(name)
@@ -467,17 +472,31 @@ class Keeper:
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, None)
 
-    def _report_views(self, views: EntityViews) -> None:
+    def _report(self, kept: Mapping[str, EntityViews]) -> None:
         """Report the state of each view to `everstate status`, `everstate run` and the metrics."""
+        known, shown = self._known, self._shown
+        self._known, self._shown = set(), set()
+        for views in kept.values():
+            self._report_views(views)
+        for name in known - self._known:
+            for field in _VERSION_FIELDS:
+                VERSION_FIELDS.remove(name, field)
+        for name in shown - self._shown:
+            BEHIND.remove(name)
+            note(f"view {name}", None)
+
+    def _report_views(self, views: EntityViews) -> None:
         for name, mine in groupby(views.rows, key=lambda row: row.name):
             versions = list(mine)
-            for field in ("error", "waits_for", "progress", "status_reason"):
+            self._known.add(name)
+            for field in _VERSION_FIELDS:
                 count = sum(getattr(row, field) is not None for row in versions)
                 VERSION_FIELDS.labels(name, field).set(count)
         rows = [view.row for view in views.views if view.row.published]
         if views.status is not None:
             rows.append(views.status)
         for row in rows:
+            self._shown.add(row.name)
             BEHIND.labels(row.name).set(int(row.error is not None))
             how = Part("running" if row.error is None else "waiting", time.time(), row.error)
             note(f"view {row.name}", how)

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from math import ceil, inf
 from typing import Final
 
 import psycopg
@@ -26,7 +27,13 @@ from everstate.pipeline.retries import Retries
 from everstate.views.control import Control
 from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
-from everstate.views.stores import close_store, is_of_a_view, reason_of, take_part
+from everstate.views.stores import (
+    PART_CHANGES,
+    close_store,
+    is_of_a_view,
+    reason_of,
+    take_part,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -141,9 +148,10 @@ class Releaser:
         name, rate = view.table.name, view.plan.rules.per_second
         if rate is None:
             # No change is deferred any more: those that still wait are applied at once.
-            allowed = float("inf")
+            allowed, most = inf, PART_CHANGES
         else:
             allowed, _ = self._allowed.get(name, (rate * passed, rate))
+            most = min(ceil(rate), PART_CHANGES)  # no more than a second's changes at once
         core, place = (
             self._kept.core(views),
             (self._config.views_dsn, self._config.views.schema_name),
@@ -156,7 +164,7 @@ class Releaser:
                         break
                     begun = time.monotonic()
                     waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
-                    found = take_part(*place, core, view.table, partition, waits=waits)
+                    found = take_part(*place, core, view.table, partition, most, waits=waits)
                     if not found:
                         open_ones.remove(partition)
                         continue

@@ -60,7 +60,7 @@ from everstate.views.kinds.python import PythonPlan
 from everstate.views.misfits import Misfit
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
-from everstate.views.stores import view_tables
+from everstate.views.stores import deferred_offsets, view_tables
 
 _POOL: Final = "verify"
 _ROWS_PER_BUCKET: Final = 200_000
@@ -366,7 +366,7 @@ class _Verifier:
     ) -> ViewReport:
         if plan.rules:
             # Deferred changes of a throttled view are not in its table yet.
-            deferred = self._control.deferred_offsets(row.name, row.version)
+            deferred = list(deferred_offsets(self._control, row.name, row.version))
             entity_type = self._project.entities[row.entity]
             accepted = taken_by(plan, entity_type, accepted.changes, deferred)
         with spark_errors(f"verifying {row.name}"):

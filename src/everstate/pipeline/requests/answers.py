@@ -104,6 +104,15 @@ class Answers:
                 "advice": error.advice,
             }
             control.answer(request.id, "failed", problem)
+        except Exception as error:
+            # The client gets it: raised here, it would end this part at each new attempt.
+            logger.exception("request: %s failed", request.verb)
+            problem = {
+                "error": type(error).__name__,
+                "message": f"{request.verb} failed in the pipeline: {error!r}",
+                "advice": "The log of the pipeline shows where.",
+            }
+            control.answer(request.id, "failed", problem)
 
     def _query(self, asked: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
         """Compute a view as it was; the requester finds the result in the project's data folder."""

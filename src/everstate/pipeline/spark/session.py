@@ -78,8 +78,11 @@ _DEFAULTS: Final = {
 }
 
 # Arrow checks bounds at every value by default; Spark's writers allocate room before they write.
+# Java interprets methods of more than 8,000 bytes for ever by default, and Spark generates one such
+# method for the rows of a few views.
 _JAVA_OPTIONS: Final = (
-    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
+    "-XX:-DontCompileHugeMethods"
 )
 
 _LOCAL: Final = {

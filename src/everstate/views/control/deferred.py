@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from psycopg import sql
@@ -52,34 +52,50 @@ class DeferredChanges(Schema):
     def deferred_first(self, view: str, version: int) -> dict[tuple[int, int], int]:
         """The first offset that a version has deferred, by generation and partition."""
         query = sql.SQL(
-            "SELECT generation, partition, min(offsets[1]) FROM {} WHERE view = %s "
+            "SELECT generation, partition, min(first_offset) FROM {} WHERE view = %s "
             "AND version = %s GROUP BY generation, partition"
         ).format(self.table("deferred"))
         rows = self.connection.execute(query, (view, version))
         return {(generation, partition): first for generation, partition, first in rows}
 
-    def deferred_offsets(self, view: str, version: int) -> list[tuple[int, int, list[int]]]:
-        """Generation, partition and offsets of each deferred part."""
+    def deferred_rows(self, view: str, version: int) -> Iterator[tuple[int, int, bytes]]:
+        """Generation, partition and rows of each deferred part; call it in a transaction.
+
+        The server sends a few parts at a time.
+        """
         query = sql.SQL(
-            "SELECT generation, partition, offsets FROM {} WHERE view = %s AND version = %s "
+            "SELECT generation, partition, rows FROM {} WHERE view = %s AND version = %s "
             "ORDER BY id"
         ).format(self.table("deferred"))
-        return self.connection.execute(query, (view, version)).fetchall()
+        with self.connection.cursor(name="deferred_rows") as cursor:
+            cursor.itersize = 20
+            yield from cursor.execute(query, (view, version))
 
-    def defer(self, place: DeferredPlace, offsets: Sequence[int], keys: bytes, rows: bytes) -> None:
+    def defer(
+        self, place: DeferredPlace, changes: int, first_offset: int, keys: bytes, rows: bytes
+    ) -> None:
         """Store a deferred part of planned changes, with its keys."""
         insert = sql.SQL(
-            "INSERT INTO {} (view, version, generation, partition, changes, offsets, keys, rows) "
-            "VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
+            "INSERT INTO {} (view, version, generation, partition, changes, first_offset, keys, "
+            "rows) VALUES (%s, %s, %s, %s, %s, %s, %b, %b)"
         ).format(self.table("deferred"))
-        values = (*place, len(offsets), list(offsets), keys, rows)
-        self.connection.execute(insert, values)
+        self.connection.execute(insert, (*place, changes, first_offset, keys, rows))
 
     def oldest_deferred(self, place: DeferredPlace) -> tuple[int, bytes] | None:
         """The oldest deferred part: its number and its rows."""
         query = sql.SQL("SELECT id, rows FROM {} WHERE " + _PLACE + " ORDER BY id LIMIT 1")
         found = self.connection.execute(query.format(self.table("deferred")), place).fetchone()
         return None if found is None else (found[0], found[1])
+
+    def cut_deferred(self, part: int, changes: int, first_offset: int, rows: bytes) -> None:
+        """Replace a part by its later changes, because the earlier ones were applied.
+
+        Its stored keys stay: the changes of a key that is not in the part any more wait behind it.
+        """
+        update = sql.SQL(
+            "UPDATE {} SET changes = %s, first_offset = %s, rows = %b WHERE id = %s"
+        ).format(self.table("deferred"))
+        self.connection.execute(update, (changes, first_offset, rows, part))
 
     def forget_deferred(self, part: int) -> None:
         """Delete a part that was applied."""

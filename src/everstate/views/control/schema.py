@@ -81,7 +81,9 @@ CREATE TABLE IF NOT EXISTS {s}.request (
 CREATE TABLE IF NOT EXISTS {s}.deferred (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, view text NOT NULL, version int NOT NULL,
     generation int NOT NULL, partition int NOT NULL, changes int NOT NULL,
-    offsets bigint[] NOT NULL, keys bytea NOT NULL, rows bytea NOT NULL);
+    first_offset bigint NOT NULL, keys bytea NOT NULL, rows bytea NOT NULL);
+ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
+    ALTER COLUMN keys SET STORAGE EXTERNAL;
 CREATE INDEX IF NOT EXISTS deferred_place ON {s}.deferred
     (view, version, generation, partition, id);
 CREATE TABLE IF NOT EXISTS {s}.deployment (
@@ -108,6 +110,12 @@ _FOUR_FIELDS: Final = """
 UPDATE {s}.view SET status_reason = reason WHERE status IN ('waiting', 'retired');
 UPDATE {s}.view SET error = reason WHERE status NOT IN ('waiting', 'retired');
 ALTER TABLE {s}.view DROP COLUMN reason;
+"""
+# A part had its offsets twice: the rows have them too.
+_FIRST_OFFSET: Final = """
+ALTER TABLE {s}.deferred ADD COLUMN first_offset bigint;
+UPDATE {s}.deferred SET first_offset = offsets[1];
+ALTER TABLE {s}.deferred ALTER COLUMN first_offset SET NOT NULL, DROP COLUMN offsets;
 """
 _COLUMN: Final = """
 SELECT FROM information_schema.columns
@@ -190,6 +198,8 @@ class Schema:
             self._add_columns()
             if not is_first_form and self._has("view", "reason"):
                 self.connection.execute(sql.SQL(_FOUR_FIELDS).format(s=s))
+            if self._has("deferred", "offsets"):
+                self.connection.execute(sql.SQL(_FIRST_OFFSET).format(s=s))
             self.connection.execute(sql.SQL(_DDL).format(s=s))
             if is_first_form:
                 copy = sql.SQL(_COPY_FIRST_FORM)

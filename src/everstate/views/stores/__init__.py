@@ -1,5 +1,6 @@
 """Stores of views. The pipeline uses this module, and imports no store by its name."""
 
+from everstate.views.stores.postgres.deferring import PART_CHANGES, deferred_offsets
 from everstate.views.stores.postgres.loading import load_task
 from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
 from everstate.views.stores.postgres.refusals import is_of_a_view, reason_of
@@ -21,11 +22,13 @@ def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
 
 
 __all__ = [
+    "PART_CHANGES",
     "JoinTables",
     "PostgresViewStore",
     "ViewTables",
     "close_store",
     "core_tables",
+    "deferred_offsets",
     "install_core",
     "is_of_a_view",
     "load_task",

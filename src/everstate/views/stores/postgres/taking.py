@@ -15,10 +15,13 @@ def take_part(
     core: Core,
     table: KeptTable,
     partition: int,
+    most: int,
     *,
     waits: bool = True,
 ) -> int | None:
-    """Apply a view's oldest deferred part of a partition in one commit; returns its changes.
+    """Apply a view's oldest deferred changes of a partition in one commit; returns their number.
+
+    At most ``most`` of them, which must be above 0, and those of one stored part.
 
     0: there is none, or the view's position is of another plan meanwhile. ``None``: the core is
     writing this partition just now, and ``waits`` is false. Raises Unavailable, psycopg's errors.
@@ -36,8 +39,9 @@ def take_part(
             part = deferred.oldest()
             if part is None:
                 return 0
-            number, batch = part
+            number, stored = part
+            batch = stored.first(most)
             place = writes.WritePlace(schema_name, core.generation, partition)
             writes.merge_view(found, place, table, batch)
-            deferred.forget(number)
+            deferred.applied(number, stored.changes, batch.changes.num_rows)
         return int(batch.changes.num_rows)
