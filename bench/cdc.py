@@ -219,6 +219,8 @@ def _paced(config: Config, seconds: int) -> dict[str, float]:
             time.sleep(max(0.0, begin + (number - 2) / RATE - time.monotonic()))
             connection.execute(_INSERT, (number, number))
             committed[str(number)] = time.time()
+    took = time.monotonic() - begin
+    assert took < 1.05 * seconds, f"the rows of {seconds} s took {took:.1f} s to commit"
     return committed
 
 

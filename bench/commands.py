@@ -164,6 +164,8 @@ def paced(one: Callable[[int], None], seconds: float) -> int:
         if wait_s > 0:
             time.sleep(wait_s)
         one(index)
+    took = time.perf_counter() - began
+    assert took < 1.05 * seconds + 0.1, f"{count:,} of {RATE:,} a second took {took:.1f} s"
     return count
 
 

@@ -40,7 +40,7 @@ def run(session: Session) -> list[Result]:
         _open_core(config)
         deriver.prepare()
         kept(session, config, count, lean)
-        took = _drained(deriver)
+        took = _drained(deriver, count)
         deriver.close()
         session.drop(config)
         return count / took
@@ -79,13 +79,15 @@ def _open_core(config: Config) -> None:
         control.open_core(data.ENTITY, range(partitions))
 
 
-def _drained(deriver: Deriver) -> float:
-    deriver.step()
-    began = time.perf_counter()
-    idle = 0
-    while idle < 3:
-        idle = 0 if deriver.step() else idle + 1
-    return time.perf_counter() - began
+def _drained(deriver: Deriver, count: int) -> float:
+    """Seconds until so many changes are derived; the first step connects."""
+    done, began, deadline = deriver.step(), time.perf_counter(), time.monotonic() + 600
+    timed = count - done
+    assert timed > 0, "the first step derived everything"
+    while done < count:
+        assert time.monotonic() < deadline, f"{done:,} of {count:,} changes are derived"
+        done += deriver.step()
+    return (time.perf_counter() - began) * count / timed
 
 
 def _copied(config: Config) -> float:
@@ -96,10 +98,10 @@ def _copied(config: Config) -> float:
         topics.delete([target])
         topics.create(target, topics.partitions(source), {})
         ends = offsets.stable_ends([source])
-    began = time.perf_counter()
     producer = Producer(config, transactional_id=target, client_id=target)
     producer.init(30)
     with Consumer(config) as consumer:
+        began = time.perf_counter()
         producer.begin()
         done = 0
         for (topic, partition), end in ends.items():
@@ -110,8 +112,9 @@ def _copied(config: Config) -> float:
                     producer.commit(30)
                     producer.begin()
         producer.commit(30)
+        took = time.perf_counter() - began
     producer.discard()
-    return time.perf_counter() - began
+    return took
 
 
 def _bytes() -> float:

@@ -12,8 +12,10 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from statistics import quantiles
+from urllib.parse import quote
 
 from bench import data
 from bench.keep import kept
@@ -66,15 +68,19 @@ def run(session: Session) -> list[Result]:
     config = session.fresh(session.filled(count))
     kept(session, config, count, app)
     rng = random.Random(1)
-    keys = [
-        data.key_of(data.place(rng.randrange(count)).number) for _ in range(session.size(REQUESTS))
-    ]
+    indexes = [rng.randrange(count) for _ in range(session.size(REQUESTS))]
+    keys = [data.key_of(data.place(index).number) for index in indexes]
+    # A little after a change of the key: the version at that time is its own.
+    moments = {
+        key: (data.EPOCH + timedelta(milliseconds=index, microseconds=1)).isoformat()
+        for key, index in zip(keys, indexes, strict=True)
+    }
     table = f"{config.views.schema_name}.{data.ENTITY}_latest__v1"
     bare = [sys.executable, "-c", _BARE, config.views_dsn, "18098", table]
     place = f"/v1/{data.ENTITY}"
     ways: Sequence[tuple[str, Callable[[str], bytes], Reach | None]] = (
         ("get", lambda key: get(f"{place}/{key}"), Reach(ratio_max=2.0)),
-        ("get at a time", lambda key: get(f"{place}/{key}?at=2026-01-01T01:00:00Z"), None),
+        ("get at a time", lambda key: get(f"{place}/{key}?at={quote(moments[key])}"), None),
         ("history", lambda key: get(f"{place}/{key}/history"), None),
         ("diff", lambda key: get(f"{place}/{key}/diff?from=1"), None),
         ("explain", lambda key: get(f"{place}/{key}/explain"), None),
@@ -94,9 +100,12 @@ def run(session: Session) -> list[Result]:
 
 
 def _batch(keys: Sequence[str]) -> Callable[[str], bytes]:
+    unique = sorted(set(keys))
+    at = {key: number for number, key in enumerate(unique)}
+
     def request(key: str) -> bytes:
-        begin = keys.index(key) % max(1, len(keys) - _BATCH)
-        body = json.dumps({"keys": sorted({key, *keys[begin : begin + _BATCH - 1]})})
+        chosen = {unique[(at[key] + step) % len(unique)] for step in range(_BATCH)}
+        body = json.dumps({"keys": sorted(chosen)})
         return post(f"/query/v1/{data.ENTITY}/keys", body)
 
     return request

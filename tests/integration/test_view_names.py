@@ -432,6 +432,24 @@ def test_a_client_gets_the_error_that_nobody_expected(
     answering.close()
 
 
+def test_labels_are_ordered_as_in_spark_in_a_database_of_any_locale(database: str) -> None:
+    case = "CASE WHEN count(*) > 5 THEN 'many' ELSE 'Some' END"
+    app = App("orders")
+    app.entity("ordr", key="order_id")(Order)
+    app.view("v", sql=f"SELECT parts, {case} AS w FROM ordr GROUP BY parts ORDER BY w LIMIT 1")
+    (order,) = app.view_plan("v").shown.order  # type: ignore[attr-defined]
+    name = sql.Identifier(f"icu_{database.rpartition('/')[2]}")
+    with psycopg.connect(database, autocommit=True) as connection:
+        create = "CREATE DATABASE {} TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en'"
+        connection.execute(sql.SQL(create).format(name))
+        with psycopg.connect(database, dbname=name.as_string()[1:-1]) as english:
+            rows = "SELECT n FROM (VALUES (9), (1)) AS kept (n) ORDER BY "
+            assert english.execute((rows + order.sql).encode()).fetchall() == [(1,), (9,)]
+            plain = (rows + order.sql.replace('COLLATE "C"', "")).encode()
+            assert english.execute(plain).fetchall() == [(9,), (1,)]
+        connection.execute(sql.SQL("DROP DATABASE {}").format(name))
+
+
 def test_plan_changes_nothing(database: str, tmp_path: Path) -> None:
     config = load(tmp_path, store={"dsn": database}, log={"bootstrap_servers": "localhost:1"})
     app = App("orders")

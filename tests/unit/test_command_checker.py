@@ -209,6 +209,8 @@ def test_a_command_that_overtook_one_that_was_answered_is_seen(world: World) -> 
     [
         ({"kind": "deleted"}, "kind is 'deleted'"),
         ({"entity": "other"}, "entity is 'other'"),
+        ({"occurredAt": "2026-11-21T13:00:00.000Z"}, "occurredAt is"),
+        ({"provenance": {"apiVersion": "1", "serviceName": "other"}}, "provenance is"),
         ({"event": {"type": "Deposited", "data": {"amount": 3.0}}}, "event is"),
         ({"event": {"type": "Deposited", "data": {"amount": True}}}, "event is"),
     ],

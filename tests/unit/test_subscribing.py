@@ -27,8 +27,9 @@ from everstate.http.callers import Callers
 from everstate.http.masks import NO_MASK
 from everstate.log.record import Record
 from everstate.serving import hub as hub_module
-from everstate.serving.changes import Delivery
+from everstate.serving.changes import Delivery, _has_room
 from everstate.serving.hub import ChangeHub, Subscription
+from everstate.serving.source import Run
 
 
 class Parcel(BaseModel):
@@ -56,6 +57,37 @@ def test_a_subscriber_asks_for_a_number_and_for_none() -> None:
         trigger = Wish.of(PARCEL, {"becomes": becomes}, None, NO_MASK).trigger
         assert trigger is not None
         assert trigger.fires(PARCEL, {"pieces": 1}, {"pieces": pieces})
+
+
+def record(offset: int, size: int) -> Record:
+    return Record("t", 0, offset, 1, b"k", b"x" * size, ())
+
+
+def test_a_chunk_of_the_past_is_bounded_in_bytes_as_well() -> None:
+    """Else two hundred changes of a megabyte each were in memory, for every subscriber."""
+    wish = Wish.of(PARCEL, {"key": "k"}, None, NO_MASK)
+
+    def past(size: int) -> Iterator[Any]:
+        for offset in range(1_000):
+            yield SimpleNamespace(record=record(offset, size), token=f"at-{offset}")
+
+    large, small = past(2**20), past(10)
+    tokens = [[event.token for event in subscribing._chunk(large, wish)] for _ in range(2)]
+    assert tokens == [["at-0", "at-1"], ["at-2", "at-3"]]
+    assert len(subscribing._chunk(small, wish)) == 200
+    others = Wish.of(PARCEL, {"key": "other"}, None, NO_MASK)
+    assert subscribing._chunk(small, others) == [StreamEvent("", token="at-399")]
+    assert subscribing._chunk(iter(()), wish) == []
+
+
+def test_records_that_wait_for_the_core_are_bounded_in_bytes_as_well() -> None:
+    def has_room(count: int, size: int) -> bool:
+        return _has_room([Run(0, n, n + 1, [record(n, size)]) for n in range(count)])
+
+    assert has_room(4_999, 10)
+    assert not has_room(5_000, 10)
+    assert has_room(15, 2**20)
+    assert not has_room(16, 2**20)
 
 
 def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_for_an_event(

@@ -349,6 +349,19 @@ def test_the_order_of_readers_is_total_and_has_an_index() -> None:
         found.layout({**types, "c1": pa.list_(pa.string())})
 
 
+def test_texts_that_a_case_gives_are_ordered_as_in_spark() -> None:
+    """Whatever the locale of the database: 'Few' is before 'many', and 'many' after 'Some'."""
+    many = "CASE WHEN count(*) > 9 THEN 'many' WHEN count(*) > 5 THEN 'Some' ELSE ('Few') END"
+    found = linear(
+        f"SELECT carrier, {many} AS w FROM flight GROUP BY 1 ORDER BY w, carrier LIMIT 3"
+    )
+    assert [by.text for by in found.shown.order] == [
+        """CASE WHEN n > 9 THEN 'many' COLLATE "C" WHEN n > 5 THEN 'Some' COLLATE "C" """
+        """ELSE ('Few' COLLATE "C") END""",
+        "g0",
+    ]
+
+
 def test_spark_has_the_last_word_on_the_type_of_a_sum() -> None:
     refuse_sum_type("v", "x", pa.decimal128(20, 2))
     with pytest.raises(InvalidView, match="float x"):

@@ -65,6 +65,8 @@ _PROVENANCE: Final = ("service", "identifier", "actor")
 _BEAT_S: Final = 15.0
 """A subscription without changes for so long gets its position, and proxies see that it lives."""
 _CHUNK: Final = 200
+_CHUNK_BYTES: Final = 2**21
+"""A chunk of the past ends after so many bytes of changes, though it has fewer than `_CHUNK`."""
 _BATCH_BYTES: Final = 65_536
 _GATHER_S: Final = 0.02
 """What comes within this time is sent in one piece: to send costs more than what is sent."""
@@ -437,11 +439,14 @@ async def while_valid(batches: EventBatches, expires: datetime | None) -> EventB
 
 def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
     """The next events of the past; empty at its end. A chunk without wanted changes has one."""
-    chunk = list(islice(deliveries, _CHUNK))
-    events = [_change(wish, each, each.token) for each in chunk if wish.wants(each)]
-    if chunk and not events:
-        return [StreamEvent("", token=chunk[-1].token)]
-    return events
+    events, last, held = list[StreamEvent](), None, 0
+    for last in islice(deliveries, _CHUNK):
+        held += len(last.record.value or b"")
+        if wish.wants(last):
+            events.append(_change(wish, last, last.token))
+        if held >= _CHUNK_BYTES:
+            break
+    return [StreamEvent("", token=last.token)] if last is not None and not events else events
 
 
 def _change(wish: Wish, delivery: Delivery, token: str) -> StreamEvent:

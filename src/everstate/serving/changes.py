@@ -35,6 +35,8 @@ _PAUSE_S_MAX: Final = 0.2
 _IDLE_S: Final = 1.0
 _WAITING_MAX: Final = 5_000
 """Most records of a partition that wait for the core; with fewer, more are read."""
+_WAITING_BYTES_MAX: Final = 2**24
+"""Most bytes of their values."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Changes(Closing):
             pause = _PAUSE_S_MIN
             while (unfinished := self._unfinished()) and not self._stopped.is_set():
                 is_waiting = any(self._runs.values())
-                room = [p for p in unfinished if _count(self._runs[p]) < _WAITING_MAX]
+                room = [p for p in unfinished if _has_room(self._runs[p])]
                 for run in self._source.poll(0.0 if is_waiting else _IDLE_S, room):
                     self._runs[run.partition].append(run)
                 has_come = False
@@ -262,8 +264,10 @@ def _of(partition: int) -> Partition:
     return (GENERATION, partition)
 
 
-def _count(runs: Iterable[Run]) -> int:
-    return sum(len(run.records) for run in runs)
+def _has_room(runs: Iterable[Run]) -> bool:
+    """Whether more records may be read beside those that wait."""
+    sizes = [len(record.value or b"") for run in runs for record in run.records]
+    return len(sizes) < _WAITING_MAX and sum(sizes) < _WAITING_BYTES_MAX
 
 
 def _taken(runs: deque[Run], end: int) -> list[Record]:

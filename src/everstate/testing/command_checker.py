@@ -85,9 +85,10 @@ def check_commands(group: CommandGroup, log: CommandLog, history: Iterable[Sent]
 
     It checks that every command has exactly one answer, and the same id always the same; that the
     changes are those which ``decide`` and ``evolve`` make from the commands in their order, with
-    dense versions, each with its original and all digits of its numbers, those of a key in one
-    partition; that `.state` ends with each key's newest change; that no client got another answer;
-    and that a command which was sent after another's answer was received comes after it in the log.
+    dense versions, each with its original, all digits of its numbers, and the time and the
+    provenance of its command, those of a key in one partition; that `.state` ends with each key's
+    newest change; that no client got another answer; and that a command which was sent after
+    another's answer was received comes after it in the log.
     """
     report = CommandReport(len(log.commands), len(log.changes))
     expected = _run_model(group, log.commands)
@@ -119,10 +120,14 @@ def _run_model(group: CommandGroup, commands: Sequence[Record]) -> _Expected:
                     "event": {"type": type(fact).__name__, "data": exact(fact_json(fact))},
                     "originalEntityState": _plain(group, state),
                     "currentEntityState": _plain(group, after),
-                    "block": {
-                        "id": f"command:{message['id']}",
-                        "index": index,
-                        "count": len(facts),
+                    "occurredAt": message["occurredAt"],
+                    "provenance": {
+                        **{_member(n): each for n, each in message["provenance"].items()},
+                        "transaction": {
+                            "id": f"command:{message['id']}",
+                            "index": index,
+                            "count": len(facts),
+                        },
                     },
                 }
             )
@@ -153,6 +158,12 @@ def _decide(
     if isinstance(decided, Rejected):
         return "rejected", []
     return "accepted", list(facts_of(decided))
+
+
+def _member(name: str) -> str:
+    """A field of a command's provenance as changes name it."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def _plain(group: CommandGroup, state: Any) -> Any:
@@ -186,7 +197,8 @@ def _check_changes(expected: _Expected, log: CommandLog, report: CommandReport) 
                 "event": message["event"],
                 "originalEntityState": message["originalEntityState"],
                 "currentEntityState": message["currentEntityState"],
-                "block": message["provenance"]["transaction"],
+                "occurredAt": message["occurredAt"],
+                "provenance": message["provenance"],
             }
         )
     for change_id, count in ids.items():

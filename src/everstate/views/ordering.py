@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+import sqlglot
 from sqlglot import exp
 
 from everstate.views.grammar import Grammar
@@ -57,8 +58,27 @@ def terms_of(
             )
         descending = bool(ordered.args.get("desc"))
         first = bool(ordered.args.get("nulls_first"))
-        found.append(By(compiled(meant(ordered.this)), descending, first))
+        found.append(By(_bytewise(compiled(meant(ordered.this))), descending, first))
     return tuple(found)
+
+
+def _bytewise(text: str) -> str:
+    """PostgreSQL's text of a term; texts are ordered as in Spark, whatever the database's locale.
+
+    Columns have the collation C, and values that are written in a CASE have that of the database.
+    """
+    term = sqlglot.parse_one(text, dialect="postgres")
+    results = [
+        result.unnest()
+        for case in term.find_all(exp.Case)
+        for result in (*(each.args["true"] for each in case.args["ifs"]), case.args.get("default"))
+        if result is not None
+    ]
+    written = [each for each in results if isinstance(each, exp.Literal) and each.is_string]
+    for each in written:
+        exact = exp.Collate(this=each.copy(), expression=exp.to_identifier("C", quoted=True))
+        each.replace(exact)
+    return term.sql(dialect="postgres") if written else text
 
 
 def after(terms: Sequence[By], columns: Sequence[str]) -> tuple[By, ...]:
