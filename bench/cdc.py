@@ -25,8 +25,9 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.capturing import Capturing
+from everstate.sources.cdc.rest import Connect
 
-ROWS = 100_000
+ROWS = 200_000
 ROWS_MIN = 20_000
 RATE = 100
 SECONDS = 30
@@ -143,10 +144,13 @@ def _copy_rate(session: Session, count: int) -> float:
 
 
 def _backlog(config: Config, capturing: Capturing, topic: str, count: int) -> float:
-    """Rows a second from the connector's start to the last of ``count`` records in ``topic``."""
+    """Rows a second from the connector's start to the last of ``count`` records in ``topic``.
+
+    A connector that is only paused decodes on until its queue is full, and the queues differ.
+    """
     _write(config, 1)
     _until(config, topic, 1)
-    capturing.pause()
+    _stop(config, capturing)
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         for first in range(2, count + 1, _TRANSACTION_ROWS):
             last = min(count, first + _TRANSACTION_ROWS - 1)
@@ -154,6 +158,17 @@ def _backlog(config: Config, capturing: Capturing, topic: str, count: int) -> fl
     began = time.perf_counter()
     capturing.resume()
     return (count - 1) / (_until(config, topic, count) - began)
+
+
+def _stop(config: Config, capturing: Capturing) -> None:
+    """End the connector's task; it goes on from its stored position."""
+    assert config.capture.connect_url is not None
+    connect, connector = Connect(config.capture.connect_url), capturing.names.connector
+    connect.stop(connector)
+    deadline = time.monotonic() + PATIENCE_S
+    while (status := connect.status(connector))["connector"]["state"] != "STOPPED":
+        assert time.monotonic() < deadline, status
+        time.sleep(_POLL_S)
 
 
 _INSERT = (
@@ -173,14 +188,19 @@ def _until(config: Config, topic: str, count: int) -> float:
     Markers of transactions count in the ends, so that what is there is read through; that takes
     seconds of its own, which are not the capture's.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline, found, read = time.monotonic() + PATIENCE_S, 0, dict[int, int]()
     with Offsets(config) as offsets:
         while time.monotonic() < deadline:
             asked = time.perf_counter()
-            if sum(offsets.stable_ends([topic]).values()) >= count:
+            ends = offsets.stable_ends([topic])
+            if sum(ends.values()) >= count:
                 with Consumer(config) as consumer:
-                    if sum(1 for _ in consumer.read_topic(topic)) >= count:
-                        return asked
+                    for (_, partition), end in ends.items():
+                        at = read.get(partition, 0)
+                        found += sum(1 for _ in consumer.read(topic, partition, at, end))
+                        read[partition] = end
+                if found >= count:
+                    return asked
             time.sleep(_POLL_S)
     raise TimeoutError(f"{topic} has no {count:,} records after {PATIENCE_S:.0f} s")
 

@@ -406,6 +406,20 @@ def test_deferred_changes_of_an_earlier_release_keep_their_first_offset(control:
         assert control.deferred_counts() == {("v", 1): {0: 3}}
 
 
+def test_a_start_waits_for_no_reader_of_the_control_tables(control: Control, database: str) -> None:
+    """Else it would wait for a long proof, and the views that are kept would wait for it."""
+    stored = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) "
+    stored += "AND attstorage = 'e' ORDER BY 1"
+    found = control.connection.execute(stored, ("names.deferred",)).fetchall()
+    assert found == [("keys",), ("rows",)], "these bytes are compressed already"
+    tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'names'"
+    with psycopg.connect(database) as proof:
+        for (name,) in control.connection.execute(tables).fetchall():
+            proof.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier("names", name)))
+        control.connection.execute("SET lock_timeout = '1s'")
+        control.install()
+
+
 def test_a_client_gets_the_error_that_nobody_expected(
     control: Control, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

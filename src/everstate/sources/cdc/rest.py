@@ -86,7 +86,7 @@ class Connect:
         self._ask("DELETE", self._path(connector, "offsets"))
 
     def pause(self, connector: str) -> None:
-        """Ask for state PAUSED; tasks stay, and read nothing more."""
+        """Ask for state PAUSED; tasks stay, and fill their queues without writing."""
         self._ask("PUT", self._path(connector, "pause"))
 
     def resume(self, connector: str) -> None:

@@ -82,8 +82,6 @@ CREATE TABLE IF NOT EXISTS {s}.deferred (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, view text NOT NULL, version int NOT NULL,
     generation int NOT NULL, partition int NOT NULL, changes int NOT NULL,
     first_offset bigint NOT NULL, keys bytea NOT NULL, rows bytea NOT NULL);
-ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
-    ALTER COLUMN keys SET STORAGE EXTERNAL;
 CREATE INDEX IF NOT EXISTS deferred_place ON {s}.deferred
     (view, version, generation, partition, id);
 CREATE TABLE IF NOT EXISTS {s}.deployment (
@@ -116,6 +114,11 @@ _FIRST_OFFSET: Final = """
 ALTER TABLE {s}.deferred ADD COLUMN first_offset bigint;
 UPDATE {s}.deferred SET first_offset = offsets[1];
 ALTER TABLE {s}.deferred ALTER COLUMN first_offset SET NOT NULL, DROP COLUMN offsets;
+"""
+# Both are compressed already, or do not become smaller.
+_STORED_AS_IT_IS: Final = """
+ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
+    ALTER COLUMN keys SET STORAGE EXTERNAL;
 """
 _COLUMN: Final = """
 SELECT FROM information_schema.columns
@@ -198,9 +201,12 @@ class Schema:
             self._add_columns()
             if not is_first_form and self._has("view", "reason"):
                 self.connection.execute(sql.SQL(_FOUR_FIELDS).format(s=s))
+            is_stored_otherwise = not self._has("deferred", "first_offset")
             if self._has("deferred", "offsets"):
                 self.connection.execute(sql.SQL(_FIRST_OFFSET).format(s=s))
             self.connection.execute(sql.SQL(_DDL).format(s=s))
+            if is_stored_otherwise:
+                self.connection.execute(sql.SQL(_STORED_AS_IT_IS).format(s=s))
             if is_first_form:
                 copy = sql.SQL(_COPY_FIRST_FORM)
                 self.connection.execute(copy.format(s=s, core=sql.Literal(CORE_FINGERPRINT)))
