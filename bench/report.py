@@ -143,11 +143,17 @@ def _processor() -> str:
 
 def now() -> Measured:
     """Today, the commit of the work tree, and this machine."""
-    asked = ("git", "describe", "--always", "--dirty", "--exclude", "*")
-    told = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return Measured(
-        datetime.now(UTC).date().isoformat(), told.stdout.strip() or "unknown", machine()
-    )
+    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    # The results of another bench are no difference in what is measured.
+    others = (":!bench/RESULTS.md", ":!bench/results.json")
+    is_dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *others)
+    commit = f"{commit}-dirty" if is_dirty else commit
+    return Measured(datetime.now(UTC).date().isoformat(), commit, machine())
+
+
+def _git(*words: str) -> str:
+    told = subprocess.run(("git", *words), capture_output=True, text=True, check=False)
+    return told.stdout.strip()
 
 
 def table(rows: Sequence[Kept]) -> str:

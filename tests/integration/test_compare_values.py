@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from test_parse_reasons import MESSAGE, PARCEL, STATE, changed, records
 
-from everstate.pipeline.proof.row_texts import RAW, fragments, row_text
+from everstate.pipeline.proof.row_texts import fragments, row_text
 from everstate.pipeline.spark.parse import parse
+from everstate.views.images import NEWEST, RAW
 
 LENIENT = [
     changed("provenance.actor", 5),
@@ -22,9 +23,14 @@ LENIENT = [
 
 
 @pytest.mark.parametrize("message", LENIENT)
-def test_the_state_is_found_in_every_readable_message(message: bytes) -> None:
+def test_what_the_stores_keep_is_found_in_every_readable_message(message: bytes) -> None:
+    read = json.loads(message)
+    source, state = read["provenance"], read["currentEntityState"]
+    assert state == STATE
+    (text,) = fragments(NEWEST, pa.array([message])).to_pylist()
+    assert f"[{text}]" == row_text([[source, state]])
     (text,) = fragments(RAW, pa.array([message])).to_pylist()
-    assert f"[{text}]" == row_text([STATE])
+    assert f"[{text}]" == row_text([[source, source.get("transaction"), read.get("event"), state]])
 
 
 def test_these_messages_are_readable(spark: Any) -> None:

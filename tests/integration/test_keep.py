@@ -18,7 +18,8 @@ from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Journal, Part, run_parts, states_folder
 from everstate.pipeline.keeping.dead import DeadLetterSender
-from everstate.pipeline.keeping.keep import BEHIND, VERSION_FIELDS, Keeper
+from everstate.pipeline.keeping.keep import Keeper
+from everstate.pipeline.keeping.metrics import BEHIND, VERSION_FIELDS
 from everstate.views.changing import forget_view
 from everstate.views.control import RETIRED, Control
 from everstate.views.database import connect_views
@@ -210,6 +211,29 @@ def test_verify_sees_each_planted_defect(world: World) -> None:
     world.change_tables("DELETE FROM ordr_latest__v1 WHERE key = 'o-3'")
     (lost,) = world.proof("ordr_latest").differences
     assert "o-3" in str(lost)
+
+
+@pytest.mark.parametrize(
+    ("view", "column", "value"),
+    [
+        ("ordr_latest", "provenance", """'{"identifier": "somebody else"}'"""),
+        ("ordr_history", "provenance", """'{"identifier": "somebody else"}'"""),
+        ("ordr_history", "transaction", """'{"id": "1", "index": 0, "count": 1}'"""),
+        ("ordr_history", "event", """'{"type": "guessed"}'"""),
+    ],
+)
+def test_verify_sees_who_changed_an_entity_and_why(
+    world: World, view: str, column: str, value: str
+) -> None:
+    keeper = world.keeper()
+    world.send(*[world.put(f"o-{n}", "NL", "150.00") for n in range(2)])
+    drain(keeper)
+    keeper.close()
+    assert world.verify()[view].holds
+    world.change_tables(f"UPDATE {view}__v1 SET {column} = {value} WHERE key = 'o-1'")
+    (other,) = world.proof(view).differences
+    assert "o-1" in other.key
+    assert other.what == "different"
 
 
 def test_c11_two_keepers_apply_every_change_once(world: World) -> None:

@@ -320,6 +320,38 @@ def test_more_changes_than_may_wait_while_a_subscriber_catches_up_end_it_not(
     assert subscriber.notices == ["live"]
 
 
+def test_a_subscriber_of_one_key_comes_back_without_reading_what_others_wrote(
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position goes on with the stream, also where it wants no change for hours."""
+
+    def offsets(token: str | None) -> int:
+        assert token is not None
+        position = parse_token(token).positions["order"]
+        return sum(spot.next_offset for spot in position.spots.values())
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the log is read once more")
+
+    monkeypatch.setattr(hub_module, "_MEMORY_CHANGES", 5)
+    url, others = f"{address}/stream/v1/order", 40
+    with orders.keeping():
+        subscriber = Subscriber(url, key="a")
+        assert subscriber.is_live.wait(20)
+        begun = offsets(subscriber.last_id)
+        orders.send(*(orders.change(f"k{n}", status="open") for n in range(others)))
+        until(lambda: offsets(subscriber.last_id) >= begun + others)
+        subscriber.stop()
+        monkeypatch.setattr(subscribing, "Changes", refused)
+        headers = {"Last-Event-ID": str(subscriber.last_id)}
+        with (
+            httpx.Client(timeout=20) as client,
+            client.stream("GET", url, params={"key": "a"}, headers=headers) as response,
+        ):
+            name, _, _ = next(iter(events(response)))
+    assert (subscriber.changes, name) == ([], "live")
+
+
 def test_a_position_in_another_log_is_refused_also_while_the_hub_remembers_its_offsets(
     orders: Orders, address: str
 ) -> None:

@@ -91,3 +91,16 @@ def test_a_product_of_decimals_keeps_all_its_places_or_is_refused(spark: SparkSe
         with spark_errors("view v"):
             spark.sql(query(wide, wide)).collect()
     assert "ansi" not in str(refused.value)
+
+
+def test_a_product_with_more_places_than_spark_has_is_refused(spark: SparkSession) -> None:
+    """Spark rounds it to 38 places in silence, with any setting."""
+    app = orders()
+    product = " * ".join(["price"] * 5)
+    for name, text in {"rows": product, "sums": f"sum({product})"}.items():
+        plan = app.view(name, sql=f"SELECT {text} AS cost FROM ordr")
+        with pytest.raises(InvalidView, match="may have 40 decimal places") as refused:
+            column_types(spark, app.entity_type("ordr"), plan)
+        assert "Cast a side" in str(refused.value)
+    kept = app.view("kept", sql="SELECT price * price * price * price AS cost FROM ordr")
+    assert column_types(spark, app.entity_type("ordr"), kept)

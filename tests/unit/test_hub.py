@@ -207,3 +207,19 @@ def test_a_hub_whose_thread_did_not_start_begins_again_for_the_next_subscriber(
     logs[1].given = [change("1")]
     logs[1].go.set()
     assert follower.failure() is None
+
+
+def test_a_subscriber_has_everything_up_to_where_the_hub_is_while_nothing_waits(
+    logs: list[Log],
+) -> None:
+    hub = ChangeHub(Config(), HOTEL, "guest")
+    every, others = Follower(hub), Follower(hub, kind="deleted")
+    assert hub.reached(every.subscription) == {AT: Spot(0)}
+    logs[0].given = [change("1")]
+    logs[0].go.set()
+    assert hub._thread is not None
+    hub._thread.join(WAIT_S)
+    assert hub.reached(others.subscription) == {AT: Spot(1)}
+    assert hub.reached(every.subscription) == {}
+    every.subscription.take()
+    assert hub.reached(every.subscription) == {AT: Spot(1)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from everstate.attention.conditions import of_views
 from everstate.cli import cli
-from everstate.pipeline.keeping.keep import Keeper
+from everstate.pipeline.keeping.metrics import report_misfits
 from everstate.sections import AlertsConfig
 from everstate.serving.answers import ViewRow
 from everstate.views.misfits import Misfit
@@ -34,7 +34,7 @@ def test_status_names_field_schema_version_count_and_places() -> None:
 
 def test_the_metric_counts_them_by_entity_type_field_and_schema_version() -> None:
     control: Any = SimpleNamespace(misfits=lambda: [MISFIT])
-    Keeper._report_misfits(cast(Keeper, None), control)
+    report_misfits(control)
     labels = {"entity": "guest", "field": "stars", "schema_version": "2"}
     assert REGISTRY.get_sample_value("everstate_view_misfits", labels) == 1_430
 

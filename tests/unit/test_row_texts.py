@@ -12,7 +12,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from everstate.pipeline.proof.row_texts import RAW, fragments, joined, kept_fragments, row_text
+from everstate.pipeline.proof.row_texts import fragments, joined, kept_fragments, row_text
+from everstate.views.images import NEWEST, RAW, cut
 
 MOMENTS = [
     datetime(1, 1, 1, tzinfo=UTC),
@@ -62,13 +63,41 @@ def test_a_column_of_either_engine_has_the_texts_of_its_values(name: str) -> Non
 
 def test_states_are_read_out_of_messages_and_out_of_jsonb() -> None:
     states = ['{"b": 1.0, "a": [1e5, null, "x"]}', '{"n": 12345678901234567890}', "null", "{}"]
-    messages = [f'{{"x":1,"currentEntityState":{state}}}'.encode() for state in states]
-    wanted = [row_text([orjson.loads(state)])[1:-1] for state in states]
-    assert fragments(RAW, pa.array(messages)).to_pylist() == wanted
+    wanted = [row_text([{"by": "me"}, orjson.loads(state)]) for state in states]
+    assert fragments(NEWEST, newest(states)).to_pylist() == wanted
     # As jsonb writes them: other spaces, another order, no exponents.
-    copied = ['{"a": [100000, null, "x"], "b": 1.0}', states[1], None, "{}"]
-    kept = kept_fragments(RAW, pa.binary(), pa.array(copied, pa.string())).to_pylist()
-    assert kept == wanted
+    copied = ['{"a": [100000, null, "x"], "b": 1.0}', states[1], "null", "{}"]
+    assert kept_fragments(NEWEST, pa.binary(), kept(copied)).to_pylist() == wanted
+
+
+def test_who_changed_an_entity_and_why_is_compared_too() -> None:
+    sources = ['{"by":"me"}', '{"by":"me","transaction":null}', '{"transaction" : {"index": 1}}']
+    event = '{"type":"sold","data":{"n":1e2}}'
+    messages = [f'{{"event":{event},"provenance":{source}}}'.encode() for source in sources]
+    wanted = [
+        f'[{{"by":"me"}},null,{event.replace("1e2", "100")},null]',
+        f'[{{"by":"me","transaction":null}},null,{event.replace("1e2", "100")},null]',
+        f'[{{"transaction":{{"index":1}}}},{{"index":1}},{event.replace("1e2", "100")},null]',
+    ]
+    texts = [row_text(orjson.loads(text))[1:-1] for text in wanted]
+    assert [f"[{text}]" for text in texts] == fragments(RAW, pa.array(messages)).to_pylist()
+    images = cut(messages)
+    assert images.transaction.to_pylist() == [None, None, '{"index": 1}']
+    columns = [images.provenance, images.transaction, images.event, images.state]
+    rows = zip(*(column.fill_null("null").to_pylist() for column in columns), strict=True)
+    stored = pa.array([f"[{','.join(row)}]" for row in rows])
+    assert kept_fragments(RAW, pa.binary(), stored).to_pylist() == [f"[{text}]" for text in texts]
+
+
+def newest(states: list[str]) -> pa.Array:
+    """Messages with these states."""
+    message = '{{"provenance":{{"by":"me"}},"x":1,"currentEntityState":{}}}'
+    return pa.array([message.format(state).encode() for state in states])
+
+
+def kept(states: list[str]) -> pa.Array:
+    """What `latest` keeps of them."""
+    return pa.array([f'[{{"by": "me"}},{state}]' for state in states])
 
 
 LONG = "12345678901234567890.123456789"
@@ -78,13 +107,12 @@ LONG = "12345678901234567890.123456789"
 def test_the_text_of_a_long_number_has_all_its_digits(number: str) -> None:
     """A proof that reads numbers as floats finds two unequal states equal."""
     texts = [f'{{"a": {number}}}', f'{{"a": {number[:-1]}5}}', f'{{"b": [1], "a": {number}}}']
-    messages = pa.array([f'{{"currentEntityState":{text}}}'.encode() for text in texts])
     wanted = [f'{{"a":{number}}}', f'{{"a":{number[:-1]}5}}', f'{{"a":{number},"b":[1]}}']
-    assert fragments(RAW, messages).to_pylist() == wanted
-    assert kept_fragments(RAW, pa.binary(), pa.array(texts)).to_pylist() == wanted
+    compared = [f'[{{"by":"me"}},{text}]' for text in wanted]
+    assert fragments(NEWEST, newest(texts)).to_pylist() == compared
+    assert kept_fragments(NEWEST, pa.binary(), kept(texts)).to_pylist() == compared
     nested = pa.struct([("a", pa.decimal128(38, 9))])
-    kept = kept_fragments("v", nested, pa.array(texts[:2])).to_pylist()
-    assert kept == wanted[:2]
+    assert kept_fragments("v", nested, pa.array(texts[:2])).to_pylist() == wanted[:2]
     if number == LONG:
         values = pa.array([{"a": Decimal(LONG)}, {"a": Decimal(f"{LONG[:-1]}5")}], nested)
         assert fragments("v", values).to_pylist() == wanted[:2]
@@ -92,14 +120,12 @@ def test_the_text_of_a_long_number_has_all_its_digits(number: str) -> None:
 
 def test_a_number_is_not_the_text_of_it() -> None:
     states = ['{"a": 1.5, "n": 9007199254740993}', '{"a": "1.5", "n": "9007199254740993"}']
-    one, other = fragments(
-        RAW, pa.array([f'{{"currentEntityState":{text}}}'.encode() for text in states])
-    ).to_pylist()
+    one, other = fragments(NEWEST, newest(states)).to_pylist()
     assert (one, other) == (
-        '{"a":1.5,"n":9007199254740993}',
-        '{"a":"1.5","n":"9007199254740993"}',
+        '[{"by":"me"},{"a":1.5,"n":9007199254740993}]',
+        '[{"by":"me"},{"a":"1.5","n":"9007199254740993"}]',
     )
-    assert kept_fragments(RAW, pa.binary(), pa.array(states)).to_pylist() == [one, other]
+    assert kept_fragments(NEWEST, pa.binary(), kept(states)).to_pylist() == [one, other]
 
 
 def test_numbers_of_32_bits_are_those_that_postgresql_keeps_as_real() -> None:

@@ -94,7 +94,7 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subscribing, "_BEAT_S", 0.001)
-    hub = cast("Any", SimpleNamespace(token_of=lambda spots: f"at-{spots[1, 0].next_offset}"))
+    hub = standing_at({})
     quiet = Subscription({(1, 0): Spot(7)}, lambda _: True, lambda: None, limit=1)
     wish = Wish.of(PARCEL, {}, None, NO_MASK)
 
@@ -103,7 +103,7 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
         return [await anext(live) for _ in range(2)]
 
     found = asyncio.run(beats())
-    assert found == [[StreamEvent("", token="at-7")]] * 2
+    assert found == [[StreamEvent("", token="7")]] * 2
 
     async def sent() -> bytes:
         async def batches() -> EventBatches:
@@ -111,7 +111,39 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
 
         return b"".join([part async for part in encoded(batches())])
 
-    assert asyncio.run(sent()).endswith(b"\n\nid: at-7\n\n")
+    assert asyncio.run(sent()).endswith(b"\n\nid: 7\n\n")
+
+
+def standing_at(reached: Mapping[Partition, Spot]) -> Any:
+    """A hub that has handed over everything up to some spots."""
+    return SimpleNamespace(
+        token_of=lambda spots: "-".join(str(spots[1, p].next_offset) for p in range(len(spots))),
+        reached=lambda _: reached,
+    )
+
+
+def test_who_wants_few_changes_comes_back_where_the_stream_is_and_not_where_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it reads again all that others wrote since, from the log."""
+    monkeypatch.setattr(subscribing, "_BEAT_S", 0.001)
+    begin = {(1, p): Spot(7) for p in range(3)}
+    few = Subscription(begin, lambda _: True, lambda: None, limit=9)
+    given: Any = SimpleNamespace()
+    wish = Wish.of(PARCEL, {}, None, NO_MASK)
+    found = Record("t", 1, 40, 0, b"p1", b"{}", (), 1)
+    # The stream had read the first partition up to 90, and what the present rows have lies before.
+    few.offer(Delivery(found, (1, 1), Spot(41), given, {(1, 0): Spot(90), (1, 2): Spot(5)}))
+
+    async def taken() -> list[Sequence[StreamEvent]]:
+        hub = standing_at({(1, 0): Spot(95), (1, 1): Spot(41), (1, 2): Spot(60)})
+        live = subscribing._live(wish, hub, few, few.spots, 0, asyncio.Event())
+        return [await anext(live) for _ in range(2)]
+
+    assert asyncio.run(taken()) == [
+        [StreamEvent("change", "{}", "90-41-7")],
+        [StreamEvent("", token="95-41-60")],
+    ]
 
 
 class Past:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -59,6 +60,37 @@ def test_a_role_that_dies_is_started_again_and_the_other_is_left_alone(tmp_path:
     assert (tmp_path / "dying.log").read_text().count("once more") == 2
     assert len(pids) == 1
     assert not psutil.pid_exists(pids.pop())
+
+
+def test_a_role_is_started_again_when_somebody_deleted_the_folder_of_the_logs(
+    tmp_path: Path,
+) -> None:
+    logs = tmp_path / "logs"
+    dying = program("import os; print('once more', flush=True); os._exit(1)")
+    supervisor = Supervisor({"dying": dying}, logs, journal_in(tmp_path))
+    (role,) = supervisor.roles
+
+    def deleted() -> bool:
+        if role.restarts == 1 and role.process is None and logs.is_dir():
+            shutil.rmtree(logs)
+        return role.restarts >= 2
+
+    run_until(supervisor, deleted)
+    assert role.log.read_text() == "once more\n"
+
+
+def test_a_role_that_the_system_does_not_start_waits_and_says_why(tmp_path: Path) -> None:
+    journal = journal_in(tmp_path)
+    steady = program("import time; time.sleep(600)")
+    supervisor = Supervisor({"role": ["/nowhere"], "steady": steady}, tmp_path, journal)
+    first, second = supervisor.roles
+    run_until(supervisor, lambda: first.restarts >= 2 and second.process is not None)
+    part = journal.state.parts["role"]
+    assert part.state == "waiting"
+    assert part.reason == "it cannot be started: No such file or directory"
+    assert part.retry_at is not None
+    first.argv = steady
+    run_until(supervisor, lambda: first.process is not None)
 
 
 def test_a_killed_role_is_started_again(tmp_path: Path) -> None:

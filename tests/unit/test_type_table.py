@@ -22,11 +22,12 @@ from everstate.changes.row_json import row_json
 from everstate.declarations.captures import Capture, Table
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import EverstateError, InvalidChange
-from everstate.pipeline.proof.row_texts import RAW, fragments, kept_fragments
+from everstate.pipeline.proof.row_texts import fragments, kept_fragments
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.crud.bodies import read_entity
 from everstate.sources.stores.postgres.files import read_rows
+from everstate.views.images import NEWEST
 from type_table import (
     FIELD_TYPES,
     TYPE,
@@ -176,10 +177,10 @@ def test_a_value_leaves_equal(kind: FieldType) -> None:
 @pytest.mark.parametrize("kind", FIELD_TYPES, ids=lambda kind: kind.name)
 def test_the_proof_tells_values_apart(kind: FieldType) -> None:
     found = states(kind)
-    messages = pa.array([b'{"currentEntityState":%b}' % state for state in found])
-    wanted = fragments(RAW, messages).to_pylist()
-    kept = pa.array([state.decode() for state in found])
-    assert kept_fragments(RAW, pa.binary(), kept).to_pylist() == wanted
+    message = b'{"provenance":{},"currentEntityState":%b}'
+    wanted = fragments(NEWEST, pa.array([message % state for state in found])).to_pylist()
+    kept = pa.array([f"[{{}},{state.decode()}]" for state in found])
+    assert kept_fragments(NEWEST, pa.binary(), kept).to_pylist() == wanted
     values = {json.dumps(json.loads(state, parse_float=Decimal)["v"], default=str, sort_keys=True)
               for state in found}  # fmt: skip
     assert len({*wanted}) == len(values)

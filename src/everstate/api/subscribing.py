@@ -364,7 +364,8 @@ async def _live(
         for delivery in taken:
             if delivery.spot <= spots[delivery.partition]:
                 continue
-            spots[delivery.partition] = delivery.spot
+            # What came before it in the other partitions was taken before it, or is not wanted.
+            _advance(spots, delivery.spots)
             if version and delivery.change.version <= version:
                 continue
             yield _change(wish, delivery, hub.token_of(spots))
@@ -389,7 +390,13 @@ async def _live(
                 await awake.wait()
             await asyncio.sleep(_GATHER_S)
         except TimeoutError:
+            _advance(spots, hub.reached(subscription))
             yield [StreamEvent("", token=hub.token_of(spots))]
+
+
+def _advance(spots: dict[Partition, Spot], reached: Mapping[Partition, Spot]) -> None:
+    for partition, spot in reached.items():
+        spots[partition] = max(spots[partition], spot)
 
 
 def _batches(events: Iterable[StreamEvent]) -> Iterator[Sequence[StreamEvent]]:

@@ -50,6 +50,11 @@ class SupervisedRole:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
+    def delay_s(self) -> float:
+        """How long it waits after it ended soon: the longer, the more often it was restarted."""
+        return _BACKOFF_S[min(self.restarts, len(_BACKOFF_S) - 1)]
+
+    @property
     def state(self) -> str:
         """`running`, `stopped`, or the seconds until it is restarted."""
         if self.process is not None:
@@ -99,7 +104,7 @@ class Supervisor:
             return
         if role.process is None:
             if now >= role.next_start_at:
-                self._start(role)
+                self._start_or_wait(role)
             return
         code = role.process.poll()
         if code is None:
@@ -113,17 +118,29 @@ class Supervisor:
             self._journal.note(role.name, Part("stopped", time.time(), reason, advice))
             return
         steady = now - role.started_at > _STEADY_S
-        delay = 0.0 if steady else _BACKOFF_S[min(role.restarts, len(_BACKOFF_S) - 1)]
+        self._wait(role, 0.0 if steady else role.delay_s, reason, advice)
         role.restarts = 0 if steady else role.restarts + 1
-        role.next_start_at = now + delay
-        retry_at = time.time() + delay
+
+    def _wait(self, role: SupervisedRole, delay_s: float, reason: str, advice: str) -> None:
+        role.next_start_at = time.monotonic() + delay_s
+        retry_at = time.time() + delay_s
         self._journal.note(role.name, Part("waiting", time.time(), reason, advice, retry_at))
 
     def _check_left(self) -> None:
         if len(self._ended) == len(self.roles):
             raise self._ended[0]
 
+    def _start_or_wait(self, role: SupervisedRole) -> None:
+        """Start a role; where the system refuses that, it waits as one that ended."""
+        try:
+            self._start(role)
+        except OSError as cause:
+            reason = f"it cannot be started: {cause.strerror or cause}"
+            self._wait(role, role.delay_s, reason, f"Its log would be {role.log}.")
+            role.restarts += 1
+
     def _start(self, role: SupervisedRole) -> None:
+        private_folder(role.log.parent)  # somebody may have deleted it
         with role.log.open("ab") as output:
             role.log_start = output.tell()
             # A session of its own: Ctrl-C reaches only the supervisor, which then stops the role.

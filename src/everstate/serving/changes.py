@@ -64,9 +64,14 @@ class Delivery:
             raise CorruptRecord(*place, cause.reason) from cause
 
     @property
+    def spots(self) -> dict[Partition, Spot]:
+        """How far the stream has read every partition after this change."""
+        return {**self._others, self.partition: self.spot}
+
+    @property
     def token(self) -> str:
         """The token from which the stream continues after this change."""
-        return self._stream.token({**self._others, self.partition: self.spot})
+        return self._stream.token(self.spots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,12 @@ class Subscription:
         with self._lock:
             return self._dropped > 0
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether changes wait to be taken."""
+        with self._lock:
+            return bool(self._waiting)
+
     def offer(self, delivery: Delivery) -> None:
         """Hand over a change if it is wanted; if too many wait, the oldest ones are dropped.
 
@@ -194,6 +200,15 @@ class ChangeHub:
             for each in self._memory
             if each.spot > since[each.partition] and key in (None, key_of(each)) and wants(each)
         ]
+
+    def reached(self, subscription: Subscription) -> Mapping[Partition, Spot]:
+        """Spots up to which all that a subscription wants was taken; none while changes wait.
+
+        Who wants few changes comes back with these, and not with where it began: the changes since
+        then may be more than the hub remembers.
+        """
+        with self._lock:
+            return {} if subscription.has_waiting else dict(self._spots)
 
     def token_of(self, spots: Mapping[Partition, Spot]) -> str:
         """The token of a position in this log, once there was a subscription."""

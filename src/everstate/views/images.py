@@ -10,7 +10,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+RAW: Final = "raw_value"
+"""Column of the messages of changes, which a history keeps as :data:`HISTORY_JSON`."""
+NEWEST: Final = "newest_value"
+"""Column of the messages of the newest changes, which `latest` keeps as :data:`LATEST_JSON`."""
+LATEST_JSON: Final = ("provenance", "state")
+HISTORY_JSON: Final = ("provenance", "transaction", "event", "state")
 _NULL: Final = msgspec.Raw(b"null")
+_NO_BLOCK: Final = b'"transaction":null}'
+"""How our own writers end the provenance of a change that is in no block."""
 
 
 class _Cut(msgspec.Struct, rename="camel", gc=False):
@@ -74,8 +82,7 @@ def cut(raw_values: Sequence[bytes]) -> Images:
         parts = _cut(value)
         source = bytes(parts.provenance)
         provenance.append(source)
-        has_block = b'"transaction"' in source and b'"transaction":null' not in source
-        transaction.append(_text(_block(source).transaction) if has_block else None)
+        transaction.append(_transaction(source))
         event.append(None if parts.event is _NULL else _text(parts.event))
         state.append(_text(parts.current_entity_state))
     return Images(_texts(provenance), _texts(transaction), _texts(event), _texts(state))
@@ -107,6 +114,25 @@ def text_of(values: pa.Array) -> bytes:
 def state_text(raw_value: bytes) -> bytes:
     """JSON text of the current state in a readable message."""
     return bytes(_state(raw_value).current_entity_state)
+
+
+def latest_json(raw_value: bytes) -> bytes:
+    """JSON array of :data:`LATEST_JSON` of a readable message; null where it has none."""
+    parts = _newest(raw_value)
+    return b"[%b,%b]" % (parts.provenance, parts.current_entity_state)
+
+
+def history_json(raw_value: bytes) -> bytes:
+    """JSON array of :data:`HISTORY_JSON` of a readable message; null where it has none."""
+    parts = _cut(raw_value)
+    block = _block(parts.provenance).transaction
+    return b"[%b,%b,%b,%b]" % (parts.provenance, block, parts.event, parts.current_entity_state)
+
+
+def _transaction(provenance: bytes) -> bytes | None:
+    if b'"transaction"' not in provenance or provenance.endswith(_NO_BLOCK):
+        return None
+    return _text(_block(provenance).transaction)
 
 
 def _text(raw: msgspec.Raw) -> bytes | None:

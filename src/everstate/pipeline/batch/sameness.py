@@ -1,6 +1,6 @@
-"""Tests whether a view's SQL gives the same row for the same image at any time (C16).
+"""Tests what a view's SQL does to values: the same row for the same image at any time (C16)?
 
-Spark's analysed plan decides.
+And does it keep all places of decimals? Spark's analysed plan decides.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pyspark import SparkContext
 _EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
 _TIMES: Final = ("timestamp", "timestamp_ntz")
 _CLOCK_WORD: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_PLACES: Final = 38
+"""Decimal places of the longest decimal of Spark."""
 _TIME_ONLY: Final = re.compile(r"\s*T?\d{1,2}:")
 
 
@@ -26,10 +28,27 @@ def changing(analysed: Any) -> str | None:
     """
     if not analysed.deterministic():
         return "its SQL has a part that Spark does not guarantee to give the same value each time."
-    for cast in _casts(analysed):
+    for cast in _found(analysed, "Cast"):
         reason = _of_today(cast)
         if reason is not None:
             return reason
+    return None
+
+
+def rounding(analysed: Any) -> str | None:
+    """Why Spark rounds a product of an analysed plan without a word; ``None``: it does not.
+
+    Too many digits before the point are an error at the value; places beyond 38 are cut off.
+    """
+    for product in _found(analysed, "Multiply"):
+        sides = [side.dataType() for side in (product.left(), product.right())]
+        if all(side.typeName().startswith("decimal") for side in sides):
+            places = sum(side.scale() for side in sides)
+            if places > _PLACES:
+                return (
+                    f"{_shown(product)} may have {places} decimal places, and Spark rounds it to "
+                    f"{_PLACES}."
+                )
     return None
 
 
@@ -59,8 +78,8 @@ def _shown(expression: Any) -> str:
     return re.sub(r"\bcurrent\.|`", "", expression.sql())
 
 
-def _casts(plan: Any) -> Iterator[Any]:
-    """Every CAST in a plan, explicit or implicit, and in the expressions that replace functions."""
+def _found(plan: Any, kind: str) -> Iterator[Any]:
+    """Every expression of one kind in a plan, and in the expressions that replace functions."""
     gateway = SparkContext._gateway  # noqa: SLF001 - PySpark cannot be asked
     waiting = [plan]
     while waiting:
@@ -70,7 +89,7 @@ def _casts(plan: Any) -> Iterator[Any]:
             waiting += _each(node.expressions())
         elif is_instance_of(gateway, node, f"{_EXPRESSIONS}RuntimeReplaceable"):
             waiting.append(node.replacement())
-        elif is_instance_of(gateway, node, f"{_EXPRESSIONS}Cast"):
+        elif is_instance_of(gateway, node, f"{_EXPRESSIONS}{kind}"):
             yield node
 
 

@@ -14,13 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import groupby
 from math import inf, isfinite
 from typing import Any, Final
 
 import orjson
 import psycopg
-from prometheus_client import Counter, Gauge, Histogram
 from pyspark.sql import DataFrame, SparkSession
 
 from everstate.config import Config
@@ -41,6 +39,7 @@ from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
 from everstate.pipeline.keeping.changes import ChangesReader
 from everstate.pipeline.keeping.declare import LATER, declare, retire_left, show_core
 from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
+from everstate.pipeline.keeping.metrics import ViewReports, report_misfits, report_step
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.spans import Sources
 from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
@@ -58,32 +57,6 @@ from everstate.views.tables import Core, latest_of
 from everstate.views.versions import passed_by_all
 
 logger = logging.getLogger(__name__)
-
-JUDGED = Counter(
-    "everstate_views_changes",
-    "Changes by the core's decision: applied, duplicate, held or dead",
-    ["entity", "outcome"],
-)
-BEHIND = Gauge(
-    "everstate_view_behind",
-    "1 while a view cannot be updated; `everstate views list` shows why",
-    ["view"],
-)
-VERSION_FIELDS = Gauge(
-    "everstate_view_versions",
-    "Versions of a view for which `everstate views list` shows an error, waits_for, progress or "
-    "status_reason",
-    ["view", "field"],
-)
-_VERSION_FIELDS: Final = ("error", "waits_for", "progress", "status_reason")
-MISFITS = Gauge(
-    "everstate_view_misfits",
-    "States with a value that does not fit the model, which is NULL in typed columns",
-    ["entity", "field", "schema_version"],
-)
-STEP_SECONDS = Histogram(
-    "everstate_keeper_step_seconds", "Time of one batch that updates cores and riding views"
-)
 
 _POOL: Final = "keep"
 _RETRY_S_MIN: Final = 0.2
@@ -176,10 +149,7 @@ class Keeper:
         self._trimmed_at = 0.0
         self._unshown: set[str] = set()
         """Entity types whose columns for readers are to be replaced; a reader may be in the way."""
-        self._known: set[str] = set()
-        """Views whose versions were reported last."""
-        self._shown: set[str] = set()
-        """Views that readers see, as they were reported last."""
+        self._reports = ViewReports()
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
@@ -214,7 +184,7 @@ class Keeper:
                 retire_left(control, self._project, self._deployment)
             self._unshown = self._project.entities.keys() - failed.keys()
             self._show_cores(control)
-            self._report_misfits(control)
+            report_misfits(control)
             if later is not None:
                 note("declarations", Part("waiting", time.time(), LATER.format(later)))
 
@@ -300,17 +270,15 @@ class Keeper:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         done = self._keep_together(units)
         outcomes = done.outcomes
-        for outcome in outcomes:
-            for what in ("applied", "duplicate", "held", "dead"):
-                JUDGED.labels(outcome["entity"], what).inc(max(0, outcome[what]))
-        STEP_SECONDS.observe(time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        report_step(outcomes, seconds)
         return KeptBatch(
             changes=done.offsets,
             applied=sum(o["applied"] for o in outcomes),
             duplicate=sum(o["duplicate"] for o in outcomes),
             held=sum(o["held"] for o in outcomes),
             dead=sum(o["dead"] for o in outcomes),
-            seconds=time.monotonic() - begun,
+            seconds=seconds,
         )
 
     def _keep_together(self, units: Sequence[_Unit]) -> _Done:
@@ -379,7 +347,7 @@ class Keeper:
             kept = self._kept.read(control)
             self._trim(control, kept)
             self._show_cores(control)
-        self._report(kept)
+        self._reports.report(kept)
         units = []
         for name, views in kept.items():
             if name not in entities or not self._retries.is_due(latest_of(name)):
@@ -445,7 +413,7 @@ class Keeper:
                     logger.error("view %s lags: %s", view, reason)
                     control.set_error(view, version, reason)
             if any(unit.careful for unit in units):
-                self._report_misfits(control)
+                report_misfits(control)
         failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
         for unit in units:
             name = unit.core.view
@@ -472,35 +440,6 @@ class Keeper:
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, None)
 
-    def _report(self, kept: Mapping[str, EntityViews]) -> None:
-        """Report the state of each view to `everstate status`, `everstate run` and the metrics."""
-        known, shown = self._known, self._shown
-        self._known, self._shown = set(), set()
-        for views in kept.values():
-            self._report_views(views)
-        for name in known - self._known:
-            for field in _VERSION_FIELDS:
-                VERSION_FIELDS.remove(name, field)
-        for name in shown - self._shown:
-            BEHIND.remove(name)
-            note(f"view {name}", None)
-
-    def _report_views(self, views: EntityViews) -> None:
-        for name, mine in groupby(views.rows, key=lambda row: row.name):
-            versions = list(mine)
-            self._known.add(name)
-            for field in _VERSION_FIELDS:
-                count = sum(getattr(row, field) is not None for row in versions)
-                VERSION_FIELDS.labels(name, field).set(count)
-        rows = [view.row for view in views.views if view.row.published]
-        if views.status is not None:
-            rows.append(views.status)
-        for row in rows:
-            self._shown.add(row.name)
-            BEHIND.labels(row.name).set(int(row.error is not None))
-            how = Part("running" if row.error is None else "waiting", time.time(), row.error)
-            note(f"view {row.name}", how)
-
     def _show_cores(self, control: Control) -> None:
         """Let readers see `latest` in the columns of the models; again later where they wait."""
         for name in sorted(self._unshown):
@@ -511,11 +450,6 @@ class Keeper:
                 self._unshown.discard(name)
             else:
                 self._retries.failed(trying, _RIDER_RETRY_S)
-
-    def _report_misfits(self, control: Control) -> None:
-        """Report to the metrics how many values do not fit the models."""
-        for each in control.misfits():
-            MISFITS.labels(each.entity, each.field, each.schema_version).set(each.count)
 
     def _blamed(self, units: Sequence[_Unit]) -> bool:
         """Find the views whose SQL fails on these records, and leave them behind.

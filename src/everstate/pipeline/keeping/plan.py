@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType
 from everstate.changes import EntityType
 from everstate.errors import InvalidView, PipelineError, SparkLost, Unavailable
 from everstate.pipeline.batch.rules import treatment
-from everstate.pipeline.batch.sameness import changing
+from everstate.pipeline.batch.sameness import changing, rounding
 from everstate.pipeline.spark.parse import parsed_schema
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.kinds import ViewPlan
@@ -75,8 +75,9 @@ def column_types(
 ) -> Mapping[str, pa.DataType]:
     """Types that Spark gives the physical columns of a view.
 
-    Raises InvalidView when Spark refuses the SQL, or when the same image would not always give the
-    same row: then a later change could not subtract what an earlier one added (C16).
+    Raises InvalidView when Spark refuses the SQL, when Spark would round a product of decimals, or
+    when the same image would not always give the same row: then a later change could not subtract
+    what an earlier one added (C16).
     """
     images = () if plan.inputs or isinstance(plan, PythonPlan) else plan.table(0).images
     if not images:
@@ -89,7 +90,7 @@ def column_types(
                 worth = worth.select(F.explode("row").alias("row"))
             made = worth.select("row.*")
             analysed = made._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark cannot be asked
-            reason = changing(analysed)
+            reason, rounded = changing(analysed), rounding(analysed)
             types = {f.name: to_arrow_type(f.dataType, timezone="UTC") for f in made.schema}
     except (SparkLost, Unavailable):
         raise
@@ -102,4 +103,10 @@ def column_types(
         ) from cause
     if reason is not None:
         raise InvalidView(plan.name, reason, advice="Store the value as a field of the entity.")
+    if rounded is not None:
+        raise InvalidView(
+            plan.name,
+            rounded,
+            advice="Cast a side to fewer places, as in CAST(amount AS DECIMAL(20, 8)) * price.",
+        )
     return types

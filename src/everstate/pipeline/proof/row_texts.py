@@ -19,11 +19,9 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from everstate.changes.json_numbers import JsonNumber, decode, sorted_text
-from everstate.views.images import state_text
+from everstate.views.images import NEWEST, RAW, history_json, latest_json
 from everstate.views.json_texts import json_texts
 
-RAW: Final = "raw_value"
-"""A column with this name holds messages; it is compared by their current states."""
 _OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
 _EXACT_MAX: Final = 2**53
 _TO_ESCAPE: Final = r'["\\\x00-\x1f]'
@@ -119,8 +117,8 @@ def _filled(texts: pa.Array) -> pa.Array:
 
 def _sort(name: str, kind: pa.DataType) -> str:
     """The name of the form in which a column's values are written."""
-    if name == RAW:
-        return "state"
+    if name in (NEWEST, RAW):
+        return name
     for test, sort in (
         (pa.types.is_boolean, "boolean"),
         (pa.types.is_integer, "number"),
@@ -191,10 +189,17 @@ def _corrected(
     return pc.replace_with_mask(texts, odd, corrected)
 
 
-def _states(messages: pa.Array) -> pa.Array:
-    """JSON texts of the current states in messages."""
-    cut = [None if message is None else state_text(message) for message in messages.to_pylist()]
-    return _json_texts(cut)
+def _cut(extract: Callable[[bytes], bytes]) -> Callable[[pa.Array], pa.Array]:
+    """JSON texts of what a store keeps of messages."""
+
+    def texts(messages: pa.Array) -> pa.Array:
+        return _json_texts([None if m is None else extract(m) for m in messages.to_pylist()])
+
+    return texts
+
+
+def _kept_json(values: pa.Array) -> pa.Array:
+    return _json_texts(values.to_pylist())
 
 
 def _json_texts(texts: Sequence[bytes | str | None]) -> pa.Array:
@@ -206,7 +211,8 @@ def _json_texts(texts: Sequence[bytes | str | None]) -> pa.Array:
 
 
 _ENGINE: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
-    "state": _states,
+    NEWEST: _cut(latest_json),
+    RAW: _cut(history_json),
     "boolean": lambda values: values.cast(pa.string()),
     "number": _numbers,
     "moment": _moments,
@@ -217,7 +223,8 @@ _ENGINE: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
     "nested": lambda values: _one_by_one(decode)(json_texts(values)),
 }
 _COPIED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
-    "state": lambda values: _json_texts(values.to_pylist()),
+    NEWEST: _kept_json,
+    RAW: _kept_json,
     "boolean": lambda values: values,
     "number": _numbers,
     "moment": _quoted,

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 from psycopg.sql import SQL, Composable, Composed
 
+from everstate.views.images import HISTORY_JSON, RAW
 from everstate.views.kinds.kind import (
     BatchSource,
     Explained,
@@ -16,9 +17,8 @@ from everstate.views.kinds.kind import (
     TableColumn,
     ViewPlan,
     change_reader,
-    identifiers,
 )
-from everstate.views.kinds.latest import change_columns
+from everstate.views.kinds.latest import change_columns, kept_columns
 from everstate.views.tables import (
     HISTORY_COLUMNS,
     HISTORY_FINGERPRINT,
@@ -27,8 +27,7 @@ from everstate.views.tables import (
     history_of,
 )
 
-_JSON: Final = ("provenance", "transaction", "event", "state")
-_PROVED: Final = tuple(name for name in HISTORY_COLUMNS if name not in _JSON)
+_PROVED: Final = tuple(name for name in HISTORY_COLUMNS if name not in HISTORY_JSON)
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,11 @@ class HistoryPlan(ViewPlan):
 
     def batch_sql(self, table: str) -> str:
         """Every change; JSON texts are extracted from the message."""
-        return f"SELECT {change_columns(_PROVED)} FROM {table}"
+        return f"SELECT {change_columns(_PROVED, RAW)} FROM {table}"
 
     def kept(self, table: Composable) -> Composed:
-        """The same columns; of the JSON texts only the state."""
-        return SQL("SELECT {} FROM {}").format(identifiers((*_PROVED, "state")), table)
+        """The same columns."""
+        return SQL("SELECT {} FROM {}").format(kept_columns(_PROVED, HISTORY_JSON), table)
 
     def reader(self, table: Composable) -> Composed:
         """All rows and columns."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed
+from psycopg.sql import SQL, Composable, Composed, Identifier
 
+from everstate.views.images import LATEST_JSON, NEWEST, RAW
 from everstate.views.kinds.kind import (
     BatchSource,
     Explained,
@@ -20,14 +21,19 @@ from everstate.views.kinds.kind import (
 )
 from everstate.views.tables import CORE_FINGERPRINT, LATEST_COLUMNS, Image, RowTable, latest_of
 
-_PROVED: Final = tuple(name for name in LATEST_COLUMNS if name not in ("provenance", "state"))
-"""Columns that are compared; not provenance, which is typed on the batch side."""
+_PROVED: Final = tuple(name for name in LATEST_COLUMNS if name not in LATEST_JSON)
 
 
-def change_columns(names: tuple[str, ...]) -> str:
-    """Spark's names of a change's own columns, and the message with its state."""
+def change_columns(names: Sequence[str], message: str) -> str:
+    """Spark's names of a change's own columns; then its message, in the column ``message``."""
     named = ["id AS change_id" if name == "change_id" else name for name in names]
-    return ", ".join([*named, "raw_value"])
+    return ", ".join([*named, f"{RAW} AS {message}"])
+
+
+def kept_columns(names: Sequence[str], json: Sequence[str]) -> Composed:
+    """PostgreSQL's names of the same columns; then the JSON array that the message has to give."""
+    texts = [SQL("coalesce({}::text, 'null')").format(Identifier(name)) for name in json]
+    return SQL("{}, concat('[', {}, ']')").format(identifiers(names), SQL(", ',', ").join(texts))
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,12 @@ class LatestPlan(ViewPlan):
         raise AssertionError("`latest` stores changes as they are")
 
     def batch_sql(self, table: str) -> str:
-        """Complete states, as in the message."""
-        return f"SELECT {change_columns(_PROVED)} FROM {table}"
+        """Every column; the message gives provenance and state."""
+        return f"SELECT {change_columns(_PROVED, NEWEST)} FROM {table}"
 
     def kept(self, table: Composable) -> Composed:
         """The same columns."""
-        return SQL("SELECT {} FROM {}").format(identifiers((*_PROVED, "state")), table)
+        return SQL("SELECT {} FROM {}").format(kept_columns(_PROVED, LATEST_JSON), table)
 
     def reader(self, table: Composable) -> Composed:
         """All rows and columns; live entities in typed columns have another name."""

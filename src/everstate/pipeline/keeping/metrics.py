@@ -1,0 +1,93 @@
+"""What a keeper reports: to the metrics, and to `everstate status` and `everstate run`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from everstate.parts import Part, note
+from everstate.pipeline.keeping.kept import EntityViews
+from everstate.views.control import Control
+
+JUDGED: Final = Counter(
+    "everstate_views_changes",
+    "Changes by the core's decision: applied, duplicate, held or dead",
+    ["entity", "outcome"],
+)
+BEHIND: Final = Gauge(
+    "everstate_view_behind",
+    "1 while a view cannot be updated; `everstate views list` shows why",
+    ["view"],
+)
+VERSION_FIELDS: Final = Gauge(
+    "everstate_view_versions",
+    "Versions of a view for which `everstate views list` shows an error, waits_for, progress or "
+    "status_reason",
+    ["view", "field"],
+)
+_VERSION_FIELDS: Final = ("error", "waits_for", "progress", "status_reason")
+MISFITS: Final = Gauge(
+    "everstate_view_misfits",
+    "States with a value that does not fit the model, which is NULL in typed columns",
+    ["entity", "field", "schema_version"],
+)
+STEP_SECONDS: Final = Histogram(
+    "everstate_keeper_step_seconds", "Time of one batch that updates cores and riding views"
+)
+
+
+def report_step(outcomes: Sequence[Any], seconds: float) -> None:
+    """Report what one step decided, and how long it took."""
+    for outcome in outcomes:
+        for what in ("applied", "duplicate", "held", "dead"):
+            JUDGED.labels(outcome["entity"], what).inc(max(0, outcome[what]))
+    STEP_SECONDS.observe(seconds)
+
+
+def report_misfits(control: Control) -> None:
+    """Report how many values do not fit the models."""
+    for each in control.misfits():
+        MISFITS.labels(each.entity, each.field, each.schema_version).set(each.count)
+
+
+class ViewReports:
+    """The state of each view, as it was reported last; a view that is gone is reported no more."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        """Views whose versions were reported last."""
+        self._shown: set[str] = set()
+        """Views that readers see, as they were reported last."""
+
+    def report(self, kept: Mapping[str, EntityViews]) -> None:
+        """Report the state of each view of some entity types, which are all that are kept."""
+        known, shown = self._known, self._shown
+        self._known, self._shown = set(), set()
+        for views in kept.values():
+            self._report_one(views)
+        for name in known - self._known:
+            for field in _VERSION_FIELDS:
+                VERSION_FIELDS.remove(name, field)
+        for name in shown - self._shown:
+            BEHIND.remove(name)
+            note(f"view {name}", None)
+
+    def _report_one(self, views: EntityViews) -> None:
+        for name, mine in groupby(views.rows, key=lambda row: row.name):
+            versions = list(mine)
+            self._known.add(name)
+            for field in _VERSION_FIELDS:
+                count = sum(getattr(row, field) is not None for row in versions)
+                VERSION_FIELDS.labels(name, field).set(count)
+        rows = [view.row for view in views.views if view.row.published]
+        if views.status is not None:
+            rows.append(views.status)
+        for row in rows:
+            self._shown.add(row.name)
+            BEHIND.labels(row.name).set(int(row.error is not None))
+            how = Part("running" if row.error is None else "waiting", time.time(), row.error)
+            note(f"view {row.name}", how)
