@@ -144,7 +144,7 @@ def run(session: Session) -> list[Result]:
 
 
 def raw_message(shape: Shape, index: int) -> Message:
-    """Key and value of one row as Debezium writes it: created, then updated.
+    """Key and value of one row as a capture of ours writes it: created, then updated.
 
     Every tenth update leaves a column out, as PostgreSQL does with values that are kept apart.
     """
@@ -163,7 +163,7 @@ def raw_message(shape: Shape, index: int) -> Message:
     at, lsn = 1_770_000_000_000 + index // 10, 10_000 + index * 8
     source = {
         "version": "3.7.0.Final", "connector": "postgresql", "name": "everstate.raw.shop",
-        "ts_ms": at, "snapshot": "false", "db": "shop", "sequence": f'["{lsn - 4}","{lsn}"]',
+        "ts_ms": at, "snapshot": None, "db": "shop", "sequence": f'["{lsn - 4}","{lsn}"]',
         "ts_us": at * 1000, "ts_ns": at * 1_000_000, "schema": "public",
         "table": f"items_{index % shape.tables}", "txId": index // 10, "lsn": lsn, "xmin": None,
         "origin": None, "origin_lsn": None,

@@ -146,6 +146,32 @@ def test_who_wants_few_changes_comes_back_where_the_stream_is_and_not_where_it_b
     ]
 
 
+def test_others_have_their_turn_while_many_batches_are_sent() -> None:
+    """A connection that takes each batch at once is never waited for."""
+
+    async def batches() -> EventBatches:
+        for _ in range(3):
+            yield [StreamEvent("change", "{}")]
+
+    async def seen() -> list[int]:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside, found = asyncio.create_task(others()), list[int]()
+        async for _ in subscribing.while_valid(batches(), None):
+            found.append(turns)
+        beside.cancel()
+        return found
+
+    first, second, third = asyncio.run(seen())
+    assert first < second < third
+
+
 class Past:
     """Three chunks of changes before a subscription began."""
 

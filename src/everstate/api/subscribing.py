@@ -442,6 +442,9 @@ async def while_valid(batches: EventBatches, expires: datetime | None) -> EventB
                 yield [failed(Unauthenticated("the token has expired."))]
                 return
             yield batch
+            # A connection that takes a batch at once does not wait: without this, others of the
+            # loop would have no turn until all batches are sent, nor would a lost connection.
+            await asyncio.sleep(0)
 
 
 def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:

@@ -1,6 +1,6 @@
-"""Tests what a view's SQL does to values: the same row for the same image at any time (C16)?
+"""Tests whether a view's SQL gives the same row for the same image at any time (C16).
 
-And does it keep all places of decimals? Spark's analysed plan decides.
+And whether products of decimals keep all their places. Spark's analysed plan decides both.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Final
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from everstate.log.record import RawRecord
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.packing import packed, unpacker
 from everstate.sources.cdc.quick import QuickReader
 from everstate.sources.cdc.reading import (
     EndedTransaction,
@@ -88,12 +89,11 @@ _SLICE_BYTES_MAX: Final = 32 * 1_048_576
 USER: Final = "user"
 """In :attr:`Rows.who`: the database's user that wrote the row."""
 _encode = msgspec.json.Encoder().encode
-_encode_row = msgspec.msgpack.Encoder().encode
-decode_row = msgspec.msgpack.Decoder(CleanRow).decode
+decode_row = unpacker(CleanRow)
 _Refusal = tuple[RefusedRow, bytes | None, bytes | None]
-decode_refusal = msgspec.msgpack.Decoder(_Refusal).decode
-decode_note = msgspec.msgpack.Decoder(TransactionProvenance).decode
-decode_source = msgspec.msgpack.Decoder(SourceIdentity).decode
+decode_refusal: Callable[[bytes], _Refusal] = unpacker(_Refusal)  # type: ignore[arg-type]
+decode_note = unpacker(TransactionProvenance)
+decode_source = unpacker(SourceIdentity)
 
 
 class Block:
@@ -261,14 +261,14 @@ class SliceReading:
                             _encode(one.parents) if one.parents else None, one.was,
                         )  # fmt: skip
                         continue
-                    encoded = _encode_row(one)
+                    encoded = packed(one)
                     size += len(encoded)
                     yield (
                         part, offset, OTHER, number, one.op, one.key, None, None, encoded,
                         one.transaction, one.place, _position(one), one.time_us, None, None, None,
                     )  # fmt: skip
                 elif isinstance(one, RefusedRow):
-                    encoded = _encode_row((one, key, value))
+                    encoded = packed((one, key, value))
                     size += len(encoded)
                     yield (
                         part, offset, REFUSED, tables.get(one.table, -1), one.op, one.key, None,
@@ -297,7 +297,7 @@ def _fact(
         return (part, offset, UNKNOWN, -1, None, one.table, *_NOTHING[2:])
     if isinstance(one, EndedTransaction):
         return (part, offset, ENDED, -1, None, None, None, None, None, one.id, *_NOTHING[6:])
-    rest = _encode_row(one)
+    rest = packed(one)
     if isinstance(one, SourceIdentity):
         return (part, offset, SOURCE, -1, None, None, None, None, rest, *_NOTHING[5:])
     return (

@@ -28,6 +28,7 @@ from everstate.sources.cdc.completion import (
     was_read,
 )
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.packing import packed, unpacker
 from everstate.sources.cdc.rows import SNAPSHOT, behind, is_after
 
 REFUSED: Final = "a row was refused"
@@ -38,8 +39,7 @@ _UNPLACED: Final = "unplaced"
 HELD = "held"
 """Last part of the topic's name, ``<prefix>.capture.<source>.held``."""
 
-_encode_row = msgspec.msgpack.Encoder().encode
-_decode_row = msgspec.msgpack.Decoder(CleanRow).decode
+_decode_row = unpacker(CleanRow)
 
 
 class _Wire(msgspec.Struct, rename="camel"):
@@ -134,7 +134,7 @@ class HeldEntity:
                 self.columns,
                 self.reason,
                 datetime.fromtimestamp(self.since_s, UTC).isoformat(),
-                [base64.b64encode(_encode_row(row)).decode() for row in self.rows],
+                [base64.b64encode(packed(row)).decode() for row in self.rows],
                 self.waits_for,
                 self.is_unsure,
                 self.position,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -25,7 +25,7 @@ from everstate.sources.cdc.convert import (
 )
 from everstate.sources.cdc.rows import SNAPSHOT, SourceRow, Unreadable
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
 _SHAPES_MAX: Final = 1_000
 """Limit of the cache: sources that give only changed columns give many combinations of them."""
@@ -33,6 +33,7 @@ _NO_CODES: Final[dict[str, Any]] = {}
 _NO_TYPES: Final[Mapping[str, str]] = {}
 _RELATIONAL: Final = ("postgresql", "mariadb", "mysql", "oracle", "sqlserver", "db2")
 """Kinds whose tables have columns; a document of MongoDB may lack a field."""
+_PLACE_BITS_MAX: Final = 64
 NO_COLUMN: Final = "has no column for this field"
 _SAMPLES: Final[tuple[tuple[Any, Any], ...]] = (
     (1, 2),
@@ -569,8 +570,14 @@ class TableMapping:
 
 
 def position_in(row: SourceRow) -> dict[str, list[int | str]]:
-    """Position of a row in the source's log, by scheme, without the epoch."""
+    """Position of a row in the source's log, by scheme, without the epoch.
+
+    Raises Unreadable for a number that no log has.
+    """
     position = {scheme: list(place) for scheme, place in row.position.items()}
+    for part in chain.from_iterable(position.values()):
+        if isinstance(part, int) and part.bit_length() > _PLACE_BITS_MAX:
+            raise Unreadable(f"its position in the log has the number {part}")
     if row.is_snapshot:
         # A snapshot has no exact position in the log: a transaction that was open when it was
         # taken is emitted later, with rows that were logged before.

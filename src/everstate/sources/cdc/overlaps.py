@@ -15,10 +15,10 @@ from everstate.changes.keys import EntityKey
 from everstate.sources.cdc.columns import ENDED, OTHER, Rows
 from everstate.sources.cdc.completion import OVERTAKEN, Known, Skipped
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
-from everstate.sources.cdc.rows import is_after
+from everstate.sources.cdc.rows import exact_number, is_after
 from everstate.sources.cdc.stream import SEEN
 
-_decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
+_decode: Final = msgspec.json.Decoder(dict[str, Any] | None, float_hook=exact_number).decode
 
 
 class Older(msgspec.Struct):

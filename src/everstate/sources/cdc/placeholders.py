@@ -52,7 +52,9 @@ class Placeholder:
 
     def may_be_in(self, message: bytes) -> bool:
         """Whether a message's text has one of the forms anywhere; a quick look."""
-        return any(mark in message for mark in self._marks)
+        text, encoded, numbers, uuid = self._marks
+        # Asked of each row: any() with a generator would cost four times as much.
+        return text in message or encoded in message or numbers in message or uuid in message
 
     def without(self, image: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """The columns of an image whose values are known."""

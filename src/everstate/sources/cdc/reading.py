@@ -111,7 +111,7 @@ Parsed = (
     | SourceIdentity
     | UnknownTable
 )
-_MISSHAPEN: Final = (
+MISSHAPEN: Final = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, struct.error),
 )
@@ -226,7 +226,7 @@ class RawReader:
             return found
         except Unreadable as cause:
             return [RefusedRow(table=table, reason=str(cause))]
-        except _MISSHAPEN as cause:
+        except MISSHAPEN as cause:
             return [RefusedRow(table=table, reason=self._misshapen(cause))]
 
     def declared(self, schema: str | None, table: str | None) -> str:
@@ -290,7 +290,7 @@ class RawReader:
             fields = _provenance_fields(note.content)
         except Unreadable as cause:
             return [RefusedRow(table=kind.decode(), reason=str(cause))]
-        except _MISSHAPEN as cause:
+        except MISSHAPEN as cause:
             return [RefusedRow(table=kind.decode(), reason=self._misshapen(cause))]
         return [
             TransactionProvenance(

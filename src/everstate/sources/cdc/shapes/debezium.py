@@ -370,9 +370,9 @@ def time_us(block: Mapping[str, Any]) -> int | None:
         if isinstance(value, int) and value > 0:
             found = value * per_us if per_us > 0 else value // -per_us
             # Cassandra's connector writes microseconds where the name says milliseconds.
-            return found if found < _TIME_US_MAX else found // 1000
+            return found if found < TIME_US_MAX else found // 1000
     return None
 
 
 _TIMES: Final = (("ts_us", 1), ("ts_ns", -1_000), ("ts_ms", 1_000), ("ts_sec", 1_000_000))
-_TIME_US_MAX: Final = 253_402_300_800 * 1_000_000
+TIME_US_MAX: Final = 253_402_300_800 * 1_000_000

@@ -1,0 +1,57 @@
+"""Rows that go from task to driver, and into the held topic, keep whole numbers of any length."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from clean_cases import CONFIG, Numbered
+from everstate.changes import EntityType
+from everstate.declarations.captures import Capture, Table
+from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.packing import packed, unpacker
+from everstate.sources.cdc.reading import RawReader
+
+WIDE = 12_345_678_901_234_567_890_123
+
+
+class Account(BaseModel):
+    id: int
+    balance: Annotated[Decimal, Field(max_digits=38, decimal_places=0)]
+    note: str | None = None
+
+
+def test_a_row_of_changed_columns_has_a_number_of_more_than_64_bits() -> None:
+    capture = Capture(
+        name="bank", kind="mysql", form="canal", tables={"s.a": Table(entity="account")}
+    )
+    reader = RawReader(capture, {"account": EntityType("account", Account, "id")})
+    (topic,) = capture.by_topic()
+    numbered = Numbered(reader, CONFIG)
+
+    def message(kind: str, place: int, data: dict[str, Any], old: Any = None) -> bytes:
+        value = {"id": place, "database": "s", "table": "a", "type": kind, "isDdl": False}
+        value |= {"pkNames": ["id"], "es": place, "data": [data], "old": old}
+        return json.dumps(value).encode()
+
+    new = {"id": 1, "balance": 5, "note": "a"}
+    records = [
+        (topic, None, message("INSERT", 1, new)),
+        (topic, None, message("UPDATE", 2, {"id": 1, "balance": WIDE}, [{"balance": 5}])),
+    ]
+    numbered.run(numbered.read(*records))
+    assert not numbered.batches[-1].refused, numbered.batches[-1].refused
+    states = [json.loads(one.current or b"") for one in numbered.changes]
+    assert [Decimal(one["balance"]) for one in states] == [5, WIDE]
+
+
+def test_a_held_row_keeps_all_digits_within_documents_too() -> None:
+    known = {"balance": -WIDE, "more": {"list": [1, WIDE, 1.5, b"x"]}, "small": 2**64 - 1}
+    row = CleanRow(table="s.a", op="u", key="1", columns={"id": WIDE}, known=known)
+    assert unpacker(CleanRow)(packed(row)) == row
+    held = HeldEntity("s.a", "account", "1", {"id": 1}, "a reason", 0.0, [row])
+    assert HeldEntity.decode(held.encode()).rows == [row]
