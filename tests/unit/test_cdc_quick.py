@@ -81,7 +81,7 @@ parts = st.tuples(whole, st.sampled_from(["country", "note", "grams", "price"]))
 rows = st.integers(1, 9).flatmap(lambda at: whole if at < 9 else parts)
 places = st.fixed_dictionaries(
     {
-        "snapshot": mostly(None, "false", rarely=("true", "last", "incremental")),
+        "snapshot": mostly(None, "false", "true", rarely=("last", "incremental", "None")),
         "ts_us": mostly(1_795_828_189_616_748, rarely=(0, None, -5, 10**18)),
         "sequence": mostly('["7","9"]', '[null,"9"]', None, rarely=('["x","y"]', "", '["7')),
         "lsn": mostly(9, 2**63, rarely=(None, 2**65, -1)),

@@ -23,7 +23,7 @@ from everstate.sources.cdc.convert import (
     of_decimal,
     unnested,
 )
-from everstate.sources.cdc.rows import SNAPSHOT, SourceRow, Unreadable
+from everstate.sources.cdc.rows import SNAPSHOT, SourcePosition, SourceRow, Unreadable
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
@@ -570,19 +570,21 @@ class TableMapping:
 
 
 def position_in(row: SourceRow) -> dict[str, list[int | str]]:
-    """Position of a row in the source's log, by scheme, without the epoch.
+    """Position of a row in the source's log, by scheme, without the epoch; see `position_as`."""
+    return position_as(row.position, is_snapshot=row.is_snapshot)
 
-    Raises Unreadable for a number that no log has.
-    """
-    position = {scheme: list(place) for scheme, place in row.position.items()}
-    for part in chain.from_iterable(position.values()):
+
+def position_as(position: SourcePosition, *, is_snapshot: bool) -> dict[str, list[int | str]]:
+    """A position as rows have it; raises Unreadable for a number that no log has."""
+    listed = {scheme: list(place) for scheme, place in position.items()}
+    for part in chain.from_iterable(listed.values()):
         if isinstance(part, int) and part.bit_length() > _PLACE_BITS_MAX:
             raise Unreadable(f"its position in the log has the number {part}")
-    if row.is_snapshot:
+    if is_snapshot:
         # A snapshot has no exact position in the log: a transaction that was open when it was
         # taken is emitted later, with rows that were logged before.
-        return {SNAPSHOT + scheme: place for scheme, place in position.items()}
-    return position
+        return {SNAPSHOT + scheme: place for scheme, place in listed.items()}
+    return listed
 
 
 def _first_value(name: str, sides: list[Mapping[str, Any]]) -> Any:
