@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +25,15 @@ from everstate.log.topics import Topics
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str, tmp_path: Path) -> Config:
+def config(
+    stack: Any,
+    database: str,
+    topic_prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Config:
+    # How full the disk of the machine is that runs the tests says nothing about its servers.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000_000))
     config: Config = stack.config
     archive = config.archive.model_copy(update={"path": str(tmp_path / "archive")})
     return config.model_copy(

@@ -6,11 +6,13 @@ import json
 from decimal import Decimal
 from typing import Annotated, Any
 
+import pytest
 from pydantic import BaseModel, Field
 
-from clean_cases import CONFIG, Numbered
+from clean_cases import CONFIG, ITEM, Numbered, capture_of
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, Table
+from everstate.sources.cdc.columns import REFUSED, Rows, Slices, decode_refusal
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
@@ -55,3 +57,23 @@ def test_a_held_row_keeps_all_digits_within_documents_too() -> None:
     assert unpacker(CleanRow)(packed(row)) == row
     held = HeldEntity("s.a", "account", "1", {"id": 1}, "a reason", 0.0, [row])
     assert HeldEntity.decode(held.encode()).rows == [row]
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [({"lsn": 2**65}, "its position in the log has the number"), ({"ts_us": 2**80}, "its time is")],
+)
+def test_a_position_or_a_time_that_nothing_can_hold_is_one_refused_record(
+    block: dict[str, int], said: str
+) -> None:
+    reader = RawReader(capture_of("debezium"), {"item": ITEM})
+    source = {"connector": "postgresql", "snapshot": "true", "lsn": 7, "ts_us": 1, **block}
+    source |= {"schema": "public", "table": "item"}
+    value = {"op": "r", "source": source, "after": {"id": 1, "name": "a"}}
+    slices = Slices(reader, ["item"], {"public.item": 0})
+    record = (0, 5, b'{"id":1}', json.dumps(value).encode(), (None, None), 0)
+    rows = Rows.of(slices.begin().columns([record]))
+    assert rows.what == [REFUSED]
+    refused, _, raw = decode_refusal(rows.rest[0] or b"")
+    assert said in refused.reason
+    assert raw == record[3], "the dead letter has the record"

@@ -1,6 +1,7 @@
 """Tests whether a view's SQL gives the same row for the same image at any time (C16).
 
-And whether products of decimals keep all their places. Spark's analysed plan decides both.
+It also tests whether products of decimals keep all their places. Spark's analysed plan decides
+both.
 """
 
 from __future__ import annotations

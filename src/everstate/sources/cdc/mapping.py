@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, product
+from itertools import product
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from everstate.sources.cdc.convert import (
     of_decimal,
     unnested,
 )
-from everstate.sources.cdc.rows import SNAPSHOT, SourcePosition, SourceRow, Unreadable
+from everstate.sources.cdc.rows import SourceRow, Unreadable, position_in
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
@@ -33,7 +33,6 @@ _NO_CODES: Final[dict[str, Any]] = {}
 _NO_TYPES: Final[Mapping[str, str]] = {}
 _RELATIONAL: Final = ("postgresql", "mariadb", "mysql", "oracle", "sqlserver", "db2")
 """Kinds whose tables have columns; a document of MongoDB may lack a field."""
-_PLACE_BITS_MAX: Final = 64
 NO_COLUMN: Final = "has no column for this field"
 _SAMPLES: Final[tuple[tuple[Any, Any], ...]] = (
     (1, 2),
@@ -567,24 +566,6 @@ class TableMapping:
             if source.get(name):
                 return found, str(source[name])
         return found, None
-
-
-def position_in(row: SourceRow) -> dict[str, list[int | str]]:
-    """Position of a row in the source's log, by scheme, without the epoch; see `position_as`."""
-    return position_as(row.position, is_snapshot=row.is_snapshot)
-
-
-def position_as(position: SourcePosition, *, is_snapshot: bool) -> dict[str, list[int | str]]:
-    """A position as rows have it; raises Unreadable for a number that no log has."""
-    listed = {scheme: list(place) for scheme, place in position.items()}
-    for part in chain.from_iterable(listed.values()):
-        if isinstance(part, int) and part.bit_length() > _PLACE_BITS_MAX:
-            raise Unreadable(f"its position in the log has the number {part}")
-    if is_snapshot:
-        # A snapshot has no exact position in the log: a transaction that was open when it was
-        # taken is emitted later, with rows that were logged before.
-        return {SNAPSHOT + scheme: place for scheme, place in listed.items()}
-    return listed
 
 
 def _first_value(name: str, sides: list[Mapping[str, Any]]) -> Any:

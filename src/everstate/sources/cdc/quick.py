@@ -13,10 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from everstate.sources.cdc.convert import may_have_java_names
-from everstate.sources.cdc.mapping import position_as
 from everstate.sources.cdc.placeholders import placeholder_of, setting_of
 from everstate.sources.cdc.reading import MISSHAPEN, RawReader
-from everstate.sources.cdc.rows import Unreadable, exact_number
+from everstate.sources.cdc.rows import Unreadable, exact_number, listed
 from everstate.sources.cdc.shapes.debezium import TIME_US_MAX, transaction_key
 from everstate.sources.cdc.shapes.places import position_of, stream_place
 
@@ -170,7 +169,7 @@ def _snapshot_position(source: _Source) -> bytes | None:
     if source.snapshot == "incremental":
         return None
     facts = {"lsn": source.lsn, **_binlog(source)}
-    position = position_as(position_of(source.connector, facts), is_snapshot=True)
+    position = listed(position_of(source.connector, facts), is_snapshot=True)
     return _encode(position) if position else None
 
 

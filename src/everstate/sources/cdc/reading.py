@@ -14,7 +14,7 @@ import msgspec
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.convert import may_have_java_names, refuse_java_name
-from everstate.sources.cdc.mapping import CleanRow, TableMapping, position_in
+from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.placeholders import setting_of
 from everstate.sources.cdc.rows import (
     FACTS,
@@ -26,6 +26,7 @@ from everstate.sources.cdc.rows import (
     RawMessage,
     SourceRow,
     Unreadable,
+    position_in,
 )
 from everstate.sources.cdc.shapes import READERS, debezium
 from everstate.sources.cdc.shapes.moves import moved
@@ -116,6 +117,8 @@ MISSHAPEN: Final = (
     *(msgspec.MsgspecError, struct.error),
 )
 """Errors that a reader raises for a message that does not have the declared form."""
+_TIMES_US: Final = range(-(2**63), 2**63)
+"""Microseconds since 1970 that a column of times can hold."""
 _TRUNCATED: Final = "the table was truncated, and its entities stay as they were; "
 _TRUNCATED_ALONE: Final = "with truncate='delete' of its Table the next TRUNCATE deletes them"
 _TRUNCATED_SHARED: Final = (
@@ -246,6 +249,8 @@ class RawReader:
         mapping = self.mapping(table)
         if row.op == "m":
             return RefusedRow(table=table, reason="a logical message, and no row")
+        if row.time_us is not None and row.time_us not in _TIMES_US:
+            return RefusedRow(table=table, reason=f"its time is {row.time_us:,} µs after 1970")
         try:
             if row.op == "t" and mapping.table.truncate == "refuse":
                 raise Unreadable(self._truncated(table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from itertools import chain
 from typing import Any, Final, Literal
 
 import msgspec
@@ -28,6 +29,10 @@ AGGREGATE: Final = "aggregateType"
 """Header with the aggregate type of a row of an outbox."""
 SNAPSHOT: Final = "snapshot "
 """Prefix of the scheme in a snapshot row's position: where the log was when it was taken."""
+
+
+_NUMBERS: Final = range(-(2**63), 2**64)
+"""Numbers that a position may have."""
 
 
 class Unreadable(Exception):
@@ -99,6 +104,28 @@ class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content: bytes
     place: bytes | None = None
     time_us: int | None = None
+
+
+def position_in(row: SourceRow) -> dict[str, list[int | str]]:
+    """Position of a row as a CleanRow has it; see :func:`listed`."""
+    return listed(row.position, is_snapshot=row.is_snapshot)
+
+
+def listed(position: SourcePosition, *, is_snapshot: bool) -> dict[str, list[int | str]]:
+    """A position with lists, as a CleanRow has it: without the epoch.
+
+    The schemes of a snapshot's row have names of their own. Raises Unreadable for a number beyond
+    64 bits, which no log has.
+    """
+    found = {scheme: list(place) for scheme, place in position.items()}
+    for part in chain.from_iterable(found.values()):
+        if isinstance(part, int) and part not in _NUMBERS:
+            raise Unreadable(f"its position in the log has the number {part}")
+    if is_snapshot:
+        # A snapshot has no exact position in the log: a transaction that was open when it was
+        # taken is emitted later, with rows that were logged before.
+        return {SNAPSHOT + scheme: place for scheme, place in found.items()}
+    return found
 
 
 def is_after(new: SourcePosition, old: SourcePosition) -> bool | None:
