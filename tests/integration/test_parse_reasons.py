@@ -182,8 +182,20 @@ TABLE: list[tuple[str, bytes | None, bytes | None, str | None]] = [
         (f"time {text}", b"p1", changed("occurredAt", text), "wrong_type:occurredAt")
         for text in (
             *("0001-01-01T00:00:00+12:00", "9999-12-31T23:59:59-01:00", "0000-12-31T23:00:00Z"),
-            *("10000-01-01T00:00:00Z", "-0001-01-01T00:00:00Z", "T10:00:00.0000000001Z"),
+            *("10000-01-01T00:00:00Z", "-0001-01-01T00:00:00Z", "T10:00:00.0000000000Z"),
         )
+    ),
+    *(
+        (f"time {text}", b"p1", changed(field, text), f"too_fine:{field}")
+        for field in ("occurredAt", "recordedAt")
+        for text in (
+            *("2013-01-01T05:17:00.1234567Z", "2013-01-01T05:17:00.000000001+02:00"),
+            *("2013-01-01T05:17:00.12345678901234567890-05:00", "2013-01-01T05:17:00.9999999z"),
+        )
+    ),
+    *(
+        (f"time {text}", b"p1", changed("occurredAt", text), None)
+        for text in ("2013-01-01T05:17:00.123456000Z", "2013-01-01T05:17:00.1230000000+02:00")
     ),
     ("a time as text", b"p1", changed("currentEntityState.labels", {"x": "10:00"}), None),
     ("no provenance", b"p1", changed("provenance", ...), "missing:provenance"),

@@ -220,6 +220,18 @@ def test_malformed_messages_are_refused(value: bytes) -> None:
         CODEC.decode(value)
 
 
+@pytest.mark.parametrize("field", ["occurredAt", "recordedAt"])
+def test_a_time_that_would_be_rounded_is_refused(field: str) -> None:
+    """Go and Java write nanoseconds; a finer zero changes nothing."""
+    message = json.loads(CODEC.encode(change())[1])
+    message[field] = "2026-11-21T08:00:00.123456000Z"
+    read = CODEC.decode(json.dumps(message).encode())
+    assert NOW in (read.occurred_at, read.recorded_at)
+    message[field] = "2026-11-21T08:00:00.9999999Z"
+    with pytest.raises(InvalidChange, match=f"{field}: it has parts of a microsecond"):
+        CODEC.decode(json.dumps(message).encode())
+
+
 def test_a_change_of_another_entity_is_refused() -> None:
     value = CODEC.encode(change())[1].replace(b'"entity":"order"', b'"entity":"guest"')
     with pytest.raises(InvalidChange, match="guest"):

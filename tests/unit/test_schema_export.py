@@ -216,6 +216,8 @@ def planted(at: str, value: Any) -> dict[str, Any]:
         ("kind", "renamed"),
         ("entity", "seat"),
         ("recordedAt", None),
+        ("recordedAt", "2026-11-21T08:00:00.0000001Z"),
+        ("occurredAt", "2026-11-21T08:00:00.1234567+01:00"),
         ("provenance.serviceName", None),
         ("provenance.identifier", ""),
         ("originalEntityState", None),
@@ -236,6 +238,7 @@ def test_what_another_version_of_the_model_wrote_is_valid() -> None:
     assert validator.is_valid(planted("currentEntityState.later", "field"))
     assert validator.is_valid(planted("currentEntityState.level", None))
     assert validator.is_valid(planted("later", "field of the envelope"))
+    assert validator.is_valid(planted("occurredAt", "2026-11-21T08:00:00.123456000Z"))
 
 
 def test_a_command_has_the_data_of_its_own_model() -> None:

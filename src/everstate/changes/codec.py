@@ -20,7 +20,7 @@ from everstate.changes.entity import EntityType, holds_nul
 from everstate.changes.json_numbers import decode as decode_json
 from everstate.changes.json_numbers import encode as encode_json
 from everstate.changes.keys import check_key
-from everstate.changes.moments import check_moment, moment_fault, with_minutes
+from everstate.changes.moments import check_moment, is_finer, moment_fault, with_minutes
 from everstate.errors import ChangeTooLarge, InvalidChange, MissingProvenance
 
 Headers: TypeAlias = list[tuple[str, bytes]]
@@ -359,6 +359,9 @@ class ChangeCodec:
             raise InvalidChange(name, None, "message", str(cause)) from cause
         if holds_nul(value):
             raise InvalidChange(name, change.key, "message", "NUL characters are refused")
+        for field in ("occurredAt", "recordedAt"):
+            if is_finer(bytes(fields[field]).decode()):
+                raise InvalidChange(name, change.key, field, "it has parts of a microsecond")
         if change.entity != name:
             raise InvalidChange(name, change.key, "entity", f"it is of {change.entity!r}")
         check_shape(change)

@@ -29,7 +29,9 @@ _RFC_3339: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
     r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
-_FINER: Final = re.compile(r"[.,]\d{6}\d*[1-9]")
+FINER: Final = r"[.,][0-9]{6}[0-9]*[1-9]"
+"""What the text of a time has when it has parts of a microsecond."""
+_FINER: Final = re.compile(FINER)
 NOT_RFC_3339: Final = "expected RFC 3339, such as 2026-01-02T03:04:05Z"
 _MINUTE: Final = timedelta(minutes=1)
 OUT_OF_RANGE: Final = "the time is not of the years 1 to 9999 in UTC"

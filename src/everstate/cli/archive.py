@@ -112,6 +112,38 @@ def compact(
     )  # fmt: skip
 
 
+@archive.command("reparse")
+def reparse(
+    context: typer.Context,
+    entity: EntitiesArgument = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the typed columns again from the messages, by the present models.
+
+    After a change of a model, or when `archive verify` found wrong columns. The messages stay byte
+    for byte; reading and appending continue meanwhile.
+    """
+    from everstate.pipeline.archiving.reparse import reparse as reparse_one
+    from everstate.pipeline.spark.session import own_spark
+
+    config = config_of(context)
+    entities = load_app(app, config, views=False).entities
+    names = _entities(entity, app, config)
+    done = []
+    with working("starting Spark") as tell, own_spark(config) as spark:
+        for name in names:
+            tell(f"parsing the archive of {name}")
+            done.append(reparse_one(spark, config, entities[name]))
+    if json:
+        print_json(done)
+        return
+    table(
+        ("entity", "records", "unreadable", "seconds"),
+        [(one.entity, one.records, one.unreadable, round(one.seconds, 1)) for one in done],
+    )
+
+
 @archive.command("files")
 def files(
     context: typer.Context,

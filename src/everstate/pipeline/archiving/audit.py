@@ -27,6 +27,7 @@ from everstate.errors import ArchiveError
 from everstate.log.extent import LogExtent, log_extent
 from everstate.log.topics import TopicNames
 from everstate.pipeline.archiving.archiver import archived_topic
+from everstate.pipeline.archiving.audit_columns import compared
 from everstate.pipeline.archiving.audit_offsets import (
     PIECE_OFFSETS,
     RESULT_SCHEMA,
@@ -91,6 +92,9 @@ class AuditReport:
     unproved_offsets: int = 0
     """Not served by the log when they were read; the log no longer has them, to check again."""
     compared_with_log: int = 0
+    compared_with_messages: int | None = None
+    """Records whose typed columns were compared with their message: those that were archived under
+    the present model. ``None``: the model was not given."""
     runs: list[UnservedRun] = field(default_factory=list)
     conflict_rows: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -122,6 +126,7 @@ class AuditReport:
             ("offsets of aborted records", self.aborted_offsets),
             ("offsets that the log no longer has", self.unproved_offsets),
             ("compared with the log", self.compared_with_log),
+            ("columns compared with the message", self.compared_with_messages),
             ("not read", "; ".join(self.not_read) or "nothing"),
             ("seconds", round(self.seconds, 1)),
         ]
@@ -142,10 +147,11 @@ def audit(
     without a record are checked with independent readers of the live log; versions are dense and
     chained. ``against_log`` also compares every record that the log still has, byte for byte, with
     its headers and timestamp; without the log, a log that lost its end and was written to since is
-    not detected. With ``entity_type``, the states of a chain are compared by the values of the
-    model's fields, since an older model had others; without it, by all that they have. Raises
-    ArchiveError without an archive, Unavailable. Cost: one pass over offsets, one sort by key, and
-    one reading of the log; only the ledger is changed.
+    not detected. With ``entity_type``, typed columns are compared with their messages, and the
+    states of a chain by the values of the model's fields, since an older model had others; without
+    it, by all that they have. Raises ArchiveError without an archive, Unavailable. Cost: one pass
+    over offsets, one sort by key, one reading of the log, and one parsing of the messages; only the
+    ledger is changed.
     """
     began = time.monotonic()
     log, ledger = ArchiveLog(config, entity), Ledger(config, entity)
@@ -167,6 +173,7 @@ def audit(
         _audit_offsets(report, config, archive, rows, last.note, against_log=against_log)
         stored = archive.schema["current"].dataType
         _audit_versions(report, archive, state_digests(entity_type, stored))
+        _audit_columns(report, archive, entity_type)
     report.seconds = time.monotonic() - began
     return report
 
@@ -367,6 +374,21 @@ def _audit_versions(report: AuditReport, archive: DataFrame, digests: StateDiges
                 report.problems.append(
                     Problem(name, "table", "more problems of this kind", count - len(rows))
                 )
+
+
+def _audit_columns(report: AuditReport, archive: DataFrame, entity_type: EntityType | None) -> None:
+    if entity_type is None:
+        report.not_read.append("the typed columns, because no app gave their model")
+        return
+    report.compared_with_messages, wrong = compared(archive, entity_type)
+    for each in wrong:
+        place = f"g{each.generation}[{each.partition}]@{each.offset}"
+        text = (
+            f"{each.count:,} records have other values in {', '.join(each.columns)} than their "
+            f"messages, which are right: `everstate archive reparse {report.entity}` writes the "
+            "columns again"
+        )
+        report.problems.append(Problem("columns", f"first {place}", text, each.count))
 
 
 def _figures(judged: DataFrame) -> Row:

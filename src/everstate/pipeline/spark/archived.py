@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,20 +31,32 @@ def read_archive(
     if version is not None:
         reader = reader.option("versionAsOf", version)
     table = reader.load(table_path(config, entity_type.name))
-    if not _fits(table, entity_type):
-        return _parsed_again(table, entity_type)
+    typed = typed_rows(table, entity_type)
+    if typed is None:
+        return parsed_again(table, entity_type)
     # Filters that Parquet's statistics can decide: nearly always one side has nothing to read.
-    model = model_of(entity_type)
+    model = F.col("model")
+    other = model.isNull() | (model != model_of(entity_type)) | F.col("recorded_at").isNull()
+    return typed.unionByName(parsed_again(table.where(other), entity_type))
+
+
+def typed_rows(table: DataFrame, entity_type: EntityType) -> DataFrame | None:
+    """The records of an archive's table whose typed columns were made by this model.
+
+    In the columns of `parse`; ``None`` when the table's columns are not those of the model, so that
+    each record is to be parsed again.
+    """
+    if not _fits(table, entity_type):
+        return None
     if "misfits" not in table.columns:  # states that did not fit had a reason then
         table = table.withColumn("misfits", F.lit(None).cast(ArrayType(StringType())))
-    same = table.where((F.col("model") == model) & F.col("recorded_at").isNotNull())
-    other = F.col("model").isNull() | (F.col("model") != model) | F.col("recorded_at").isNull()
+    rows = table.where((F.col("model") == model_of(entity_type)) & F.col("recorded_at").isNotNull())
     names = entity_type.arrow_schema.names
     for image in ("current", "original"):
         if table.schema[image].dataType != state_schema(entity_type):
             fields = F.struct(*(F.col(image)[name].alias(name) for name in names))
-            same = same.withColumn(image, F.when(F.col(image).isNotNull(), fields))
-    return same.unionByName(_parsed_again(table.where(other), entity_type))
+            rows = rows.withColumn(image, F.when(F.col(image).isNotNull(), fields))
+    return rows
 
 
 def _fits(table: DataFrame, entity_type: EntityType) -> bool:
@@ -56,8 +68,10 @@ def _fits(table: DataFrame, entity_type: EntityType) -> bool:
     return all(known.get(f.name) == f.dataType for f in state_schema(entity_type))
 
 
-def _parsed_again(table: DataFrame, entity_type: EntityType) -> DataFrame:
-    """Records of an archive from their raw bytes."""
+def parsed_again(
+    table: DataFrame, entity_type: EntityType, *, kept: Sequence[str] = ()
+) -> DataFrame:
+    """Records of an archive from their raw bytes; ``kept``: more columns of the table to keep."""
     records = table.select(
         F.col("raw_key").alias("key"),
         F.col("raw_value").alias("value"),
@@ -67,8 +81,9 @@ def _parsed_again(table: DataFrame, entity_type: EntityType) -> DataFrame:
         F.col("timestamp"),
         F.col("timestamp_type").alias("timestampType"),
         F.col("raw_headers").cast(SOURCE_SCHEMA["headers"].dataType).alias("headers"),
+        *kept,
     )
-    return parse(records, entity_type)
+    return parse(records, entity_type, kept=kept)
 
 
 def read_archived(

@@ -13,6 +13,7 @@ text. Unknown fields are ignored here and kept in the raw value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from hashlib import sha256
 from operator import and_
@@ -33,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from everstate.changes import EntityType, Kind
+from everstate.changes.moments import FINER
 from everstate.pipeline.spark.exact import is_doubtful, is_exact, texts_schema
 from everstate.pipeline.spark.states import (
     CORRUPT,
@@ -76,6 +78,9 @@ _PROVENANCE: Final = StructType(
 _HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
+_IN_UTC_MAX: Final = len("2013-01-01T05:17:00.123456Z")
+_WITH_OFFSET_MAX: Final = len("2013-01-01T05:17:00.123456+01:00")
+"""A text of a time that is not longer has no parts of a microsecond."""
 _REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
 
 
@@ -146,14 +151,21 @@ def model_of(entity_type: EntityType) -> str:
     return sha256(columns.encode()).hexdigest()[:16]
 
 
-def parse(records: DataFrame, entity_type: EntityType, *, unjudged: str | None = None) -> DataFrame:
+def parse(
+    records: DataFrame,
+    entity_type: EntityType,
+    *,
+    unjudged: str | None = None,
+    kept: Sequence[str] = (),
+) -> DataFrame:
     """Typed columns of each record of a changelog, or the reason why it has none.
 
     In: columns of :data:`~everstate.pipeline.spark.source.SOURCE_SCHEMA`, headers or none.
     Out: one row a record, columns of :func:`parsed_schema`. ``reason`` is null for a readable
     change; otherwise it is one of ``no_key``, ``tombstone``, ``malformed``, ``nul_character``,
     ``unknown_entity``, ``key_mismatch``, ``wrong_type:<field>``, ``missing:<field>``,
-    ``unexpected:<field>``, ``invalid:<field>``, and all typed columns are null. ``misfits`` has the
+    ``unexpected:<field>``, ``invalid:<field>``, ``too_fine:<field>`` (a time with parts of a
+    microsecond), and all typed columns are null. ``misfits`` has the
     fields of the current state whose value does not fit the model, or is missing. Never fails on a
     record. Cost: the JSON is parsed once, whatever is filtered or selected later; more often where
     a state does not fit.
@@ -162,13 +174,15 @@ def parse(records: DataFrame, entity_type: EntityType, *, unjudged: str | None =
     or not, and the caller parses it again without ``unjudged``. The rules are most of the plan, and
     Spark spends a fifth of a small batch on them, though nearly every batch has no record that
     needs them. The caller must then check the bytes itself
-    (:func:`everstate.pipeline.spark.plain_bytes.plain_bytes`).
+    (:func:`everstate.pipeline.spark.plain_bytes.plain_bytes`). ``kept`` are columns of ``records``
+    that stand unchanged after those of the schema.
     """
     application = records.sparkSession.sparkContext.applicationId
     has_headers = "headers" in records.columns
-    for columns in _selections(entity_type, application, unjudged, has_headers):
+    *steps, parsed = _selections(entity_type, application, unjudged, has_headers)
+    for columns in steps:
         records = records.select(*columns)
-    return records
+    return records.select(*parsed, *kept)
 
 
 @lru_cache(maxsize=64)
@@ -276,10 +290,16 @@ def state_fault(text: Column, entity_type: EntityType) -> Column:
 
 
 def _moment(field: str) -> Column:
-    """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339)."""
+    """A time of the envelope; null unless it is a date, a time and an offset (RFC 3339).
+
+    One with parts of a microsecond is null too: Spark would cut them off, and Python rounds them.
+    """
     text = F.col(f"v.{field}")
-    zone = text.endswith("Z") | text.endswith("z") | F.substring(text, -6, 1).isin("+", "-")
-    shaped = (F.octet_length(text) >= 20) & (F.substring(text, 5, 1) == "-") & zone
+    in_utc = text.endswith("Z") | text.endswith("z")
+    zone = in_utc | F.substring(text, -6, 1).isin("+", "-")
+    length = F.octet_length(text)
+    exact = (length <= F.when(in_utc, _IN_UTC_MAX).otherwise(_WITH_OFFSET_MAX)) | ~text.rlike(FINER)
+    shaped = (length >= 20) & (F.substring(text, 5, 1) == "-") & zone & exact
     moment = F.expr(f"try_cast(v.{field} AS timestamp)")
     held = holds(moment, pa.timestamp("us", "UTC"))
     assert held is not None
@@ -335,6 +355,7 @@ def _broken_rule(entity_type: EntityType, record: Column) -> Column:
         (v["key"] == "", "missing:key"),
         (v["key"] != key, "key_mismatch"),
         (~v["id"].rlike(_UUID), "wrong_type:id"),
+        *((v[field].rlike(FINER), f"too_fine:{field}") for field in ("occurredAt", "recordedAt")),
         (record["occurred"].isNull(), "wrong_type:occurredAt"),
         (record["recorded"].isNull(), "wrong_type:recordedAt"),
         (v["version"] < 1, "invalid:version"),

@@ -88,6 +88,8 @@ _JAVA_OPTIONS: Final = (
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Python workers write to the terminal here, and PySpark's own print harmless tracebacks.
+    "spark.python.daemon.module": "everstate.pipeline.spark.daemon",
     "spark.sql.shuffle.partitions": "4",
     "spark.scheduler.mode": "FAIR",
     # Jobs that keep published views have priority over builds and proofs.
