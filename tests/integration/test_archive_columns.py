@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from archive_cases import ORDER, Order, Shop, change, open_shop
 from everstate.archive import table_path
 from everstate.changes import ChangeCodec, EntityType
+from everstate.errors import ArchiveError
 from everstate.pipeline.archiving.archiver import conformed
 from everstate.pipeline.archiving.audit import AuditReport, audit
 from everstate.pipeline.archiving.audit_columns import compared
@@ -122,6 +123,21 @@ def test_after_a_change_of_the_model_other_programs_see_its_new_field(shop: Shop
     assert (report.problems, report.compared_with_messages) == ([], 2)
     read = read_archive(shop.spark, shop.config, later)
     assert read.where("reason IS NULL").count() == 2
+
+
+class AmountText(BaseModel):
+    order_id: str
+    amount: str
+    note: str | None = None
+
+
+def test_no_column_loses_its_values_because_a_field_has_another_type(shop: Shop) -> None:
+    shop.write_orders(keys=3, versions=1)
+    shop.archiver().step()
+    before = rows_of(shop, "current.amount")
+    with pytest.raises(ArchiveError, match=r"amount \(bigint, now string\).* nothing was changed"):
+        reparse(shop.spark, shop.config, EntityType("order", AmountText, "order_id"))
+    assert rows_of(shop, "current.amount") == before == [(1,), (1,), (1,)]
 
 
 class Stay(BaseModel):

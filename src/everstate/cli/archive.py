@@ -122,7 +122,8 @@ def reparse(
     """Write the typed columns again from the messages, by the present models.
 
     After a change of a model, or when `archive verify` found wrong columns. The messages stay byte
-    for byte; reading and appending continue meanwhile.
+    for byte; reading and appending continue meanwhile. The column of a field that the model no
+    longer has becomes NULL.
     """
     from everstate.pipeline.archiving.reparse import reparse as reparse_one
     from everstate.pipeline.spark.session import own_spark

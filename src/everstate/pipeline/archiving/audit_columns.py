@@ -42,7 +42,7 @@ def compared(archive: DataFrame, entity_type: EntityType) -> tuple[int, list[Wro
     """How many records have typed columns of this model, and which of them are wrong.
 
     The records of another model, and those that could not be read, are not compared: everstate
-    reads their messages instead. Cost: the messages are parsed once, about 10 µs a record.
+    reads their messages instead. Cost: the messages are parsed once, 0.1 ms of a core a flight.
     """
     rows = typed_rows(archive, entity_type)
     if rows is None:
