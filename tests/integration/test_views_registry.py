@@ -9,11 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+import typer
+from typer.core import TyperCommand
 
 from everstate.app import App
 from everstate.cli import rebuild
 from everstate.config import load
-from everstate.errors import InvalidQuery, NotFound, NoViews
+from everstate.errors import BuildFailed, InvalidQuery, NotFound, NoViews
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.proof import recompute as recomputing
 from everstate.pipeline.reports import ProofOutcome, ViewReport
@@ -163,6 +165,24 @@ def declaring(control: Control, fingerprint: str, on_change: OnChange = "rebuild
         on_change=on_change,
     )
     return found
+
+
+def test_a_command_that_waits_for_a_build_ends_with_the_reason_of_this_attempt(
+    kept: PostgresKeptOrders,
+) -> None:
+    control, failed = kept.control, "view totals: its SQL has no such column."
+    control.add_version(replace(registered(PLAN, 2, status=BUILDING), fingerprint="declared"))
+    control.set_error(PLAN.name, 2, failed)
+    wanted = ask_rebuild(control, PLAN.name)
+    assert (wanted.version, control.versions(PLAN.name)[-1].error) == (2, None)
+    control.set_error(PLAN.name, 2, failed)
+    context = typer.Context(TyperCommand("rebuild"))
+    with control.duty("answers"), pytest.raises(BuildFailed) as told:
+        rebuild._awaited(context, None, control, wanted)
+    assert "version 2 of view totals cannot be built: its SQL has no such column." in str(
+        told.value
+    )
+    assert control.versions(PLAN.name)[-1].status == BUILDING
 
 
 @pytest.mark.parametrize("undo", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from everstate.app import App
 from everstate.errors import InvalidView, PipelineError
+from everstate.pipeline.batch.sameness import changing
 from everstate.pipeline.keeping.plan import column_types
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.kinds.row import RowPlan
@@ -64,6 +66,26 @@ def test_c16_spark_refuses_what_the_grammar_cannot_tell(
     plan = app.view("v", sql=f"SELECT amount FROM ordr WHERE {text}")
     with pytest.raises(InvalidView, match=reason):
         column_types(spark, app.entity_type("ordr"), plan)
+
+
+def test_an_error_of_spark_is_said_by_our_error_alone(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark would print a page of JSON with a trace on the terminal."""
+    printed: list[str] = []
+    monkeypatch.setattr(
+        logging.Logger, "callHandlers", lambda _, record: printed.append(record.getMessage())
+    )
+    app = orders()
+    plan = app.view("v", sql="SELECT amount FROM ordr WHERE due < DATE '2026-13-45'")
+    with pytest.raises(InvalidView, match="2026-13-45"):
+        column_types(spark, app.entity_type("ordr"), plan)
+    assert printed == []
+
+
+def test_c16_a_cast_is_found_in_what_replaces_a_function(spark: SparkSession) -> None:
+    query = spark.sql("SELECT to_timestamp(word) AS at FROM VALUES ('10:00') AS words (word)")
+    assert "reads a text like '10:00'" in str(changing(query._jdf.queryExecution().analyzed()))
 
 
 def test_c16_texts_and_constant_times_stay_what_they_are(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ from everstate.cli.console import (
     working,
 )
 from everstate.config import Config
-from everstate.errors import BuildGivenUp, InvalidQuery
+from everstate.errors import BuildFailed, BuildGivenUp, InvalidQuery
 from everstate.pipeline.spark.progress import Progress
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
@@ -117,7 +117,10 @@ def _control(config: Config) -> Iterator[Control]:
 def _awaited(
     context: typer.Context, app: str | None, control: Control, wanted: ViewVersion
 ) -> ViewVersion:
-    """Wait until a version is published; if no pipeline runs, do its work here."""
+    """Wait until a version is published; if no pipeline runs, do its work here.
+
+    Raises BuildFailed when the builder stored why the version cannot be built.
+    """
     first = f"version {wanted.version} of {wanted.name} is requested"
     begun = time.monotonic()
     with working(first) as tell:
@@ -126,6 +129,8 @@ def _awaited(
             row = _row(control, wanted)
             if row.published:
                 return True
+            if row.built is None and row.error is not None:
+                raise BuildFailed(row.name, row.version, row.error)
             tell.now(how_far(control, row, time.monotonic() - begun))
             if row.why is not None and row.why != said[-1]:
                 said.append(row.why)

@@ -67,7 +67,7 @@ def list_(context: typer.Context, app: AppOption = None, json: JsonOption = Fals
     config, project = project_of(context, app, needs=READING)
     with Reader(config, project) as reader:
         found = reader.views()
-    if any(view.lag_changes is None for view in found):
+    if any(view.lag_changes is None and view.position for view in found):
         err.print("note: Kafka does not answer: the lag is not known", style="yellow")
     tell_refused(project)
     if json:

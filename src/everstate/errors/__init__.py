@@ -68,6 +68,7 @@ from everstate.errors.outbox import (
 from everstate.errors.pipeline import (
     ArchiveError,
     ArchiveFull,
+    BuildFailed,
     BuildGivenUp,
     CaptureFailed,
     GapTooWide,
@@ -114,6 +115,7 @@ __all__ = [
     "AlreadyExists",
     "ArchiveError",
     "ArchiveFull",
+    "BuildFailed",
     "BuildGivenUp",
     "CaptureFailed",
     "ChainBroken",

@@ -186,6 +186,19 @@ class BuildGivenUp(EverstateError):
         return BuildGivenUp, (self.view, self.version)
 
 
+class BuildFailed(EverstateError):
+    """A version cannot be built at present; what readers see stays, and so does the request."""
+
+    def __init__(self, view: str, version: int, reason: str) -> None:
+        self.view, self.version, self.reason = view, version, reason
+        said = reason.removeprefix(f"view {view}: ").removesuffix(".")
+        super().__init__(
+            f"version {version} of view {view} cannot be built: {said}.",
+            advice="It stays requested: `everstate run` tries again at its start and every few "
+            f"minutes. `everstate views rebuild {view} --cancel` withdraws it.",
+        )
+
+
 class RequestCancelled(EverstateError):
     """A running pipeline does not carry out a request; nothing was changed."""
 

@@ -151,7 +151,7 @@ class ViewRow:
     position: dict[str, int]
     """``generation/partition`` → the next offset that the view reads."""
     lag_changes: int | None
-    """``None``: the log does not answer."""
+    """``None``: the log does not answer, or the version has no position yet."""
     lag_seconds: float | None
     """Age of the oldest change that the view has not applied; 0 when there is none."""
     updated_at: datetime | None

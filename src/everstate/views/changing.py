@@ -52,6 +52,8 @@ def ask_rebuild(
                     if other.status == BUILDING and other.version < row.version:
                         give_up(control, name, other.version)
                 control.set_status(name, row.version, BUILDING)
+                # Of an earlier attempt, which says nothing about this one.
+                control.set_error(name, row.version, None)
                 control.set_options(name, row.version, options)
                 return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
         seen = next((row for row in rows if row.published), rows[-1])

@@ -14,6 +14,7 @@ from py4j.java_gateway import is_instance_of
 from pyspark import SparkContext
 
 _EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
+_PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
 _TIMES: Final = ("timestamp", "timestamp_ntz")
 _CLOCK_WORD: Final = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 _PLACES: Final = 38
@@ -29,7 +30,7 @@ def changing(analysed: Any) -> str | None:
     """
     if not analysed.deterministic():
         return "its SQL has a part that Spark does not guarantee to give the same value each time."
-    for cast in _found(analysed, "Cast"):
+    for cast in _found(analysed, "Cast", "CAST"):
         reason = _of_today(cast)
         if reason is not None:
             return reason
@@ -41,7 +42,7 @@ def rounding(analysed: Any) -> str | None:
 
     Too many digits before the point are an error at the value; places beyond 38 are cut off.
     """
-    for product in _found(analysed, "Multiply"):
+    for product in _found(analysed, "Multiply", "BINARY_ARITHMETIC"):
         sides = [side.dataType() for side in (product.left(), product.right())]
         if all(side.typeName().startswith("decimal") for side in sides):
             places = sum(side.scale() for side in sides)
@@ -79,12 +80,22 @@ def _shown(expression: Any) -> str:
     return re.sub(r"\bcurrent\.|`", "", expression.sql())
 
 
-def _found(plan: Any, kind: str) -> Iterator[Any]:
-    """Every expression of one kind in a plan, and in the expressions that replace functions."""
-    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark cannot be asked
+def _found(plan: Any, kind: str, pattern: str) -> Iterator[Any]:
+    """Every expression of one kind in a plan, and in the expressions that replace functions.
+
+    ``pattern`` is the name under which Spark's trees say whether such an expression is in them, so
+    that only the parts that have one are walked: each node costs some ten calls into the JVM.
+    """
+    context = SparkContext._active_spark_context  # noqa: SLF001 - PySpark cannot be asked
+    assert context is not None, "a plan was analysed"
+    gateway = context._gateway  # noqa: SLF001
+    names = getattr(context._jvm, _PATTERNS)  # noqa: SLF001
+    patterns = (getattr(names, pattern)(), names.RUNTIME_REPLACEABLE())
     waiting = [plan]
     while waiting:
         node = waiting.pop()
+        if not any(node.containsPattern(each) for each in patterns):
+            continue
         waiting += _each(node.children())
         if is_instance_of(gateway, node, "org.apache.spark.sql.catalyst.plans.QueryPlan"):
             waiting += _each(node.expressions())

@@ -16,6 +16,7 @@ import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
@@ -61,6 +62,8 @@ _DEFAULTS: Final = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.worker.reuse": "true",
+    # Else each method of a column asks the JVM five times, so that an error can name its line.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Over TCP each task of Python waits 40 ms for an acknowledgement that is sent late.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
@@ -100,6 +103,9 @@ _LOCAL: Final = {
 # A cluster gives an application all its cores unless the application limits them; others would
 # then wait for ever without an error.
 _CLUSTER: Final = {"spark.cores.max": "8"}
+# PySpark prints each error of a query as JSON, with its trace; our error has the reason alone.
+_LOGS_OF_ERRORS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
 _CORES_WITHIN_S: Final = 60.0
 
 
@@ -128,6 +134,8 @@ def spark_session(config: Config, *, app_name: str = "everstate") -> SparkSessio
         session = SparkSession.builder.config(conf=conf).getOrCreate()
         # Python workers are this Python, not the first one of PATH.
         session.sparkContext.pythonExec = sys.executable
+        for name in _LOGS_OF_ERRORS:
+            PySparkLogger.getLogger(name).disabled = True
     if not config.pipeline.master.startswith("local"):
         _await_cores(session, config.pipeline.master)
     return session
