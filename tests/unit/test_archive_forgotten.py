@@ -60,11 +60,8 @@ def test_an_idle_archive_is_read_after_compaction_and_the_deletion_of_old_files(
     assert len(deleted) == 5
     if is_forgotten:
         clean(config)
-    found = frozen(log, ledger)
-    assert found is not None
-    version, last = found
-    assert last.note is not None
-    assert last.note.positions == {1: {0: 5}}
+    version, note = frozen(log, ledger)
+    assert note.positions == {1: {0: 5}}
     assert DeltaTable(path, version=version).to_pyarrow_table().num_rows == 5
 
 

@@ -21,6 +21,7 @@ from everstate.archive.commits import (
 )
 from everstate.archive.layout import archive_errors, ledger_path
 from everstate.config import Config
+from everstate.errors import NoArchive
 
 logger = logging.getLogger("everstate.archive")
 
@@ -174,19 +175,21 @@ def last_commit(log: ArchiveLog, ledger: Ledger) -> Commit | None:
         return found
 
 
-def frozen(log: ArchiveLog, ledger: Ledger) -> tuple[int, Commit] | None:
-    """A version of the table and the append whose position it has; ``None`` before the first.
+def frozen(log: ArchiveLog, ledger: Ledger) -> tuple[int, CommitNote]:
+    """A version of the table, and the note of the append whose position it has.
 
     The newest version, not the append's own: compaction replaces the files of an append, and they
-    are deleted seven days later. Rows of later appends are not in it.
+    are deleted seven days later. Rows of later appends are not in it. Raises NoArchive before the
+    first append.
     """
     if not log.exists():
-        return None
+        raise NoArchive(log.entity)
     version = log.version()
     last = last_commit(log, ledger)
     assert last is not None, "the table exists"
+    assert last.note is not None, "an append has one"
     # An append between the two calls is included, later ones are not.
-    return max(version, last.version), last
+    return max(version, last.version), last.note
 
 
 def ledger_rows(commit: Commit) -> list[LedgerRow]:

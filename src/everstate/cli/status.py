@@ -102,8 +102,9 @@ def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
         out.print()
         _print_roles(states)
         conditions = _conditions(config, states, servers_run)
-        _print_views(config, known={each.what for each in conditions})
-        _print_conditions(conditions, has_roles=bool(states))
+        parts = {name for state in states for name in state.parts}
+        _print_views(config, known=parts | {each.what for each in conditions})
+        _print_conditions(conditions, states)
     if not servers_run or any(_is_no_answer(each) for each in conditions):
         return _GONE
     is_troubled = _problems(states) or any(each.key == _NO_APP for each in conditions)
@@ -188,10 +189,11 @@ def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) 
         return Looking(connected, app, readers).look().conditions
 
 
-def _print_conditions(conditions: Sequence[Concern], *, has_roles: bool) -> None:
+def _print_conditions(conditions: Sequence[Concern], states: Sequence[RoleState]) -> None:
     """Print what needs attention, but for what the table of roles shows, or the line for none."""
-    known = ("role", "part") if has_roles else ("role", "part", "roles")
-    shown = [each for each in conditions if each.kind not in known]
+    known = ("role", "part") if states else ("role", "part", "roles")
+    parts = {name for state in states for name in state.parts}
+    shown = [each for each in conditions if each.kind not in known and each.what not in parts]
     for each in shown:
         style = "red" if each.level == "bad" else "yellow"
         advice = (f"\n         {each.advice}", "cyan") if each.advice else ""
@@ -231,7 +233,8 @@ def _print_roles(states: Sequence[RoleState]) -> None:
 
 def _row(state: RoleState, supervised: Part | None) -> tuple[str | None, ...]:
     runs = state.health in ("running", "not answering")
-    views = sum(name.startswith(VIEW) for name in state.parts)
+    # A version that cannot be built is a part, too, beside the view that readers see.
+    views = sum(name.startswith(VIEW) and ", version " not in name for name in state.parts)
     what = state.address or state.doing or (f"{views} view{'s' * (views > 1)}" if views else None)
     up = _duration(time.time() - state.started) if runs else None
     word = _word(state) if runs or supervised is None else supervised.state

@@ -17,6 +17,16 @@ class ArchiveError(EverstateError):
     """The archive cannot be read or written."""
 
 
+class NoArchive(ArchiveError):
+    """Nothing of the entity type was archived yet."""
+
+    def __init__(self, entity: str) -> None:
+        self.entity = entity
+        super().__init__(
+            f"there is no archive of {entity} yet.", advice="Start one with `everstate run`."
+        )
+
+
 class ArchiveFull(ArchiveError):
     """The disk of the archive is full; nothing was committed, and archiving continues later."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
 from everstate.views.kinds import HistoryPlan, ViewPlan
@@ -18,6 +18,9 @@ OnChange: TypeAlias = Literal["rebuild", "ask"]
 ViewChange: TypeAlias = Literal[
     "same", "new", "changed", "text", "returns", "goes back", "asked", "refused", "not declared"
 ]
+
+REFUSED: Final = "refused: "
+"""How the status reason of a version begins whose definition Spark refuses."""
 
 
 @dataclass(frozen=True, slots=True)

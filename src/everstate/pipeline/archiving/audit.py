@@ -23,7 +23,6 @@ from everstate.archive import (
 from everstate.archive.ordered import RECORD_COLUMNS
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import ArchiveError
 from everstate.log.extent import LogExtent, log_extent
 from everstate.log.topics import TopicNames
 from everstate.pipeline.archiving.archiver import archived_topic
@@ -149,28 +148,22 @@ def audit(
     its headers and timestamp; without the log, a log that lost its end and was written to since is
     not detected. With ``entity_type``, typed columns are compared with their messages, and the
     states of a chain by the values of the model's fields, since an older model had others; without
-    it, by all that they have. Raises ArchiveError without an archive, Unavailable. Cost: one pass
-    over offsets, one sort by key, one reading of the log, and one parsing of the messages; only the
+    it, by all that they have. Raises NoArchive, Unavailable. Cost: one pass over
+    offsets, one sort by key, one reading of the log, and one parsing of the messages; only the
     ledger is changed.
     """
     began = time.monotonic()
     log, ledger = ArchiveLog(config, entity), Ledger(config, entity)
-    found = frozen(log, ledger)
-    if found is None:
-        raise ArchiveError(
-            f"there is no archive of {entity} yet.", advice="Start one with `everstate run`."
-        )
-    version, last = found
-    assert last.note is not None, "last() gives commits that have one"
+    version, note = frozen(log, ledger)
     ledger.sync(log)
     rows = [row for row in ledger.rows() if row.commit_version <= version]
-    report = AuditReport(entity, version, last.note.positions)
+    report = AuditReport(entity, version, note.positions)
     report.commits = len({row.commit_version for row in rows})
-    report.problems += tiling_problems(rows, last.note)
+    report.problems += tiling_problems(rows, note)
     path = table_path(config, entity)
     with spark_errors(f"auditing the archive of {entity}"):
         archive = spark.read.format("delta").option("versionAsOf", version).load(path)
-        _audit_offsets(report, config, archive, rows, last.note, against_log=against_log)
+        _audit_offsets(report, config, archive, rows, note, against_log=against_log)
         stored = archive.schema["current"].dataType
         _audit_versions(report, archive, state_digests(entity_type, stored))
         _audit_columns(report, archive, entity_type)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -42,7 +44,7 @@ def compared(archive: DataFrame, entity_type: EntityType) -> tuple[int, list[Wro
     """How many records have typed columns of this model, and which of them are wrong.
 
     The records of another model, and those that could not be read, are not compared: everstate
-    reads their messages instead. Cost: the messages are parsed once, 0.1 ms of a core a flight.
+    reads their messages instead. Cost: the messages are parsed once; comparing is a third of that.
     """
     rows = typed_rows(archive, entity_type)
     if rows is None:
@@ -50,7 +52,10 @@ def compared(archive: DataFrame, entity_type: EntityType) -> tuple[int, list[Wro
     named = [*_COLUMNS, *_STATES]
     rows = rows.withColumn(_TYPED, F.struct(*named))
     parsed = parsed_again(rows, entity_type, kept=(_TYPED,))
-    differ = F.array_compact(F.array(*_differences(entity_type, parsed.schema)))
+    # Whole columns first: only where one differs are its fields compared, to name them.
+    same = reduce(and_, (~_differs(*_both(name), parsed.schema[name].dataType) for name in named))
+    names = F.array_compact(F.array(*_differences(entity_type, parsed.schema)))
+    differ = F.when(~same, names).otherwise(F.array())
     place = F.struct("generation", "partition", "offset")
     groups = (
         parsed.select(differ.alias("differ"), place.alias("place"))
@@ -69,15 +74,19 @@ def compared(archive: DataFrame, entity_type: EntityType) -> tuple[int, list[Wro
 def _differences(entity_type: EntityType, schema: StructType) -> Iterator[Column]:
     """For each column, and each field of a state: its name where both values differ."""
     for name in _COLUMNS:
-        differs = _differs(F.col(f"{_TYPED}.{name}"), F.col(name), schema[name].dataType)
-        yield F.when(differs, name)
+        yield F.when(_differs(*_both(name), schema[name].dataType), name)
     for name in _STATES:
-        kept, read = F.col(f"{_TYPED}.{name}"), F.col(name)
+        kept, read = _both(name)
         yield F.when(kept.isNull() != read.isNull(), name)
         both = kept.isNotNull() & read.isNotNull()
         for field in state_schema(entity_type):
             differs = _differs(kept[field.name], read[field.name], field.dataType)
             yield F.when(both & differs, f"{name}.{field.name}")
+
+
+def _both(name: str) -> tuple[Column, Column]:
+    """A column as it is kept, and as the message says it."""
+    return F.col(f"{_TYPED}.{name}"), F.col(name)
 
 
 def _differs(left: Column, right: Column, kind: DataType) -> Column:

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
 from everstate.archive.upkeep import delete_unneeded
 from everstate.config import Config
-from everstate.errors import ArchiveError
+from everstate.errors import NoArchive
 from everstate.pipeline.spark.session import spark_errors
 
 _NOTE: Final = "everstate_compaction"
@@ -44,15 +44,13 @@ def compact(
     that one key's history is in few files; ``None`` does so when the table has doubled since the
     last time, which bounds the work to a few rewrites of each byte. Files older than seven days
     that no version needs are deleted. The commits have no position: concurrent appends keep
-    theirs. Raises ArchiveError without an archive, ArchiveFull, PositionMoved when another
+    theirs. Raises NoArchive, ArchiveFull, PositionMoved when another
     compaction committed first (nothing changed).
     """
     began = time.monotonic()
     log = ArchiveLog(config, entity)
     if not log.exists():
-        raise ArchiveError(
-            f"there is no archive of {entity} yet.", advice="Start one with `everstate run`."
-        )
+        raise NoArchive(entity)
     # Any commit may clean up the table's log, so its commits are copied to the ledger first.
     Ledger(config, entity).sync(log)
     reader = ArchiveReader(config, entity)

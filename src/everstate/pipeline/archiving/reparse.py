@@ -38,26 +38,20 @@ def reparse(spark: SparkSession, config: Config, entity_type: EntityType) -> Rep
     values, headers and times stay byte for byte. The column of a field that the model no longer
     has becomes null; its values stay in the messages. One Delta commit replaces the files; records
     that are archived meanwhile are not touched, and the earlier files are kept for seven days.
-    Raises ArchiveError without an archive, and where a field has another type than its column: a
-    column keeps its first type, so that its values would become null. Raises ArchiveFull, and
+    Raises NoArchive, and ArchiveError where a field has another type than its column: a column
+    keeps its first type, so that its values would become null. Raises ArchiveFull, and
     PositionMoved when a compaction committed first (nothing changed). Cost: 0.1 ms of a core a
     flight, and room for a second copy of the archive.
     """
     began = time.monotonic()
     entity = entity_type.name
     log, ledger = ArchiveLog(config, entity), Ledger(config, entity)
-    found = frozen(log, ledger)
-    if found is None:
-        raise ArchiveError(
-            f"there is no archive of {entity} yet.", advice="Start one with `everstate run`."
-        )
-    version, last = found
-    assert last.note is not None, "last() gives commits that have one"
+    version, note = frozen(log, ledger)
     ledger.sync(log)
     # Exactly the records of this version: what a later append adds must not be replaced.
     places = [
         f"(generation = {generation} AND partition = {partition} AND offset < {offset})"
-        for generation, offsets in last.note.positions.items()
+        for generation, offsets in note.positions.items()
         for partition, offset in offsets.items()
     ]
     condition, path = " OR ".join(places), table_path(config, entity)

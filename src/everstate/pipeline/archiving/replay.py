@@ -39,16 +39,17 @@ def replay(
     the same; unreadable records are written too. Offsets are dense in the new topic: offsets for
     which the log never served a record (markers, aborted records) are not reproduced. A missing
     topic is created without a retention limit. Raises LogError when the topic is one of the
-    project's own, is not empty or has another number of partitions, ArchiveError without an
-    archive, Unavailable. Cost: one sort by offset; each partition is written by one task.
+    project's own, is not empty or has another number of partitions, NoArchive, ArchiveError for
+    a generation that is not archived, Unavailable. Cost: one sort by offset; each partition is
+    written by one task.
     """
     began = time.monotonic()
-    found = frozen(ArchiveLog(config, entity), Ledger(config, entity))
-    note = None if found is None else found[1].note
-    if found is None or note is None or generation not in note.positions:
+    version, note = frozen(ArchiveLog(config, entity), Ledger(config, entity))
+    if generation not in note.positions:
+        known = ", ".join(map(str, sorted(note.positions)))
         raise ArchiveError(
             f"the archive of {entity} has no generation {generation}.",
-            advice="Start one with `everstate run`.",
+            advice=f"It has {known}.",
         )
     partitions = len(note.positions[generation])
     if (existing := prepare(config, topic, partitions)) != partitions:
@@ -57,7 +58,7 @@ def replay(
             "was written.",
             advice="Name a topic that does not exist yet.",
         )
-    archive = spark.read.format("delta").option("versionAsOf", found[0])
+    archive = spark.read.format("delta").option("versionAsOf", version)
     rows = (
         archive.load(table_path(config, entity))
         .where(F.col("generation") == generation)

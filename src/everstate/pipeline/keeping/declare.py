@@ -28,6 +28,7 @@ from everstate.views.stores import (
 )
 from everstate.views.tables import latest_of
 from everstate.views.versions import (
+    REFUSED,
     Step,
     declared_elsewhere,
     declared_views,
@@ -153,7 +154,7 @@ def _refusal(control: Control, name: str, point: Callable[[], object]) -> str | 
 def _refuse(control: Control, step: Step, refused: InvalidView) -> None:
     """Set a version that cannot be kept to waiting; readers and other views are not affected."""
     assert step.declared is not None
-    reason = f"refused: {refused.message}"
+    reason = f"{REFUSED}{refused.message}"
     logger.error("%s", refused)
     control.add_version(
         registered(step.declared, step.version, status=WAITING, status_reason=reason)

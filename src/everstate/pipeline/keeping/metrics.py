@@ -11,7 +11,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from everstate.parts import Part, note
 from everstate.pipeline.keeping.kept import EntityViews
-from everstate.views.control import Control
+from everstate.views.control import BUILDING, WAITING, Control, ViewVersion
+from everstate.views.versions import REFUSED
 
 JUDGED: Final = Counter(
     "everstate_views_changes",
@@ -62,11 +63,13 @@ class ViewReports:
         """Views whose versions were reported last."""
         self._shown: set[str] = set()
         """Views that readers see, as they were reported last."""
+        self._failed: set[str] = set()
+        """Parts of versions that cannot be built, as they were reported last."""
 
     def report(self, kept: Mapping[str, EntityViews]) -> None:
         """Report the state of each view of some entity types, which are all that are kept."""
-        known, shown = self._known, self._shown
-        self._known, self._shown = set(), set()
+        known, shown, failed = self._known, self._shown, self._failed
+        self._known, self._shown, self._failed = set(), set(), set()
         for views in kept.values():
             self._report_one(views)
         for name in known - self._known:
@@ -75,6 +78,8 @@ class ViewReports:
         for name in shown - self._shown:
             BEHIND.remove(name)
             note(f"view {name}", None)
+        for part in failed - self._failed:
+            note(part, None)
 
     def _report_one(self, views: EntityViews) -> None:
         for name, mine in groupby(views.rows, key=lambda row: row.name):
@@ -83,6 +88,11 @@ class ViewReports:
             for field in _VERSION_FIELDS:
                 count = sum(getattr(row, field) is not None for row in versions)
                 VERSION_FIELDS.labels(name, field).set(count)
+        for row in views.rows:
+            if (how := _not_built(row)) is not None:
+                part = f"view {row.name}, version {row.version}"
+                self._failed.add(part)
+                note(part, how)
         rows = [view.row for view in views.views if view.row.published]
         if views.status is not None:
             rows.append(views.status)
@@ -91,3 +101,12 @@ class ViewReports:
             BEHIND.labels(row.name).set(int(row.error is not None))
             how = Part("running" if row.error is None else "waiting", time.time(), row.error)
             note(f"view {row.name}", how)
+
+
+def _not_built(row: ViewVersion) -> Part | None:
+    """How a version is that cannot be built; ``None``: it is built, or can be."""
+    if row.status == WAITING and (row.status_reason or "").startswith(REFUSED):
+        return Part("stopped", time.time(), row.status_reason)
+    if row.status == BUILDING and row.built is None and row.error is not None:
+        return Part("waiting", time.time(), row.error)
+    return None
