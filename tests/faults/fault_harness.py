@@ -285,19 +285,19 @@ def _loaded(text: str | None) -> Any:
 
 def read_log(config: Config, entity: str = ENTITY) -> tuple[list[Seen], dict[int, int]]:
     """Committed records of `.changes`, partition by partition, and each partition's end."""
-    messages, ends = _read_topic(config, f"{config.log.prefix}.{entity}.changes.g1")
+    messages, ends = read_topic(config, f"{config.log.prefix}.{entity}.changes.g1")
     return [_seen(message) for message in messages], ends
 
 
 def read_state(config: Config) -> list[Seen]:
     """Committed records of `.state`."""
-    messages, _ = _read_topic(config, f"{config.log.prefix}.{ENTITY}.state.g1")
+    messages, _ = read_topic(config, f"{config.log.prefix}.{ENTITY}.state.g1")
     return [_seen(message) for message in messages]
 
 
 def read_dead(config: Config) -> list[Letter]:
     """Committed records of `.dead`."""
-    messages, _ = _read_topic(config, f"{config.log.prefix}.{ENTITY}.dead")
+    messages, _ = read_topic(config, f"{config.log.prefix}.{ENTITY}.dead")
     letters = []
     for message in messages:
         headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
@@ -313,7 +313,12 @@ def _seen(message: confluent_kafka.Message) -> Seen:
     return Seen(partition, offset, message.key(), message.value())
 
 
-def _read_topic(config: Config, topic: str) -> tuple[list[confluent_kafka.Message], dict[int, int]]:
+def read_topic(config: Config, topic: str) -> tuple[list[confluent_kafka.Message], dict[int, int]]:
+    """Committed records of all transactions that were begun before the call, and the ends.
+
+    A producer's commit returns before the markers are in the partitions, and until then a reader
+    of committed records does not see them.
+    """
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": config.bootstrap_servers,
@@ -326,6 +331,7 @@ def _read_topic(config: Config, topic: str) -> tuple[list[confluent_kafka.Messag
     )
     found = consumer.list_topics(topic, timeout=30).topics[topic]
     assert found.error is None, found.error
+    high = _high_watermarks(config, topic, found.partitions)
     records: list[confluent_kafka.Message] = []
     ends: dict[int, int] = {}
     for partition in sorted(found.partitions):
@@ -337,11 +343,23 @@ def _read_topic(config: Config, topic: str) -> tuple[list[confluent_kafka.Messag
             if error is None:
                 records.append(message)
             elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                ends[partition] = message.offset() or 0
+                if (message.offset() or 0) >= high[partition]:
+                    ends[partition] = message.offset() or 0
             else:
                 raise confluent_kafka.KafkaException(error)
     consumer.close()
     return records, ends
+
+
+def _high_watermarks(config: Config, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+    settings = {"bootstrap.servers": config.bootstrap_servers, "group.id": "fault-checker"}
+    consumer = confluent_kafka.Consumer({**settings, "isolation.level": "read_uncommitted"})
+    found = {}
+    for partition in partitions:
+        asked = TopicPartition(topic, partition)
+        _, found[partition] = consumer.get_watermark_offsets(asked, timeout=30, cached=False)
+    consumer.close()
+    return found
 
 
 def read_account(config: Config) -> Account:

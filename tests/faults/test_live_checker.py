@@ -7,6 +7,7 @@ log, views and a lake, each spoilt with the means of its own server.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
@@ -18,7 +19,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from fault_app import ENTITY, app, one_write
-from fault_harness import Seen, problems, read_log, read_state
+from fault_harness import Seen, problems, read_log, read_state, read_topic
 from pyspark.sql import SparkSession
 
 from everstate.config import Config, load
@@ -121,6 +122,27 @@ def project(
     return project
 
 
+def test_what_was_committed_is_read_though_its_marker_comes_later(
+    stack: Any, topic_prefix: str, tmp_path: Path
+) -> None:
+    log = {"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 1}
+    config = load(tmp_path, log=log)
+    with Topics(config) as topics:
+        topics.ensure([ENTITY])
+        topic = topics.names.changes(ENTITY)
+    address = {"bootstrap.servers": config.bootstrap_servers}
+    producer = confluent_kafka.Producer({**address, "transactional.id": topic_prefix})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "1")
+    assert producer.flush(30) == 0
+    decided = threading.Timer(0.5, producer.commit_transaction)
+    decided.start()
+    found, ends = read_topic(config, topic)
+    decided.join()
+    assert ([record.value() for record in found], ends) == ([b"1"], {0: 2})
+
+
 def add_to_lake(project: Project) -> None:
     """A row that is there already, once more, by a writer that knows nothing of us."""
     table = DeltaTable(f"{project.config.archive_path}/{ENTITY}")
@@ -140,9 +162,7 @@ def again_in_log(project: Project) -> None:
 
 
 def again_in_dead(project: Project) -> None:
-    from fault_harness import _read_topic
-
-    ((letter,), _) = _read_topic(project.config, f"{project.config.log.prefix}.{ENTITY}.dead")
+    ((letter,), _) = read_topic(project.config, f"{project.config.log.prefix}.{ENTITY}.dead")
     producer = confluent_kafka.Producer({"bootstrap.servers": project.config.bootstrap_servers})
     producer.produce(
         letter.topic() or "", key=letter.key(), value=letter.value(), headers=letter.headers()
