@@ -102,8 +102,7 @@ def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
         out.print()
         _print_roles(states)
         conditions = _conditions(config, states, servers_run)
-        parts = {name for state in states for name in state.parts}
-        _print_views(config, known=parts | {each.what for each in conditions})
+        _print_views(config, known=_told(states) | {each.what for each in conditions})
         _print_conditions(conditions, states)
     if not servers_run or any(_is_no_answer(each) for each in conditions):
         return _GONE
@@ -192,8 +191,12 @@ def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) 
 def _print_conditions(conditions: Sequence[Concern], states: Sequence[RoleState]) -> None:
     """Print what needs attention, but for what the table of roles shows, or the line for none."""
     known = ("role", "part") if states else ("role", "part", "roles")
-    parts = {name for state in states for name in state.parts}
-    shown = [each for each in conditions if each.kind not in known and each.what not in parts]
+    told = _told(states)
+    shown = [
+        each
+        for each in conditions
+        if each.kind not in known and not (each.kind == "view-behind" and each.what in told)
+    ]
     for each in shown:
         style = "red" if each.level == "bad" else "yellow"
         advice = (f"\n         {each.advice}", "cyan") if each.advice else ""
@@ -264,6 +267,11 @@ def _problems(states: Sequence[RoleState]) -> list[Text]:
         )
         for each in troubles(states)
     ]
+
+
+def _told(states: Sequence[RoleState]) -> set[str]:
+    """The parts that do not run, by name: the lines below the table of roles have their reasons."""
+    return {each.who.partition(": ")[2] for each in troubles(states) if each.part is not None}
 
 
 def _record(state: RoleState) -> dict[str, Any]:

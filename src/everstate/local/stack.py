@@ -364,7 +364,9 @@ class Stack:
 
     def _remember(self, name: str, server: Remembered) -> None:
         with self._writing:
-            self._memory.write({**self._remembered(), name: server})
+            # The records of the other servers as they are: what `_remembered` makes of them holds
+            # for one moment.
+            self._memory.write({**self._memory.read(), name: server})
 
     def _status(self, name: str, known: Remembered | None) -> ServerStatus:
         server, log = self._servers[name], self._log(name)

@@ -49,7 +49,7 @@ def replay(
         known = ", ".join(map(str, sorted(note.positions)))
         raise ArchiveError(
             f"the archive of {entity} has no generation {generation}.",
-            advice=f"It has {known}.",
+            advice=f"Generations that the archive has: {known}.",
         )
     partitions = len(note.positions[generation])
     if (existing := prepare(config, topic, partitions)) != partitions:
