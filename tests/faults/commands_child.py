@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,8 @@ def plant(defect: str, handler: CommandHandler) -> None:
             for partition in self._partitions.values():
                 for key, held in partition.open.items():
                     partition.batch.states[key] = state_row(held.version, held.text)
-                partition.store.write(partition.batch, 0)
+                # Answers of an older time would be forgotten, and a repeated command decided anew.
+                partition.store.write(partition.batch, int(time.time() * 1000))
                 # Without this a kill takes it back: the copy has no log of its own.
                 partition.store.copy._db.flush()
 

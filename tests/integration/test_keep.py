@@ -95,6 +95,20 @@ def test_c19_unreadable_records_and_conflicts_are_dead_once_and_byte_exact(world
     assert [r.name for r in world.verify().values() if not r.holds] == []
 
 
+def test_a_dead_letter_of_a_topic_that_was_made_again_is_not_another_record(world: World) -> None:
+    keeper = world.keeper()
+    world.send(world.put("o-1", "NL", "10.00"), OutRecord(world.topic, b"o-2", b"{not json", []))
+    assert drain(keeper) == (1, 0, 0, 1)
+    keeper.close()
+    world.change_tables("UPDATE dead SET raw_value = '{of the topic before'")
+    with closing(DeadLetterSender(world.config)) as sender:
+        assert (sender.step(), sender.step()) == (1, 0)
+    with Consumer(world.config) as consumer:
+        (letter,) = consumer.read_topic(TopicNames(world.config.log.prefix).dead("ordr"))
+    assert (letter.key, letter.value) == (b"o-2", b"{of the topic before")
+    assert letter.headers[0] == ("everstate_headers", b"lost with the log's record")
+
+
 def test_c14_a_gap_holds_later_versions_and_is_released_in_order(world: World) -> None:
     keeper = world.keeper()
     first, lost, third = (world.put("o-1", "NL", a) for a in ("1.00", "2.00", "3.00"))

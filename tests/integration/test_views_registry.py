@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from everstate.app import App
 from everstate.cli import rebuild
 from everstate.config import load
-from everstate.errors import BuildFailed, InvalidQuery, NotFound, NoViews
+from everstate.errors import BuildFailed, InvalidQuery, NotFound, NoViews, VersionsDiffer
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.proof import recompute as recomputing
 from everstate.pipeline.reports import ProofOutcome, ViewReport
@@ -182,6 +182,20 @@ def test_a_command_that_waits_for_a_build_ends_with_the_reason_of_this_attempt(
     assert "version 2 of view totals cannot be built: its SQL has no such column." in str(
         told.value
     )
+    assert control.versions(PLAN.name)[-1].status == BUILDING
+
+
+def test_a_command_that_requires_equal_rows_ends_when_they_are_not(
+    kept: PostgresKeptOrders,
+) -> None:
+    control = kept.control
+    wanted = ask_rebuild(control, PLAN.name, require_equal=True)
+    control.set_built(PLAN.name, wanted.version, {})
+    control.add_built(PLAN.name, wanted.version, {"different": 1200})
+    context = typer.Context(TyperCommand("rebuild"))
+    with control.duty("answers"), pytest.raises(VersionsDiffer) as told:
+        rebuild._awaited(context, None, control, wanted)
+    assert "is not published: 1,200 rows differ" in str(told.value)
     assert control.versions(PLAN.name)[-1].status == BUILDING
 
 

@@ -27,6 +27,7 @@ from everstate.attention.conditions import (
     of_readers,
     of_roles,
     of_views,
+    told_once,
 )
 from everstate.attention.looking import SeenProject
 from everstate.attention.webhook import deliver
@@ -194,6 +195,19 @@ def test_roles_and_what_their_parts_found_are_conditions(tmp_path: Path) -> None
     journal.running("keeper")
     assert [*of_roles(read_states_of(tmp_path))] == []
     assert [each.key for each in of_roles([])] == ["roles:none"]
+
+
+def test_a_version_that_cannot_be_built_is_one_condition(tmp_path: Path) -> None:
+    journal = Journal("pipeline", tmp_path)
+    for part in ("view by_city, version 1", "view by_city, version 2", "keeper"):
+        journal.note(part, Part("stopped", 0, "refused: no such column"))
+    behind = of_views([view(status="building", error="refused: no such column")], LIMITS)
+    found = told_once(of_roles(read_states_of(tmp_path)), [*behind])
+    assert sorted(each.key for each in found) == [
+        "part:pipeline: keeper",
+        "part:pipeline: view by_city, version 2",
+        "view-behind:by_city.1",
+    ]
 
 
 def test_what_was_found_stays_while_its_role_is_started_again(tmp_path: Path) -> None:

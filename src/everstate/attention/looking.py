@@ -19,6 +19,7 @@ from everstate.attention.conditions import (
     of_readers,
     of_roles,
     of_views,
+    told_once,
 )
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
@@ -78,7 +79,8 @@ class Looking:
         seen.conditions += self._refused()
         seen.views = self._asked("the views' database (PostgreSQL)", "views", seen, self._views)
         if seen.views is not None:
-            seen.conditions += of_views(seen.views, limits)
+            found = [*of_views(seen.views, limits)]
+            seen.conditions = told_once(seen.conditions, found)
         seen.topics = self._asked("the log (Kafka)", "log", seen, self._topics)
         dead = None
         if seen.topics is not None:

@@ -115,37 +115,47 @@ class Telling:
         self._step(step)
 
 
+class _Step:
+    """A step of work, printed with the seconds since the work began."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self._begun = text, time.monotonic()
+
+    def __rich__(self) -> Text:
+        # A plain string would be parsed as markup.
+        return Text(f"{self.text} ({time.monotonic() - self._begun:.0f} s)")
+
+
 @contextmanager
 def working(text: str) -> Iterator[Telling]:
-    """Report progress while the block runs.
+    """Report progress while the block runs, with the seconds since it began.
 
     On a terminal it shows a spinner; otherwise it writes a line for each step, and one every ten
     seconds, so that a log shows that it is alive, and its progress.
     """
+    step, ended = _Step(text), threading.Event()
+
+    def change(text: str) -> None:
+        step.text = text
+
     if err.is_terminal:
-        with err.status(Text(text)) as status:
-
-            def spin(step: str) -> None:
-                # A plain string would be parsed as markup.
-                status.update(Text(step))
-
-            yield Telling(spin, spin)
+        with err.status(step):
+            yield Telling(change, change)
         return
-    begun, shown, ended = time.monotonic(), [text], threading.Event()
 
-    def say(step: str) -> None:
-        shown[0] = step
-        err.print(step, highlight=False)
+    def say(text: str) -> None:
+        change(text)
+        err.print(text, highlight=False)
 
     def live() -> None:
         while not ended.wait(_SIGN_OF_LIFE_S):
-            err.print(f"{shown[0]} ({time.monotonic() - begun:.0f} s)", highlight=False)
+            err.print(step)
 
     say(text)
     thread = threading.Thread(target=live, name="sign of life", daemon=True)
     thread.start()
     try:
-        yield Telling(say, lambda now: shown.__setitem__(0, now))
+        yield Telling(say, change)
     finally:
         ended.set()
         thread.join()

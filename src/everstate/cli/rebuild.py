@@ -20,7 +20,7 @@ from everstate.cli.console import (
     working,
 )
 from everstate.config import Config
-from everstate.errors import BuildFailed, BuildGivenUp, InvalidQuery
+from everstate.errors import BuildFailed, BuildGivenUp, InvalidQuery, VersionsDiffer
 from everstate.pipeline.spark.progress import Progress
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.database import connect_views, views_errors
@@ -119,10 +119,10 @@ def _awaited(
 ) -> ViewVersion:
     """Wait until a version is published; if no pipeline runs, do its work here.
 
-    Raises BuildFailed when the builder stored why the version cannot be built.
+    Raises BuildFailed when the builder stored why the version cannot be built, and VersionsDiffer
+    when it is not published because of `--require-equal`.
     """
     first = f"version {wanted.version} of {wanted.name} is requested"
-    begun = time.monotonic()
     with working(first) as tell:
 
         def is_done() -> bool:
@@ -131,7 +131,10 @@ def _awaited(
                 return True
             if row.built is None and row.error is not None:
                 raise BuildFailed(row.name, row.version, row.error)
-            tell.now(how_far(control, row, time.monotonic() - begun))
+            different = (row.built or {}).get("different")
+            if different and (row.options or {}).get("require_equal"):
+                raise VersionsDiffer(row.name, row.version, different)
+            tell.now(how_far(control, row))
             if row.why is not None and row.why != said[-1]:
                 said.append(row.why)
                 tell(f"{row.name}, version {row.version}: {row.why}")
@@ -165,19 +168,19 @@ def _row(control: Control, wanted: ViewVersion) -> ViewVersion:
     return row
 
 
-def how_far(control: Control, row: ViewVersion, seconds: float) -> str:
+def how_far(control: Control, row: ViewVersion) -> str:
     """One line: activity, progress and remaining time of a version."""
     head = f"{row.name}, version {row.version}: "
     if row.progress is not None:
         return head + Progress(**row.progress).text
     if row.why is not None:
-        return f"{head}{row.why} ({seconds:.0f} s)"
+        return f"{head}{row.why}"
     if row.built is None:
-        return f"{head}waits for the builder ({seconds:.0f} s)"
+        return f"{head}waits for the builder"
     mine = sum(control.vector(row.name, row.version).values())
     core = sum(control.vector(latest_of(row.entity), 1).values())
     if mine >= core:
-        return f"{head}built; is being published ({seconds:.0f} s)"
+        return f"{head}built; is being published"
     return f"{head}built; is catching up, {mine:,} of {core:,} offsets"
 
 

@@ -86,6 +86,7 @@ from everstate.errors.pipeline import (
     TableMisread,
     TableReplaced,
     VerificationFailed,
+    VersionsDiffer,
     ViewFailed,
     ViewStoreError,
 )
@@ -195,6 +196,7 @@ __all__ = [
     "UnsupportedMediaType",
     "VerificationFailed",
     "VersionConflict",
+    "VersionsDiffer",
     "ViewFailed",
     "ViewStoreError",
     "WrongSource",

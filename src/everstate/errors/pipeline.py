@@ -209,6 +209,21 @@ class BuildFailed(EverstateError):
         )
 
 
+class VersionsDiffer(EverstateError):
+    """A new version of a view has other rows than the one that readers see, and was to equal it."""
+
+    exit_code = 5
+
+    def __init__(self, view: str, version: int, different: int) -> None:
+        self.view, self.version, self.different = view, version, different
+        super().__init__(
+            f"version {version} of view {view} is not published: {different:,} rows differ from "
+            "the version that readers see.",
+            advice=f"`everstate views rebuild {view}` publishes it all the same; with `--cancel` "
+            "it is given up.",
+        )
+
+
 class RequestCancelled(EverstateError):
     """A running pipeline does not carry out a request; nothing was changed."""
 

@@ -58,9 +58,9 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
 
     It waits while a reader's snapshot is older than the time at which the version caught up with
     the core (the option `force` does not wait). A version with the same meaning as the published
-    one is compared with it; with the option `require_equal` it must have the same rows. The reason
-    why a version is not published is stored. Raises InTheWay: until a later try, other readers
-    must not queue behind this one.
+    one is compared with it when both are at the core's position; with the option `require_equal`
+    it must have the same rows. The reason why a version is not published is stored. Raises
+    InTheWay: until a later try, other readers must not queue behind this one.
     """
     options = row.options or {}
     if not stands_with_core(publisher, row):
@@ -74,12 +74,8 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
         return False
     seen = publisher.seen(row.name)
     if seen is not None and seen.fingerprint == row.fingerprint:
-        different = publisher.different_rows(seen, row, plan)
-        if different and options.get("require_equal"):
-            reason = (
-                f"built; {different:,} rows differ from version {seen.version}, so it is not "
-                "published"
-            )
+        reason = _unequal(publisher, seen, row, plan)
+        if reason is not None and options.get("require_equal"):
             publisher.set_waits_for(row, reason)
             return False
     try:
@@ -93,6 +89,20 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
     if done:
         logger.info("view %s: readers see version %d", row.name, row.version)
     return done
+
+
+def _unequal(
+    publisher: PublishingStore, seen: ViewVersion, row: ViewVersion, plan: ViewPlan
+) -> str | None:
+    """Why two versions of one meaning are not known to have the same rows; None: they have."""
+    if not stands_with_core(publisher, seen):
+        # Rows of an older position differ in any case, and the number would be kept.
+        return f"built; waits for version {seen.version}, to compare the rows at one position"
+    if different := publisher.different_rows(seen, row, plan):
+        return (
+            f"built; {different:,} rows differ from version {seen.version}, so it is not published"
+        )
+    return None
 
 
 def stands_with_core(publisher: PublishingStore, row: ViewVersion) -> bool:

@@ -11,7 +11,7 @@ from everstate.errors import DataLoss, EverstateError, RecordRefused
 from everstate.log.consumer import Consumer
 from everstate.log.dead_letters import place_headers
 from everstate.log.publisher import OncePublisher
-from everstate.log.record import OutRecord
+from everstate.log.record import Header, OutRecord
 from everstate.log.topics import TopicNames
 from everstate.parts import waits, works
 from everstate.views.control import Control, DeadChange
@@ -143,18 +143,23 @@ class DeadLetterSender:
 
     def _record(self, row: DeadChange) -> OutRecord:
         place = place_headers(row.reason.encode(), row.topic, row.partition, row.offset)
-        key, value, headers = row.raw_key, row.raw_value, list(row.headers)
-        if not headers:
-            # Headers are stored only for unreadable records; a conflict's record is read again.
-            try:
-                for original in self._consumer.read(
-                    row.topic, row.partition, row.offset, row.offset + 1
-                ):
-                    key, value, headers = original.key, original.value, list(original.headers)
-            except DataLoss:
-                logger.warning("the log no longer has the dead record %s", _place(row))
-                headers = [_LOST]
-        return OutRecord(self._names.dead(row.entity), key, value, [*headers, *place])
+        headers = [*self._headers(row), *place]
+        return OutRecord(self._names.dead(row.entity), row.raw_key, row.raw_value, headers)
+
+    def _headers(self, row: DeadChange) -> list[Header]:
+        """Headers are stored only for unreadable records; a conflict's record is read again."""
+        if row.headers:
+            return list(row.headers)
+        try:
+            place = (row.topic, row.partition, row.offset, row.offset + 1)
+            for found in self._consumer.read(*place):
+                # A topic that was made again has another record at this offset.
+                if (found.key, found.value) == (row.raw_key, row.raw_value):
+                    return list(found.headers)
+        except DataLoss:
+            pass
+        logger.warning("the log no longer has the dead record %s", _place(row))
+        return [_LOST]
 
 
 def _place(row: DeadChange) -> str:

@@ -169,7 +169,9 @@ class Trailer:
     def _meet(self, control: Control, view: KeptView) -> int:
         """Let a view that is nearly there reach its core, which waits meanwhile.
 
-        A built version that does not ride afterwards is published before the core goes on.
+        A built version that does not ride afterwards is published before the core goes on. The
+        version that readers see does not ride either: it comes along, so that both have the same
+        position when their rows are compared.
         """
         entity = view.row.entity
         with self._turns.meeting(entity):
@@ -181,8 +183,15 @@ class Trailer:
                 return 0
             passed = self._catch_up(control, views, nearest)
             if passed and nearest.row.status == BUILDING and not nearest.plan.rides:
+                for seen in views.behind:
+                    if _is_seen(seen, nearest) and self._is_near(views, seen):
+                        self._catch_up(control, views, seen)
                 self._publish(control, nearest.row, nearest.plan)
             return passed
+
+    def _is_near(self, views: EntityViews, view: KeptView) -> bool:
+        """Whether one batch brings a view to its core, and the view does not wait for a retry."""
+        return self._retries.is_due(view.table.name) and _left(views, view) <= MEETING_CHANGES
 
     def _catch_up(self, control: Control, views: EntityViews, view: KeptView) -> int:
         """Apply one batch to one view; its failure does not affect other views."""
@@ -285,5 +294,15 @@ def _may_meet(view: KeptView) -> bool:
 
 def _meets(views: EntityViews, view: KeptView) -> bool:
     """Whether the next step of a view is the last one to its core."""
-    left = sum(max(0, end - view.vector.get(p, end)) for p, end in views.vector.items())
-    return _may_meet(view) and left <= MEETING_CHANGES
+    return _may_meet(view) and _left(views, view) <= MEETING_CHANGES
+
+
+def _left(views: EntityViews, view: KeptView) -> int:
+    """How many offsets a view is behind its core."""
+    return sum(max(0, end - view.vector.get(p, end)) for p, end in views.vector.items())
+
+
+def _is_seen(view: KeptView, other: KeptView) -> bool:
+    """Whether readers see a view's version instead of ``other``, which has the same meaning."""
+    mine, its = view.row, other.row
+    return (mine.name, mine.fingerprint) == (its.name, its.fingerprint) and mine.published
