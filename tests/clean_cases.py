@@ -20,7 +20,8 @@ from everstate.sources.cdc.balance import counted, held_rows
 from everstate.sources.cdc.columns import Rows, Slices
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
-from everstate.sources.cdc.numbering import NumberedBatch, Numbering
+from everstate.sources.cdc.numbered import NumberedBatch
+from everstate.sources.cdc.numbering import Numbering
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.states import States, held_name, older_rows_of

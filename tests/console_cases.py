@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -124,15 +125,16 @@ def _insert(connection: psycopg.Connection[Any], table: str, row: Mapping[str, A
     connection.execute(query.encode(), list(row.values()))
 
 
-def fill_log(config: Config) -> None:
-    """Five changes in the log, and dead letters of two reasons."""
-    names = TopicNames(config.log.prefix)
+def fill_log(config: Config, age_s: int = 0) -> None:
+    """Five changes in the log, of that age, and dead letters of two reasons."""
+    names, written_ms = TopicNames(config.log.prefix), int(time.time() - age_s) * 1000
     with Topics(config) as topics:
         topics.ensure(["guest"])
     with Producer(config) as producer:
         for number in range(5):
             value = json.dumps({"number": number}).encode()
-            producer.send(OutRecord(names.changes("guest"), b"eva", value, partition=0))
+            topic = names.changes("guest")
+            producer.send(OutRecord(topic, b"eva", value, partition=0, timestamp_ms=written_ms))
         for number, value in enumerate((SCRIPT.encode(), b"\xff\xfe\x00", b'{"guest_id": 1}')):
             where = place_headers(b"name: Field <b>required</b>", names.changes("guest"), 0, number)
             producer.send(OutRecord(names.dead("guest"), b"g1", value, where, partition=0))

@@ -25,6 +25,8 @@ from webhook_receiver import WebhookReceiver, receiving
 
 PROGRAM = "import everstate.cli; everstate.cli.main()"
 DEAD = "dead-letters:guest"
+AGE_S = 600
+"""Age of the changes; a retention below twice of it warns, and the broker drops none of them."""
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ view_behind_s = 100000
     config = load(tmp_path)
     with psycopg.connect(database, autocommit=True) as connection:
         fill(connection)
-    fill_log(config)
+    fill_log(config, AGE_S)
     return config
 
 
@@ -86,7 +88,7 @@ def test_what_is_planted_fires_once_and_is_resolved_once(config: Config) -> None
     with receiving() as receiver, Topics(config) as topics:
         with alerting(config, receiver):
             until("dead letters fire", lambda: said(DEAD) == ["firing"])
-            topics.set_config(topic, {"retention.ms": "60"})
+            topics.set_config(topic, {"retention.ms": f"{AGE_S + 400}000"})
             until("the log expires", lambda: said(expires) == ["firing"])
             receiver.status = 503
             topics.set_config(topic, {"retention.ms": "360000000"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from everstate.config import Config, load
 from everstate.errors import LogTruncated, NotFound
 from everstate.log.consumer import Consumer
 from everstate.log.derived import DerivedReader, DerivedRecord, forget_topic
+from everstate.log.positions import Ends
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.pipeline.derive.declare import retire_topics
@@ -247,6 +248,35 @@ def test_a_new_version_is_built_beside_the_old_one_and_readers_follow_the_barrie
     on = rig.read("order_patches", token=(before + after)[-1].token)
     check_patches(rig, before + after + on)
     reader.close()
+
+
+def test_readers_go_on_behind_a_commit_whose_markers_come_later(
+    patches: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = patches
+    rig.send(*some(rig, 20))
+    rig.settle()
+    offsets = rig.derivers["order_patches"]._offsets
+    stable_ends = offsets.stable_ends
+
+    def early(topics: Iterable[str]) -> Ends:
+        """The stable ends that a broker gives while the newest transaction is being decided."""
+        found = stable_ends(topics)
+        return {p: max(0, at - 3) if ".derived." in p[0] else at for p, at in found.items()}
+
+    monkeypatch.setattr(offsets, "stable_ends", early)
+    with DerivedReader(rig.world.config, "order_patches") as reader:
+        known = list(reader.records(idle_s=0.5))
+        rig.world.archive()
+        with connect_views(rig.world.config.views_dsn) as connection:
+            ask_rebuild(Control(connection, rig.world.config.views.schema_name), "order_patches")
+        rig.send(*some(rig, 20, first=20))
+        rig.settle()
+        rig.send(*some(rig, 5, first=40))
+        rig.settle()
+        known += reader.records(idle_s=0.6)
+    assert known[-1].topic_version == 2
+    check_patches(rig, known)
 
 
 @pytest.mark.full

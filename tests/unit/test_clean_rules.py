@@ -25,7 +25,7 @@ from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
 from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.reading import (
     RawReader,
     RefusedRow,

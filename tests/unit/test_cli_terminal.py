@@ -55,10 +55,16 @@ def everstate(*words: str, stdout: int | None = None) -> subprocess.CompletedPro
     return subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["token", "new", "desk"], ["token", "new", "desk", "--json"]),
+        *(["--help"], ["--version"], ["views", "--help"]),
+    ],
+)
 def test_a_full_disk_under_stdout_is_a_sentence(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = everstate("token", "new", "desk", *words, stdout=full.fileno())
+        done = everstate(*words, stdout=full.fileno())
     assert done.returncode == 1
     assert "error: No space left on device." in done.stderr
     assert "Traceback" not in done.stderr

@@ -29,7 +29,7 @@ from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.names import names_of
-from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.outbox_reading import RoutedReader, routed
 from everstate.sources.cdc.reading import RefusedRow
 from everstate.sources.cdc.restoring import known_of

@@ -174,6 +174,15 @@ def _sentence(error: OSError) -> str:
     return f"{where}{error.strerror or error}."
 
 
+def _refused(error: OSError) -> Exception:
+    """What to raise instead of an error of the operating system, which was printed."""
+    if error.errno == errno.EPIPE:
+        return error  # the end of a pipe is no error: its reader has seen enough
+    tell_error(EverstateError(_sentence(error)))
+    _forget_output()
+    return typer.Exit(EverstateError.exit_code)
+
+
 def _forget_output() -> None:
     """Drop what stdout did not take: Python would try again at its end, with a traceback."""
     try:
@@ -200,6 +209,13 @@ class VerbGroup(TyperGroup):
         menu.commands = {verb.name: TyperCommand(verb.name, help=verb.help) for verb in VERBS}
         TyperGroup.format_help(menu, ctx, formatter)
 
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        """Read the options; `--help` and `--version` print here already."""
+        try:
+            return super().make_context(*given, **more)
+        except OSError as cause:
+            raise _refused(cause) from None
+
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
         try:
@@ -210,11 +226,9 @@ class VerbGroup(TyperGroup):
             tell_error(error)
             raise typer.Exit(error.exit_code) from error
         except OSError as cause:
-            if ctx.params.get("debug") or cause.errno == errno.EPIPE:
-                raise  # the end of a pipe is no error: its reader has seen enough
-            tell_error(EverstateError(_sentence(cause)))
-            _forget_output()
-            raise typer.Exit(EverstateError.exit_code) from cause
+            if ctx.params.get("debug"):
+                raise
+            raise _refused(cause) from None
         except ModuleNotFoundError as cause:
             missing = MissingExtra.of(cause)
             if missing is None or ctx.params.get("debug"):

@@ -347,7 +347,9 @@ class Deriver:
         if seen is None:
             return []
         ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
-        ends = self._offsets.stable_ends([following])
+        # Not the stable ends: a commit returns before its markers are written, and until then these
+        # stay before its records, which readers would get once more.
+        ends = self._offsets.high_watermarks([following])
         barrier = Barrier(following, version, 0, turn=self._batch + 1)
         return barriers(ended, barrier, _by_partition(ends))
 

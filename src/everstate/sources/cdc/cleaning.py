@@ -45,7 +45,7 @@ from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.lost import doubt_all
-from everstate.sources.cdc.numbering import NumberedBatch
+from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of, raw_topic
 from everstate.sources.cdc.restoring import Restoring

@@ -161,6 +161,16 @@ class HeldEntity:
         )
 
 
+def waits_for_itself(held: Mapping[EntityKey, HeldEntity], entity: EntityKey) -> bool:
+    """Whether entities wait for each other in a cycle, so that none would ever be released."""
+    seen, at = {entity}, held[entity].waits_for
+    while at is not None and at not in seen:
+        seen.add(at)
+        other = held.get(at)
+        at = None if other is None else other.waits_for
+    return at == entity
+
+
 class Doubts:
     """Entities of which a row was refused: their state is uncertain until a whole row comes.
 

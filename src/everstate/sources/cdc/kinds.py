@@ -15,7 +15,8 @@ from everstate.sources.cdc.absent import AbsentRows
 from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
-from everstate.sources.cdc.numbering import NumberedBatch, Numbering, RawPartitions
+from everstate.sources.cdc.numbered import NumberedBatch
+from everstate.sources.cdc.numbering import Numbering, RawPartitions
 from everstate.sources.cdc.outbox_numbering import OutboxNumbering, RoutedRecords
 from everstate.sources.cdc.outbox_reading import RoutedReader
 from everstate.sources.cdc.overlaps import Overlaps

@@ -8,8 +8,7 @@ both. Plain rows are numbered directly from their columns; any other row becomes
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +17,7 @@ from everstate.changes import Kind
 from everstate.changes.keys import EntityKey
 from everstate.errors import HeldOverflow
 from everstate.sources.cdc.absent import AbsentRows
-from everstate.sources.cdc.balance import DEAD, PUBLISHED, SKIPPED, Outcomes
+from everstate.sources.cdc.balance import PUBLISHED
 from everstate.sources.cdc.columns import (
     OTHER,
     REFUSED,
@@ -52,12 +51,12 @@ from everstate.sources.cdc.composing import (
     CaptureComposer,
     Origin,
     RawPlace,
-    RefusedRecord,
     origin_of,
 )
 from everstate.sources.cdc.gone import lacking, truncated
-from everstate.sources.cdc.holding import GONE, Doubts, HeldEntity
+from everstate.sources.cdc.holding import GONE, Doubts, HeldEntity, waits_for_itself
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.rows import Unreadable, behind
@@ -69,41 +68,6 @@ RawPartitions = Sequence[tuple[str, int]]
 _NO_NOTES: Final[Mapping[str, str]] = {}
 _decode = msgspec.json.decode
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(slots=True)
-class NumberedBatch:
-    """The outcome of one batch of rows."""
-
-    refused: list[RefusedRecord] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    outcomes: Outcomes = field(default_factory=Counter)
-    """What became of each row, by table; rows that wait have none yet."""
-    read: Counter[str] = field(default_factory=Counter)
-    """Rows that were read, by table."""
-    added: Counter[str] = field(default_factory=Counter)
-    """Deletes by a truncation or a repeated first snapshot, by table."""
-    changes: int = 0
-    overdue: int = 0
-    """Held rows that were released without their parent, or without the name of a code."""
-    held_changed: set[EntityKey] = field(default_factory=set)
-
-    def skip(self, table: str, reason: str, rows: int = 1) -> None:
-        """Count rows that change nothing."""
-        self.skipped[reason] += rows
-        self.outcomes[table, SKIPPED] += rows
-
-    def refuse(
-        self,
-        table: str,
-        entity: str | None,
-        reason: str,
-        place: RawPlace,
-        raw: tuple[bytes | None, bytes | None] | None = None,
-    ) -> None:
-        """Record a row that becomes a dead letter."""
-        self.refused.append(RefusedRecord(entity, reason, place, raw))
-        self.outcomes[table, DEAD] += 1
 
 
 class Numbering:
@@ -337,8 +301,8 @@ class Numbering:
                 )
                 held.is_unsure = is_unsure
                 self._hold(batch, entity, held, outcome)
-                if held.waits_for_other and self._waits_for_itself(entity):
-                    self._release(batch, entity, held, is_overdue=True)
+                if held.waits_for_other and waits_for_itself(self._held, entity):
+                    self._release(batch, entity, is_overdue=True)
             elif isinstance(outcome, Completed):
                 self._wake(batch, entity)
             elif outcome is None:
@@ -346,7 +310,7 @@ class Numbering:
             return
         held.append(row)
         batch.held_changed.add(entity)
-        self._release(batch, entity, held)
+        self._release(batch, entity)
 
     def _try(
         self,
@@ -446,9 +410,38 @@ class Numbering:
         batch.held_changed.add(entity)
 
     def _release(
-        self, batch: NumberedBatch, entity: EntityKey, held: HeldEntity, *, is_overdue: bool = False
+        self, batch: NumberedBatch, entity: EntityKey, *, is_overdue: bool = False
     ) -> None:
-        """Process the held rows of an entity, oldest first, until one has to wait again."""
+        """Process the held rows of an entity, and those that wait for it."""
+        self._go_on(batch, [self._releasing(batch, entity, is_overdue=is_overdue)])
+
+    def _go_on(self, batch: NumberedBatch, open_ones: list[Iterator[EntityKey]]) -> None:
+        """Release entities, the last one first; those that wait for one directly after its row.
+
+        Without recursion: rows of a tree in one table may wait for each other in a long chain.
+        """
+        while open_ones:
+            changed = next(open_ones[-1], None)
+            if changed is None:
+                open_ones.pop()
+            else:
+                open_ones += self._woken(batch, changed)
+
+    def _woken(self, batch: NumberedBatch, entity: EntityKey) -> list[Iterator[EntityKey]]:
+        """Releases of the entities that waited for this one, the first one last."""
+        waiting = sorted(self._waiting.pop(entity, ()), reverse=True)
+        return [self._releasing(batch, each) for each in waiting]
+
+    def _releasing(
+        self, batch: NumberedBatch, entity: EntityKey, *, is_overdue: bool = False
+    ) -> Iterator[EntityKey]:
+        """Process the held rows of an entity, oldest first, until one has to wait again.
+
+        It is told with each of them that changes the entity.
+        """
+        held = self._held.get(entity)
+        if held is None:
+            return
         while held.rows:
             held.reach_doubts()
             row = held.rows[0]
@@ -460,7 +453,7 @@ class Numbering:
                 if outcome.reason == PRIOR_UNKNOWN and self._supersede(batch, held):
                     continue
                 self._hold(batch, entity, held, outcome)
-                is_overdue = held.waits_for_other and self._waits_for_itself(entity)
+                is_overdue = held.waits_for_other and waits_for_itself(self._held, entity)
                 if is_overdue:
                     continue
                 return
@@ -479,14 +472,14 @@ class Numbering:
                 batch.overdue += 1
                 is_overdue = False
             if isinstance(outcome, Completed):
-                self._wake(batch, entity)
+                yield entity
         held.reach_doubts()
         if held.waits_for is not None:
             self._waiting[held.waits_for].discard(entity)
             held.waits_for = None
         if not held.is_unsure:
             self._held.pop(entity, None)
-            self._wake(batch, entity)
+            yield entity
 
     def _supersede(self, batch: NumberedBatch, held: HeldEntity) -> bool:
         """Skip held rows that come before a row that determines the entity's state by itself.
@@ -507,12 +500,8 @@ class Numbering:
 
     def _wake(self, batch: NumberedBatch, entity: EntityKey) -> None:
         """Process held rows that waited for this entity, which has just got a newer state."""
-        if not self._waiting:
-            return
-        for waiting in sorted(self._waiting.pop(entity, ())):
-            held = self._held.get(waiting)
-            if held is not None:
-                self._release(batch, waiting, held)
+        if self._waiting:
+            self._go_on(batch, self._woken(batch, entity))
 
     def _refuse(self, batch: NumberedBatch, rows: Rows, at: int, parts: RawPartitions) -> None:
         row, key, value = decode_refusal(rows.rest[at] or b"")
@@ -564,7 +553,7 @@ class Numbering:
         for entity, held in list(self._held.items()):
             late = self._now_s - held.since_s > self._capture.parent_wait_s
             if late and held.waits_for_other and entity in self._held:
-                self._release(batch, entity, held, is_overdue=True)
+                self._release(batch, entity, is_overdue=True)
         batch.held_changed |= self._doubts.end_gone(self._now_s - self._capture.parent_wait_s)
 
     def _make_room(self, batch: NumberedBatch) -> None:
@@ -583,16 +572,7 @@ class Numbering:
             for entity in can_go[: waiting - self._held_max]:
                 held = self._held.get(entity)
                 if held is not None and held.waits_for_other:
-                    self._release(batch, entity, held, is_overdue=True)
-
-    def _waits_for_itself(self, entity: EntityKey) -> bool:
-        """Whether entities wait for each other in a cycle, so that none would ever be released."""
-        seen, at = {entity}, self._held[entity].waits_for
-        while at is not None and at not in seen:
-            seen.add(at)
-            other = self._held.get(at)
-            at = None if other is None else other.waits_for
-        return at == entity
+                    self._release(batch, entity, is_overdue=True)
 
 
 def _place(rows: Rows, at: int, parts: RawPartitions) -> RawPlace:
