@@ -20,12 +20,12 @@ from everstate.config import Config, load
 from everstate.errors import LogTruncated, NotFound
 from everstate.log.consumer import Consumer
 from everstate.log.derived import DerivedReader, DerivedRecord, forget_topic
-from everstate.log.positions import Ends
+from everstate.log.positions import Ends, Offsets
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.pipeline.derive.declare import retire_topics
 from everstate.pipeline.derive.deriver import Deriver
-from everstate.pipeline.derive.verify import _judge, verify_topic
+from everstate.pipeline.derive.verify import _judge, _stand, verify_topic
 from everstate.views.changing import ask_rebuild, ask_undo, drop
 from everstate.views.control import Control
 from everstate.views.database import connect_views
@@ -277,6 +277,29 @@ def test_readers_go_on_behind_a_commit_whose_markers_come_later(
         known += reader.records(idle_s=0.6)
     assert known[-1].topic_version == 2
     check_patches(rig, known)
+
+
+def test_a_proof_waits_for_the_markers_of_the_newest_commit(
+    patches: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patches.send(*some(patches, 20))
+    patches.settle()
+    stable_ends, asked = Offsets.stable_ends, list[str]()
+
+    def early(offsets: Offsets, topics: Iterable[str]) -> Ends:
+        """The stable ends that a broker gives while the newest transaction is being decided."""
+        found = stable_ends(offsets, topics)
+        asked.extend({topic for topic, _ in found if ".derived." in topic})
+        late = 2 if len(asked) < 3 else 0
+        return {p: max(0, at - late) if ".derived." in p[0] else at for p, at in found.items()}
+
+    monkeypatch.setattr(Offsets, "stable_ends", early)
+    _, _, spans = _stand(patches.world.config, "order_patches")
+    assert len(asked) == 3
+    topic = TopicNames(patches.world.config.log.prefix).derived("order_patches", 1)
+    with Offsets(patches.world.config) as offsets:
+        ends = offsets.high_watermarks([topic])
+    assert {(topic, part): span.end for part, span in spans.items()} == ends
 
 
 @pytest.mark.full

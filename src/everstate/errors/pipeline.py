@@ -210,7 +210,7 @@ class BuildFailed(EverstateError):
 
 
 class VersionsDiffer(EverstateError):
-    """A new version of a view has other rows than the one that readers see, and was to equal it."""
+    """A new version of a view was to have the rows of the one that readers see, and has others."""
 
     exit_code = 5
 
@@ -219,8 +219,8 @@ class VersionsDiffer(EverstateError):
         super().__init__(
             f"version {version} of view {view} is not published: {different:,} rows differ from "
             "the version that readers see.",
-            advice=f"`everstate views rebuild {view}` publishes it all the same; with `--cancel` "
-            "it is given up.",
+            advice=f"`everstate views rebuild {view}` publishes the version all the same; with "
+            "`--cancel` the command gives it up.",
         )
 
 

@@ -121,7 +121,9 @@ def _stand(config: Config, name: str) -> tuple[int, dict[int, int], dict[int, Ra
         topic = TopicNames(config.log.prefix).derived(name, note.published)
         with Offsets(config) as offsets:
             begins, ends = offsets.beginnings([topic]), offsets.stable_ends([topic])
-        if read_progress(config, f"derive-{name}") == before:
+            # The progress may be visible before the records of the same transaction are.
+            is_decided = ends == offsets.high_watermarks([topic])
+        if is_decided and read_progress(config, f"derive-{name}") == before:
             spans = {part: Range(begins[topic, part], end) for (_, part), end in ends.items()}
             return note.published, note.versions.get(note.published, {}), spans
         if time.monotonic() > deadline:

@@ -437,7 +437,7 @@ class Numbering:
     ) -> Iterator[EntityKey]:
         """Process the held rows of an entity, oldest first, until one has to wait again.
 
-        It is told with each of them that changes the entity.
+        Gives the entity after each row that changes it, and when it stops waiting.
         """
         held = self._held.get(entity)
         if held is None:
