@@ -16,7 +16,7 @@ from everstate.changes import EntityType, Kind
 from everstate.config import Config, load
 from everstate.declarations.captures import Capture, CaptureForm, Table
 from everstate.log.record import OutRecord
-from everstate.sources.cdc.balance import counted, held_rows
+from everstate.sources.cdc.balance import Cut, counted, held_rows
 from everstate.sources.cdc.columns import Rows, Slices
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
@@ -86,10 +86,22 @@ class Database:
         self.history[key].append(after)
         self.log.append(({"id": key}, _MESSAGES[self.form](self, before, after)))
 
-    def read(self, key: int) -> None:
-        """A row read by an incremental snapshot, as Debezium gives it: without a place."""
+    def truncate(self) -> None:
+        """Delete all rows, of which the log has one record."""
+        self.place += 10
+        for key in self.rows:
+            self.history[key].append(None)
+        self.rows.clear()
+        source: dict[str, Any] = {"connector": "postgresql", "snapshot": "false", "txId": 1}
+        source |= {"schema": "public", "table": "item", "lsn": self.place}
+        source |= {"sequence": f'[null,"{self.place}"]'}
+        self.log.append(({}, {"op": "t", "before": None, "after": None, "source": source}))
+
+    def read(self, key: int, snapshot: str = "incremental") -> None:
+        """A row read by a snapshot, as Debezium gives it; an incremental one has no place."""
         if key in self.rows:
-            source = {"connector": "postgresql", "snapshot": "incremental", "lsn": None}
+            lsn = None if snapshot == "incremental" else self.place
+            source = {"connector": "postgresql", "snapshot": snapshot, "lsn": lsn}
             source |= {"schema": "public", "table": "item"}
             value = {"op": "r", "before": None, "after": self.rows[key], "source": source}
             self.log.append(({"id": key}, value))
@@ -179,8 +191,10 @@ class MemoryCopy:
     def get_many(self, names: Iterable[bytes]) -> list[bytes | None]:
         return [self.rows.get(name) for name in names]
 
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        return sorted(one for one in self.rows.items() if one[0].startswith(prefix))
+    def scan(self, prefix: bytes, start: bytes = b"") -> list[tuple[bytes, bytes]]:
+        return sorted(
+            one for one in self.rows.items() if one[0].startswith(prefix) and one[0] >= start
+        )
 
     def settle(self, rows: Mapping[bytes, bytes | None]) -> None:
         for name, row in rows.items():
@@ -243,7 +257,9 @@ class Numbered:
         rows.index, rows.block = [None] * len(rows), [None] * len(rows)
         return rows
 
-    def run(self, rows: Rows, now_s: float = 0.0, **options: Any) -> NumberedBatch:
+    def run(
+        self, rows: Rows, now_s: float = 0.0, cut: Cut | None = None, **options: Any
+    ) -> NumberedBatch:
         """One batch of rows; its changes are added to :attr:`changes`."""
         states = States(self.copy)
         # The times in the messages are before it.
@@ -256,7 +272,7 @@ class Numbered:
             given["overlaps"] = self.overlaps
             self.numbering = Numbering(self.reader, self.composer, self.held, **given)
         waiting = held_rows(self.held.values())
-        batch = self.numbering.run(rows, [("raw", 0)], states, now_s)
+        batch = self.numbering.run(rows, [("raw", 0)], states, now_s, cut)
         read = batch.read + waiting
         counts = counted({}, read, batch.added, batch.outcomes, held_rows(self.held.values()))
         assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}

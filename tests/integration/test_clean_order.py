@@ -77,7 +77,7 @@ def shop(**options: Any) -> App:
         # Of a database that nobody connects to: the capture is ours, with one raw log.
         dsn="postgresql://nobody@localhost/shop",
         tables={
-            "public.lines": Table(entity="line", parents={"order_id": "orders"}),
+            "public.lines": Table(entity="line", parents={"order_id": "orders"}, truncate="delete"),
             "public.orders": orders,
             "public.customers": Table(entity="customer"),
         },
@@ -113,6 +113,10 @@ class Rig:
         }  # fmt: skip
         body = {"op": op, "before": None, "after": after, "source": source, "transaction": block}
         return None, {"id": after["id"]}, body
+
+    def truncation(self, table: str, tx: int, order: int) -> Any:
+        kind, _, body = self.row(table, tx, order, {"id": 0})
+        return kind, {}, {**body, "op": "t", "after": None}
 
     def end(self, tx: int, **counts: int) -> Any:
         self.lsn += 8
@@ -297,6 +301,35 @@ def test_a_large_transaction_goes_out_in_cuts_with_its_block_whole_over_restarts
     loaded = [change for change in found if change.key not in ("0", "900")]
     services = {change.provenance.service_name for change in loaded}
     assert services == {"loader"}
+
+
+def test_the_deletes_of_a_truncation_go_out_in_cuts_before_the_rows_behind_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
+    customer = rig.row("customers", 7, 1, {"id": 1, "name": "Ann"})
+    order = rig.row("orders", 7, 2, {"id": 10, "customer_id": 1, "status": "open"})
+    amounts = range(1, 9)
+    lines = [rig.row("lines", 7, 2 + n, {"id": n, "order_id": 10, "amount": n}) for n in amounts]
+    rig.send(customer, order, *lines, rig.end(7, customers=1, orders=1, lines=8))
+    rig.clean()
+    gone = rig.truncation("lines", 8, 1)
+    new = rig.row("lines", 8, 2, {"id": 3, "order_id": 10, "amount": 33})
+    rig.send(gone, new, rig.end(8, lines=2))
+    later = rig.row("lines", 9, 1, {"id": 3, "order_id": 10, "amount": 34}, {"id": 3})
+    rig.cleaner.close()
+    rig.open(step_records=2)
+    for _ in range(2):
+        rig.cleaner.step(0.2)
+    rig.send(later, rig.end(9, lines=1))
+    rig.clean()
+    found = rig.changes("line")
+    assert len({change.id for change in found}) == len(found) == 8 + 8 + 2
+    kinds = {key: [one.kind for one in found if one.key == str(key)] for key in amounts}
+    assert kinds.pop(3) == ["created", "deleted", "created", "updated"]
+    assert set(map(tuple, kinds.values())) == {("created", "deleted")}
+    blocks = blocks_of(found)
+    assert (blocks["pg:8"], blocks["pg:9"]) == ([(1, 2)] * 8 + [(2, 2)], [(1, 1)])
 
 
 def paid_order(rig: Rig) -> None:

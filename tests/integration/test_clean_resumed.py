@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from capture_cases import eventually
 from clean_cases import ITEM, Database, capture_of
 from everstate.config import Config
 from everstate.declarations.captures import Capture
@@ -22,6 +23,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets, Range
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
+from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.lost import LOST
@@ -52,28 +54,43 @@ class Rig:
         self.names = TopicNames(config.log.prefix)
         self.raw = self.names.raw_prefix("shop")
 
+    def use_topic_of_table(self) -> None:
+        """Write where another connector writes, which has a topic for each table."""
+        (table,) = self.capture.by_topic()
+        self.raw = self.names.raw("shop", table)
+        with Topics(self.config) as topics:
+            topics.ensure_raw([self.raw], partitions=1, settings={})
+
     def send(self, log: list[Message]) -> None:
         with Producer(self.config) as producer:
             for key, value in log:
                 producer.send_raw(self.raw, json.dumps(key).encode(), json.dumps(value).encode())
 
-    def clean(self, *sizes: int) -> None:
-        """Read what there is, in batches of these sizes; each is that of a new process."""
+    def clean(self, *sizes: int, is_whole: bool = False) -> int:
+        """Read what there is, in batches of these sizes; each is that of a new process.
+
+        ``is_whole``: a batch that is cut is published to its end. Out: how many were published.
+        """
+        count = 0
         for size in sizes:
             cleaning = Cleaning(self.config, self.capture, {"item": ITEM})
             try:
                 cleaning.open()
                 self._add(cleaning, size)
-                cleaning.step()
+                count += cleaning.step() is not None
+                while is_whole and cleaning.is_cut:
+                    count += cleaning.step() is not None
             finally:
                 cleaning.close()
+        return count
 
     def _add(self, cleaning: Cleaning, size: int) -> None:
         with Offsets(self.config) as offsets, Consumer(self.config) as consumer:
             start = cleaning.read_to[0]
+            no_headers = (None,) * len(cleaning.slices().header_names)
             end = min(start + size, offsets.stable_ends([self.raw])[self.raw, 0])
             records = [
-                (0, one.offset, one.key, one.value, (None, None), 0)
+                (0, one.offset, one.key, one.value, no_headers, 0)
                 for one in consumer.read(self.raw, 0, start, end)
             ]
         columns = cleaning.slices().begin().columns(records)
@@ -86,14 +103,24 @@ class Rig:
         for future in admin.delete_records([TopicPartition(self.raw, 0, end)]).values():
             future.result(10)
 
+    def changes(self) -> list[dict[str, Any]]:
+        """The messages of the log."""
+        with Consumer(self.config) as consumer:
+            read = consumer.read_topic(self.names.changes("item"))
+            return [json.loads(record.value or b"") for record in read]
+
     def states(self) -> dict[str, Any]:
         """The newest state of each entity that is not deleted."""
-        found = {}
-        with Consumer(self.config) as consumer:
-            for record in consumer.read_topic(self.names.changes("item")):
-                change = json.loads(record.value or b"")
-                found[change["key"]] = change["currentEntityState"]
+        found = {change["key"]: change["currentEntityState"] for change in self.changes()}
         return {key: state for key, state in found.items() if state is not None}
+
+    def histories(self) -> dict[str, list[str]]:
+        """Kinds of each entity's changes, in the order of its versions."""
+        found: dict[str, list[str]] = {}
+        for change in self.changes():
+            found.setdefault(change["key"], []).append(change["kind"])
+            assert change["version"] == len(found[change["key"]])
+        return found
 
 
 @pytest.fixture
@@ -177,3 +204,109 @@ def test_behind_raw_rows_that_are_gone_a_partial_row_waits_for_a_snapshot(
     rig.clean(100)
     assert rig.states()["1"] == database.rows[1]
     assert [one.key for one in read_held(rig.config, "shop")] == [""]
+
+
+OURS = {"dsn": DSN}
+OTHERS: dict[str, Any] = {}
+"""A topic for each table, which another connector writes."""
+
+
+@pytest.mark.parametrize("is_one_process", [True, False])
+@pytest.mark.parametrize("options", [OURS, OTHERS])
+def test_the_deletes_of_a_truncation_are_published_in_cuts(
+    make_rig: Callable[[Capture], Rig],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    is_one_process: bool,
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
+    rig = make_rig(capture_of("debezium", table={"truncate": "delete"}, **options))
+    if options is OTHERS:
+        rig.use_topic_of_table()
+    database = Database("debezium, full")
+    for key in range(1, 9):
+        database.write(key, {"name": "a"})
+    rig.send(database.log)
+    rig.clean(100)
+    database.log.clear()
+    database.write(2, {"name": "before"})
+    database.truncate()
+    for key in (2, 9):
+        database.write(key, {"name": "after"})
+    rig.send(database.log)
+    batches = rig.clean(100, is_whole=is_one_process) + rig.clean(100, 100, 100, 100)
+    assert batches == 3, "3 + 3 + 2 deletes; the update is with the first, the new rows last"
+    wanted = {str(key): ["created", "deleted"] for key in range(1, 9)}
+    wanted["2"] = ["created", "updated", "deleted", "created"]
+    assert rig.histories() == {**wanted, "9": ["created"]}
+    assert rig.states() == {str(key): row for key, row in database.rows.items()}
+    (balance,) = (one for one in read_balance(rig.config, rig.capture).tables)
+    assert (balance.read, balance.added, balance.published) == (12, 8, 19)
+    assert (balance.skipped, balance.vanished) == (1, 0), "the truncation's own record"
+
+
+def test_a_position_before_a_cut_does_not_pass_over_its_rest(
+    make_rig: Callable[[Capture], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
+    rig = make_rig(capture_of("debezium", table={"truncate": "delete"}, dsn=DSN))
+    database = Database("debezium, full")
+    for key in range(1, 6):
+        database.write(key, {"name": "a"})
+    rig.send(database.log)
+    rig.clean(100)
+    database.log.clear()
+    for name in "bcd":
+        database.write(1, {"name": name})
+    database.truncate()
+    rig.send(database.log)
+    # The next processes read less at once than the one that made the cut.
+    assert rig.clean(100, 0, 1, 0, 2, 1, 0) == 4
+    wanted = {str(key): ["created", "deleted"] for key in range(1, 6)}
+    wanted["1"][1:1] = ["updated"] * 3
+    assert rig.histories() == wanted
+
+
+def test_a_cut_in_a_raw_log_that_was_made_anew_passes_over_no_row(
+    make_rig: Callable[[Capture], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
+    rig = make_rig(capture_of("debezium", table={"truncate": "delete"}, dsn=DSN))
+    database = Database("debezium, full")
+    for key in range(1, 6):
+        database.write(key, {"name": "a"})
+    database.truncate()
+    rig.send(database.log)
+    rig.clean(5, 100)
+    with Topics(rig.config) as topics:
+        topics.delete([rig.raw])
+        assert eventually(lambda: rig.raw not in topics.existing(), 10)
+        topics.ensure_raw([rig.raw], partitions=1, settings={})
+    database.log.clear()
+    database.write(9, {"name": "new"})
+    rig.send(database.log)
+    rig.clean(100)
+    assert rig.histories()["9"] == ["created"]
+
+
+@pytest.mark.parametrize("is_one_process", [True, False])
+def test_what_a_snapshot_taken_again_lacks_is_deleted_in_cuts(
+    make_rig: Callable[[Capture], Rig], monkeypatch: pytest.MonkeyPatch, is_one_process: bool
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
+    rig = make_rig(capture_of("debezium", dsn=DSN))
+    database = Database("debezium, full")
+    for key in range(1, 9):
+        database.write(key, {"name": "a"})
+    rig.send(database.log)
+    rig.clean(100)
+    database.log.clear()
+    for key in range(1, 8):
+        database.rows.pop(key)
+    database.read(8, snapshot="true")
+    database.write(8, {"name": "b"})
+    rig.send(database.log)
+    batches = rig.clean(100, is_whole=is_one_process) + rig.clean(100, 100, 100, 100, 100)
+    assert batches == 5, "its row, 3 + 3 + 1 deletes, and the row behind it"
+    wanted = {str(key): ["created", "deleted"] for key in range(1, 8)}
+    assert rig.histories() == {**wanted, "8": ["created", "updated"]}

@@ -109,7 +109,7 @@ class Rig:
         tables = {name: number for number, name in enumerate(self.capture.tables)}
         rows = Rows.of(Slices(self.reader, [""], tables).begin().columns(records))
         waiting, states = held_rows(self.held.values()), States(self.copy)  # type: ignore[arg-type]
-        batch = self.kind.number(rows, [(RAW, 0)], states, 1_000.0, has_read_all=True)
+        batch = self.kind.number(rows, [(RAW, 0)], states, 1_000.0, None, has_read_all=True)
         held = held_rows(self.held.values())
         counts = counted({}, batch.read + waiting, batch.added, batch.outcomes, held)
         assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}

@@ -100,6 +100,8 @@ class Cleaned(Protocol):
 
     name: str
     counting: Any
+    is_cut: bool
+    """Whether the last batch was cut: its rest is published before more is read."""
 
     @property
     def parts(self) -> Sequence[tuple[str, int]]:
@@ -261,7 +263,9 @@ class Cleaner:
             if not self._is_open:
                 self.open()
             with collector_paused():
-                if self._cleaned.counting is not None:
+                if self._cleaned.is_cut:
+                    pass
+                elif self._cleaned.counting is not None:
                     self._count(wait_s)
                 else:
                     self._read(wait_s)

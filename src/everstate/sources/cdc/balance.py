@@ -50,6 +50,20 @@ class RowCounts(msgspec.Struct, array_like=True, frozen=True):
         return self.read + self.added - self.published - self.skipped - self.dead - self.held
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """Where a batch ended within the deletes of one raw record, of which there are too many.
+
+    The next batch goes on behind the entity that was deleted last.
+    """
+
+    part: int
+    """Number of the raw partition, in the process that made the cut."""
+    offset: int
+    table: str = ""
+    key: str = ""
+    """Of the entity that was deleted last; empty: none was."""
+
+
 class CaptureNote(msgspec.Struct):
     """The position record of a capture: how far it was read, and the counts of its rows.
 
@@ -63,6 +77,8 @@ class CaptureNote(msgspec.Struct):
     rows: dict[str, RowCounts] = {}
     stream: StreamStanding | None = None
     """Standing of the one raw log at its position; ``None``: the capture has none."""
+    cut: Cut | None = None
+    """The rows between the position and this record are published, and a part of its deletes."""
 
 
 decode_note = msgspec.json.Decoder(CaptureNote).decode

@@ -29,10 +29,11 @@ from everstate.log.record import OutRecord
 from everstate.log.slots import Slot
 from everstate.log.state_copy import StateCopy
 from everstate.log.topics import Topics
-from everstate.sources.cdc.absent import FirstSnapshots, read_absent
+from everstate.sources.cdc.absent import AbsentRows, FirstSnapshots, read_absent
 from everstate.sources.cdc.asking import Asker, asker_of
 from everstate.sources.cdc.balance import (
     CaptureNote,
+    Cut,
     RowCounts,
     counted,
     decode_note,
@@ -40,7 +41,7 @@ from everstate.sources.cdc.balance import (
     held_rows,
     publisher_name,
 )
-from everstate.sources.cdc.columns import STOPPED, Rows, Slices
+from everstate.sources.cdc.columns import SOURCE, STOPPED, Rows, Slices
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.kinds import kind_of
@@ -51,7 +52,13 @@ from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of, raw_to
 from everstate.sources.cdc.restoring import Restoring
 from everstate.sources.cdc.showing import CaptureMetrics
 from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
-from everstate.sources.cdc.stream import EndedSnapshot, Stream, StreamStanding, behind_all
+from everstate.sources.cdc.stream import (
+    Counting,
+    EndedSnapshot,
+    Stream,
+    StreamStanding,
+    behind_all,
+)
 
 logger = logging.getLogger("everstate.sources.cdc")
 
@@ -76,29 +83,6 @@ class CleanedBatch:
     refused: int
     skipped: Mapping[str, int]
     seconds: float
-
-
-class Counting:
-    """Counts the rows of a transaction that is too large to wait in memory for its end."""
-
-    def __init__(self, stream: Stream, start: int) -> None:
-        self._stream, self.read_to = stream, start
-
-    @property
-    def count(self) -> int:
-        """Rows so far."""
-        return self._stream.count
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """Provenance of the transaction so far."""
-        return self._stream.notes
-
-    def add(self, rows: Rows, end: int) -> tuple[int | None, Mapping[str, str]] | None:
-        """Count the next rows; out: row count and provenance, once the transaction has ended."""
-        closed = self._stream.scan(rows, keep=False)
-        self.read_to = end
-        return None if closed is None else (closed.count, closed.notes)
 
 
 class Cleaning:
@@ -142,12 +126,17 @@ class Cleaning:
         self._read_to: dict[int, int] = {}
         self._stream: Stream | None = None
         self._rows = Rows.none()
-        """Rows that were read and are not published, where there is no stream."""
+        """Rows that were read and are not published, where there is no stream; with a stream, the
+        rest of a batch that was cut."""
+        self._absent: AbsentRows | None = None
+        """The snapshot whose comparison was cut."""
         self._read_rows = 0
         self._news_s = 0.0
         """When the open transaction got its last row."""
         self.counting: Counting | None = None
         """A count of a large transaction that must be completed before more is read."""
+        self.is_cut = False
+        """Whether the last batch was cut: the next steps publish its rest, before more is read."""
         self._note = CaptureNote({}, {})
         """The position record that was published last."""
         self._batch = 0
@@ -238,7 +227,7 @@ class Cleaning:
     @property
     def waiting(self) -> int:
         """Rows that were read and are not published, those of open transactions included."""
-        return len(self._rows) if self._stream is None else len(self._stream.rows)
+        return len(self._rows) + (0 if self._stream is None else len(self._stream.rows))
 
     def slices(self, *, is_bare: bool = False) -> Slices:
         """The reader of raw records into columns; ``is_bare``: only keys and places, no states."""
@@ -307,23 +296,21 @@ class Cleaning:
         started = time.perf_counter()
         now_s, copy = self._clock(), self._copy
         assert copy is not None, "open() comes first"
-        self._let_late_go(now_s, has_read_all=has_read_all)
+        if not self.is_cut:
+            self._let_late_go(now_s, has_read_all=has_read_all)
         if now_s >= self._prove_at:
             # Read before the transaction: if it commits, no other writer wrote before these ends.
             copy.ask(self._restoring.ends(self._offsets))
             self._prove_at = now_s + _PROVE_EVERY_S
-        states, stream = States(copy), self._stream
-        if stream is not None and stream.ended is not None and not stream.ready:
-            rows = Rows.none()
-            batch = self._compare(stream.ended, states, now_s)
-            stream.compared()
+        states, compared = States(copy), self._ended()
+        if compared is not None:
+            rows, cut = Rows.none(), None
+            batch = self._compare(compared, states, now_s)
         else:
-            if stream is None:
-                rows, self._rows = self._rows, Rows.none()
-            else:
-                rows, stream = stream.take(), None
-            batch = self._number(rows, states, now_s, has_read_all=has_read_all)
-        note = self._next_note(batch, rows)
+            rows = self._take()
+            cut = self._cut_after(rows)
+            batch, rows = self._number(rows, states, now_s, has_read_all=has_read_all)
+        note = self._next_note(batch, rows, batch.cut or cut)
         if note == self._note:
             if has_read_all and self._stream is not None:
                 self._stream.raise_replaced()
@@ -348,18 +335,48 @@ class Cleaning:
         more = {held_name(key): value for key, value in kept.items()}
         copy.settle({**states.rows(), **more}, batch=self._batch)
         self._in_doubt.clear()
-        if stream is not None:
-            stream.resume()
+        self.is_cut = batch.cut is not None
+        if compared is not None and not self.is_cut:
+            assert self._stream is not None
+            self._stream.resume()
         return self._report(batch, len(rows), time.perf_counter() - started)
+
+    def _ended(self) -> EndedSnapshot | None:
+        """A snapshot to compare now: all rows before its end are published."""
+        stream = self._stream
+        return None if stream is None or stream.ready or len(self._rows) else stream.ended
+
+    def _take(self) -> Rows:
+        """The rows of the next batch."""
+        if self._stream is None or self.is_cut:
+            rows, self._rows = self._rows, Rows.none()
+            return rows
+        rows, cut = self._stream.take(), self._note.cut
+        if cut is None:
+            return rows
+        # A process that ended within a batch: its rows before the cut are published.
+        placed = zip(rows.offset, rows.what, strict=True)
+        return rows.where([at >= cut.offset or what == SOURCE for at, what in placed])
+
+    def _cut_after(self, rows: Rows) -> Cut | None:
+        """The cut of a former process's batch, if these rows do not reach its record."""
+        cut = None if self.is_cut else self._note.cut
+        return cut if cut and (not len(rows) or rows.offset[-1] < cut.offset) else None
 
     def _number(
         self, rows: Rows, states: States, now_s: float, *, has_read_all: bool
-    ) -> NumberedBatch:
-        """Number rows: they become changes, or are skipped, held or refused."""
-        places, stream = self._parts.places, self._stream
-        batch = self._kind.number(rows, places, states, now_s, has_read_all=has_read_all)
+    ) -> tuple[NumberedBatch, Rows]:
+        """Number rows: they become changes, or are skipped, held or refused.
+
+        Out: the batch and its rows; if it was cut, the others are kept for the next step.
+        """
+        places, stream, cut = self._parts.places, self._stream, self._note.cut
+        batch = self._kind.number(rows, places, states, now_s, cut, has_read_all=has_read_all)
+        if batch.left:
+            done = rows.split(len(rows) - batch.left)
+            self._rows, rows = rows, done
         self._overlaps.close(rows, places)
-        if stream is not None and stream.passed:
+        if stream is not None and stream.passed and batch.cut is None:
             names = list(self._capture.tables)
             for table, count in stream.passed.items():
                 batch.read[names[table]] += count
@@ -368,14 +385,19 @@ class Cleaning:
         for name, count in rows.undeclared().items():
             batch.read[name] += count
             batch.skip(name, "of a table that is not declared", count)
-        return batch
+        return batch, rows
 
     def _compare(self, ended: EndedSnapshot, states: States, now_s: float) -> NumberedBatch:
         """Deletes of entities that are missing in a first snapshot that was taken again."""
-        place = RawPlace(*self._parts.places[0], ended.end - 1)
-        with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
-            absent = read_absent(self.reader, consumer, ended, place)
-        batch = self._kind.delete_absent(absent, states, now_s)
+        assert self._stream is not None
+        if self._absent is None:
+            place = RawPlace(*self._parts.places[0], ended.end - 1)
+            with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
+                self._absent = read_absent(self.reader, consumer, ended, place)
+        batch = self._kind.delete_absent(self._absent, states, now_s, self._note.cut)
+        if batch.cut is None:
+            self._stream.compared()
+            self._absent = None
         logger.warning(
             "capture %s: a first snapshot was taken again; %d entities that it does not have are "
             "deleted",
@@ -401,7 +423,11 @@ class Cleaning:
         self._batch += 1
         self._note = note
 
-    def _next_note(self, batch: NumberedBatch, rows: Rows) -> CaptureNote:
+    def _next_note(self, batch: NumberedBatch, rows: Rows, cut: Cut | None) -> CaptureNote:
+        if batch.left and self._stream is not None:
+            # Only the stream's standing before the batch is known, and not the one at its cut.
+            before = self._note.stream or StreamStanding(epoch=self._capture.epoch)
+            return CaptureNote(self._note.at, self._note.topics, self._counts(batch), before, cut)
         at = {name: dict(places) for name, places in self._note.at.items()}
         for number, (_, partition) in enumerate(self._parts.places):
             at.setdefault(self._parts.names[number], {})[partition] = self._read_to[number]
@@ -409,12 +435,15 @@ class Cleaning:
         if self._stream is None:
             if self._capture.is_ours:
                 standing = behind_all(standing, rows)
+            left = zip(self._rows.part, self._rows.offset, strict=True)
+            for part, offset in reversed(list(left)):
+                at[self._parts.names[part]][self._parts.places[part][1]] = offset
         else:
             first = self._stream.first_offset
             if first is not None:
                 at[""] = {0: first}
             standing = self._stream.standing()
-        return CaptureNote(at, self._note.topics, self._counts(batch), standing)
+        return CaptureNote(at, self._note.topics, self._counts(batch), standing, cut)
 
     def _counts(self, batch: NumberedBatch) -> dict[str, RowCounts]:
         waits = held_rows(self._held.values())
@@ -500,7 +529,7 @@ class Cleaning:
             at = note.at.get(name, {}).get(partition)
             if note.topics.get(name, identities[name]) != identities[name]:
                 logger.warning("capture %s: %s was made anew; it is read whole", self.name, topic)
-                at = None
+                at = note.cut = None
             start = starts[topic, partition]
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
@@ -509,6 +538,7 @@ class Cleaning:
         note.topics = {**note.topics, **identities}
         self._in_doubt = doubt_all(self._held, copy, self._capture, sorted(lost), self._clock())
         self._rows, self._stream, self.counting = Rows.none(), None, None
+        self._absent, self.is_cut = None, False
         standing = note.stream or StreamStanding()
         has_states = next(copy.scan(b"s"), None) is not None
         is_trusted = not has_states or note.stream is not None
@@ -518,6 +548,8 @@ class Cleaning:
         if self._parts.is_one_log:
             self._stream = Stream(self.name, standing)
             self._news_s = self._clock()
+        else:
+            note.cut = None  # The position is at its record; the deletes are made from the first.
         is_trusted &= self._stream is not None
         self._overlaps = Overlaps(older_rows_of(copy), is_trusted=is_trusted)
         self._kind.begin(

@@ -6,36 +6,54 @@ deleted once they are released.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import groupby
 from typing import Final
 
 import msgspec
 
 from everstate.changes.keys import EntityKey
 from everstate.sources.cdc.absent import AbsentRows
+from everstate.sources.cdc.balance import Cut
 from everstate.sources.cdc.completion import ABSENT
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.rows import is_after
 from everstate.sources.cdc.states import States
 
+_DELETES_MAX: Final = 50_000
+"""Most of these deletes in one batch, which is one transaction of Kafka."""
 HeldRows = Mapping[EntityKey, HeldEntity]
 _decode: Final = msgspec.json.Decoder(dict[str, list[int | str]]).decode
 
 
-def truncated(row: CleanRow, entity: str, states: States, held: HeldRows) -> Iterator[CleanRow]:
-    """A delete of each entity of a truncated table whose newest row is before the truncation."""
-    for key in _keys(entity, states, held):
+def truncated(
+    row: CleanRow, entity: str, states: States, held: HeldRows, cut: Cut
+) -> Iterator[CleanRow]:
+    """A delete of each entity of a truncated table whose newest row is before the truncation.
+
+    They come in the order of their keys; those behind the last one before the cut only.
+    """
+    for key in _keys(entity, states, held, cut.key):
         newest = _newest(entity, key, states, held)
         if is_after(row.position, newest) is not False:  # type: ignore[arg-type]
             yield msgspec.structs.replace(row, op="d", key=key, columns={})
 
 
-def lacking(absent: AbsentRows, epoch: int, states: States, held: HeldRows) -> Iterator[CleanRow]:
-    """A delete of each entity that is missing in a first snapshot that was taken again."""
+def lacking(
+    absent: AbsentRows, epoch: int, states: States, held: HeldRows, cut: Cut
+) -> Iterator[CleanRow]:
+    """A delete of each entity that is missing in a first snapshot that was taken again.
+
+    They come in the order of table and key; those behind the last one before the cut only.
+    """
     position = {name: [epoch, *place] for name, place in _decode(absent.position).items()}
-    for table, entity in absent.tables.items():
-        for key in _keys(entity, states, held):
+    for table, entity in sorted(absent.tables.items()):
+        if table < cut.table:
+            continue
+        for key in _keys(entity, states, held, cut.key if table == cut.table else ""):
             if key not in absent.keys[entity]:
                 yield CleanRow(
                     table=table,
@@ -49,10 +67,23 @@ def lacking(absent: AbsentRows, epoch: int, states: States, held: HeldRows) -> I
                 )
 
 
-def _keys(entity: str, states: States, held: HeldRows) -> list[str]:
+def bounded(gone: Iterable[CleanRow], batch: NumberedBatch, cut: Cut) -> Iterator[CleanRow]:
+    """The deletes that this batch may have; it gets their count, and a cut before the others."""
+    for row in gone:
+        if batch.added.total() >= _DELETES_MAX:
+            batch.cut = cut
+            return
+        batch.added[row.table] += 1
+        yield row
+        cut = msgspec.structs.replace(cut, table=row.table, key=row.key)
+
+
+def _keys(entity: str, states: States, held: HeldRows, after: str) -> Iterator[str]:
     """Keys of a type's entities that are in the log and not deleted, or of which rows are held."""
     waiting = [key for (name, key), one in held.items() if name == entity and one.rows]
-    return list(dict.fromkeys([*states.alive(entity), *waiting]))
+    behind = sorted(key for key in waiting if key > after)
+    for key, _ in groupby(merge(states.alive(entity, after), behind)):
+        yield key
 
 
 def _newest(entity: str, key: str, states: States, held: HeldRows) -> Mapping[str, list[int | str]]:

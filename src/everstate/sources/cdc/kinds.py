@@ -12,6 +12,7 @@ from everstate.declarations.captures import Capture
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.absent import AbsentRows
+from everstate.sources.cdc.balance import Cut
 from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
@@ -34,11 +35,20 @@ class CaptureKind(Protocol):
         """Reads one raw record."""
 
     def number(
-        self, rows: Rows, places: RawPartitions, states: States, now_s: float, *, has_read_all: bool
+        self,
+        rows: Rows,
+        places: RawPartitions,
+        states: States,
+        now_s: float,
+        cut: Cut | None,
+        *,
+        has_read_all: bool,
     ) -> NumberedBatch:
         """One batch of rows; see :meth:`Numbering.run`."""
 
-    def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
+    def delete_absent(
+        self, absent: AbsentRows, states: States, now_s: float, cut: Cut | None
+    ) -> NumberedBatch:
         """One batch of deletes: entities that are missing in a first snapshot taken again."""
 
     def records(self) -> list[OutRecord]:
@@ -99,16 +109,25 @@ class Tables:
         )
 
     def number(
-        self, rows: Rows, places: RawPartitions, states: States, now_s: float, *, has_read_all: bool
+        self,
+        rows: Rows,
+        places: RawPartitions,
+        states: States,
+        now_s: float,
+        cut: Cut | None,
+        *,
+        has_read_all: bool,
     ) -> NumberedBatch:
         """One batch of rows."""
         self._composer.begin(now_s)
-        return self._numbering.run(rows, places, states, now_s, has_read_all=has_read_all)
+        return self._numbering.run(rows, places, states, now_s, cut, has_read_all=has_read_all)
 
-    def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
+    def delete_absent(
+        self, absent: AbsentRows, states: States, now_s: float, cut: Cut | None
+    ) -> NumberedBatch:
         """One batch of deletes."""
         self._composer.begin(now_s)
-        return self._numbering.delete_absent(absent, states, now_s)
+        return self._numbering.delete_absent(absent, states, now_s, cut)
 
     def records(self) -> list[OutRecord]:
         """The records of that batch."""
@@ -160,16 +179,25 @@ class OutboxRows:
         )
 
     def number(
-        self, rows: Rows, places: RawPartitions, states: States, now_s: float, *, has_read_all: bool
+        self,
+        rows: Rows,
+        places: RawPartitions,
+        states: States,
+        now_s: float,
+        cut: Cut | None,
+        *,
+        has_read_all: bool,
     ) -> NumberedBatch:
-        """One batch of rows."""
-        del has_read_all
+        """One batch of rows; it is never cut."""
+        del cut, has_read_all
         self._records.begin()
         return self._numbering.run(rows, places, states, now_s)
 
-    def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
+    def delete_absent(
+        self, absent: AbsentRows, states: States, now_s: float, cut: Cut | None
+    ) -> NumberedBatch:
         """An empty batch: a row missing in the outbox does not mean that its entity is deleted."""
-        del absent, states, now_s
+        del absent, states, now_s, cut
         self._records.begin()
         return NumberedBatch()
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from everstate.changes.keys import EntityKey
-from everstate.sources.cdc.balance import DEAD, SKIPPED, Outcomes
+from everstate.sources.cdc.balance import DEAD, SKIPPED, Cut, Outcomes
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord
 
 
@@ -26,6 +26,10 @@ class NumberedBatch:
     overdue: int = 0
     """Held rows that were released without their parent, or without the name of a code."""
     held_changed: set[EntityKey] = field(default_factory=set)
+    cut: Cut | None = None
+    """Where it ended within the deletes of one record; ``None``: it did not."""
+    left: int = 0
+    """Number of its last rows that the next batch begins with: from that record on."""
 
     def skip(self, table: str, reason: str, rows: int = 1) -> None:
         """Count rows that change nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ from everstate.changes import Kind
 from everstate.changes.keys import EntityKey
 from everstate.errors import HeldOverflow
 from everstate.sources.cdc.absent import AbsentRows
-from everstate.sources.cdc.balance import PUBLISHED
+from everstate.sources.cdc.balance import PUBLISHED, Cut
 from everstate.sources.cdc.columns import (
     OTHER,
     REFUSED,
@@ -53,7 +54,7 @@ from everstate.sources.cdc.composing import (
     RawPlace,
     origin_of,
 )
-from everstate.sources.cdc.gone import lacking, truncated
+from everstate.sources.cdc.gone import bounded, lacking, truncated
 from everstate.sources.cdc.holding import GONE, Doubts, HeldEntity, waits_for_itself
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.numbered import NumberedBatch
@@ -111,14 +112,16 @@ class Numbering:
         parts: RawPartitions,
         states: States,
         now_s: float,
+        cut: Cut | None = None,
         *,
         has_read_all: bool = True,
     ) -> NumberedBatch:
         """Process rows in source order; each becomes changes, or is skipped, held or refused.
 
         ``parts``: topic and partition of each number in ``rows.part``. ``has_read_all``: no record
-        is left to read, so that held rows that are overdue are released. Raises HeldOverflow when
-        too many rows are held; then nothing may be committed.
+        is left to read, so that held rows that are overdue are released. ``cut``: where the batch
+        before ended. Raises HeldOverflow when too many rows are held; then nothing may be
+        committed.
         """
         batch, self._now_s, self._states = NumberedBatch(), now_s, states
         self._load(rows)
@@ -133,20 +136,20 @@ class Numbering:
                     self._seen(batch, rows.table[at])
                     continue
                 row, place = self._clean(rows, at), _place(rows, at, parts)
-                if row.op == "t":
-                    self._truncate(batch, row, place)
-                else:
+                if row.op != "t":
                     self._take(batch, row, place)
+                elif not self._truncate(batch, row, place, rows.part[at], cut):
+                    batch.left = len(rows) - at
+                    break
             elif what == REFUSED:
                 self._refuse(batch, rows, at, parts)
             elif what == SOURCE:
                 source = decode_source(rows.rest[at] or b"")
                 self.epoch = max(self.epoch, source.epoch)
-        for table, count in Counter(
-            number for number, what in zip(rows.table, rows.what, strict=True) if what <= REFUSED
-        ).items():
+        done = islice(zip(rows.table, rows.what, strict=True), len(rows) - batch.left)
+        for table, count in Counter(number for number, what in done if what <= REFUSED).items():
             batch.read[self._names[table] if table >= 0 else ""] += count
-        if has_read_all:
+        if has_read_all and batch.cut is None:
             self._let_overdue_go(batch)
         self._make_room(batch)
         return batch
@@ -531,20 +534,34 @@ class Numbering:
             entity, table, columns, position, self._now_s, self._states.get, newer
         )
 
-    def _truncate(self, batch: NumberedBatch, row: CleanRow, place: RawPlace) -> None:
-        """Delete every entity of the table whose newest row is before the truncation."""
-        entity = self._entity(row.table)
-        batch.skip(row.table, TRUNCATED)
-        self._overlaps.forget(entity)
-        for gone in truncated(row, entity, self._states, self._held):
-            batch.added[gone.table] += 1
-            self._take(batch, gone, place)
+    def _truncate(
+        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, part: int, cut: Cut | None
+    ) -> bool:
+        """Delete every entity of the table whose newest row is before the truncation.
 
-    def delete_absent(self, absent: AbsentRows, states: States, now_s: float) -> NumberedBatch:
-        """Delete every entity that is missing in a first snapshot that was taken again."""
+        ``False``: some are left for the next batch.
+        """
+        entity = self._entity(row.table)
+        self._overlaps.forget(entity)
+        if cut is None or (cut.part, cut.offset) != (part, place.offset):
+            cut = Cut(part, place.offset, row.table)
+        for gone in bounded(truncated(row, entity, self._states, self._held, cut), batch, cut):
+            self._take(batch, gone, place)
+        if batch.cut is None:
+            batch.skip(row.table, TRUNCATED)
+        return batch.cut is None
+
+    def delete_absent(
+        self, absent: AbsentRows, states: States, now_s: float, cut: Cut | None = None
+    ) -> NumberedBatch:
+        """Delete every entity that is missing in a first snapshot that was taken again.
+
+        ``cut``: where the batch before ended.
+        """
         batch, self._now_s, self._states = NumberedBatch(), now_s, states
-        for gone in lacking(absent, self.epoch, states, self._held):
-            batch.added[gone.table] += 1
+        if cut is None or cut.offset != absent.place.offset:
+            cut = Cut(0, absent.place.offset)
+        for gone in bounded(lacking(absent, self.epoch, states, self._held, cut), batch, cut):
             self._take(batch, gone, absent.place)
         return batch
 

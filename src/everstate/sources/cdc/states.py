@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from heapq import merge
 from typing import Any, Final
 
 import msgspec
@@ -54,18 +55,31 @@ class States:
         self.cache[name] = known
         self.changed.add(name)
 
-    def alive(self, entity: str) -> Iterator[str]:
-        """Keys of a type's entities that are not deleted, including changes of this batch."""
+    def alive(self, entity: str, after: str = "") -> Iterator[str]:
+        """Sorted keys of a type's entities that are not deleted, with the changes of this batch.
+
+        ``after``: only keys behind this one.
+        """
         prefix = f"{entity}\0"
-        own = {name for name in self.changed if name.startswith(prefix)}
-        for row_name, row in self._copy.scan(_STATE + prefix.encode()):
-            name = row_name[1:].decode()
-            if name not in own and not _HEAD.unpack_from(row)[1]:
-                yield name[len(prefix) :]
-        for name in sorted(own):
-            known = self.cache[name]
-            if known is not None and not known.is_deleted:
-                yield name[len(prefix) :]
+        own = {
+            name[len(prefix) :]: known is not None and not known.is_deleted
+            for name in self.changed
+            if name.startswith(prefix)
+            for known in (self.cache[name],)
+        }
+        stored = self._stored(prefix, after)
+        # UTF-8 keeps the order of the code points, by which Python compares texts.
+        for key, is_alive in merge(
+            ((key, alive) for key, alive in stored if key not in own), sorted(own.items())
+        ):
+            if is_alive and key > after:
+                yield key
+
+    def _stored(self, prefix: str, after: str) -> Iterator[tuple[str, bool]]:
+        """Keys of the copy, from ``after`` on, and whether their entities are alive."""
+        first = _STATE + prefix.encode()
+        for name, row in self._copy.scan(first, first + after.encode()):
+            yield name[len(first) :].decode(), not _HEAD.unpack_from(row)[1]
 
     def rows(self) -> dict[bytes, bytes | None]:
         """Rows to store in the copy, for the states that were put."""

@@ -476,3 +476,26 @@ class Stream:
 
     def _pass(self, rows: Rows) -> None:
         self._passing.update(table for table in rows.table if table >= 0)
+
+
+class Counting:
+    """Counts the rows of a transaction that is too large to wait in memory for its end."""
+
+    def __init__(self, stream: Stream, start: int) -> None:
+        self._stream, self.read_to = stream, start
+
+    @property
+    def count(self) -> int:
+        """Rows so far."""
+        return self._stream.count
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Provenance of the transaction so far."""
+        return self._stream.notes
+
+    def add(self, rows: Rows, end: int) -> tuple[int | None, Mapping[str, str]] | None:
+        """Count the next rows; out: row count and provenance, once the transaction has ended."""
+        closed = self._stream.scan(rows, keep=False)
+        self.read_to = end
+        return None if closed is None else (closed.count, closed.notes)
