@@ -332,6 +332,34 @@ def test_the_deletes_of_a_truncation_go_out_in_cuts_before_the_rows_behind_it(
     assert (blocks["pg:8"], blocks["pg:9"]) == ([(1, 2)] * 8 + [(2, 2)], [(1, 1)])
 
 
+def test_no_row_has_a_block_where_a_transaction_without_end_is_cut_by_a_restart(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
+    customer = rig.row("customers", 7, 1, {"id": 1, "name": "Ann"})
+    order = rig.row("orders", 7, 2, {"id": 10, "customer_id": 1, "status": "open"})
+    lines = [
+        rig.row("lines", 7, 2 + n, {"id": n, "order_id": 10, "amount": n}) for n in (1, 2, 3, 4)
+    ]
+    rig.send(customer, order, *lines, rig.end(7, customers=1, orders=1, lines=4))
+    rig.clean()
+    rig.send(rig.row("customers", 8, 1, {"id": 2, "name": "Bob"}), rig.truncation("lines", 8, 2))
+    rig.clean()
+    rig.now_s += 301.0
+    rig.cleaner.step(0.2)
+    rig.cleaner.close()
+    rig.send(rig.row("lines", 8, 3, {"id": 5, "order_id": 10, "amount": 5}))
+    rig.send(rig.end(8, customers=1, lines=2))
+    rig.open()
+    rig.clean()
+    found = [*rig.changes("customer"), *rig.changes("line")]
+    later = [one for one in found if one.key in ("2", "5") or one.kind == "deleted"]
+    assert [(one.entity, one.key) for one in later if one.transaction is not None] == [
+        ("line", "2")
+    ], "the line that transaction 7 created"
+    assert len(later) == 1 + 1 + 4 + 1
+
+
 def paid_order(rig: Rig) -> None:
     customer = rig.row("customers", 4, 1, {"id": 1, "name": "Ann"})
     first = rig.row("orders", 4, 2, {"id": 10, "customer_id": 1, "status": "open"})

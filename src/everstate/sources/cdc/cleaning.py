@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from everstate.changes import EntityType
@@ -55,6 +56,7 @@ from everstate.sources.cdc.states import States, held_name, held_rows_of, older_
 from everstate.sources.cdc.stream import (
     Counting,
     EndedSnapshot,
+    Open,
     Stream,
     StreamStanding,
     behind_all,
@@ -135,6 +137,8 @@ class Cleaning:
         """When the open transaction got its last row."""
         self.counting: Counting | None = None
         """A count of a large transaction that must be completed before more is read."""
+        self._released: Open | None = None
+        """The transaction whose rows were released before its END, until they are published."""
         self.is_cut = False
         """Whether the last batch was cut: the next steps publish its rest, before more is read."""
         self._note = CaptureNote({}, {})
@@ -260,9 +264,9 @@ class Cleaning:
             return
         for offset, is_empty in self._snapshots.ended(Range(spans[0].start, ends[0])):
             rows.insert_snapshot_end(offset, is_empty=is_empty)
-        before = stream.count
+        before = stream.first_offset, stream.count
         stream.scan(rows)
-        if stream.count != before or not stream.is_waiting:
+        if (stream.first_offset, stream.count) != before or not stream.is_waiting:
             self._news_s = self._clock()
         if stream.is_waiting and stream.waits > _CUT_ROWS:
             start = stream.first_offset
@@ -283,7 +287,7 @@ class Cleaning:
 
     def _know(self, count: int | None, notes: Mapping[str, str]) -> None:
         assert self._stream is not None
-        self._stream.know(count, notes)
+        self._released = self._stream.know(count, notes)
         self.counting = None
 
     def step(self, *, has_read_all: bool = True) -> CleanedBatch | None:
@@ -421,12 +425,14 @@ class Cleaning:
     def _publish(self, records: Sequence[OutRecord], note: CaptureNote) -> None:
         self._publisher.publish(self._batch + 1, records, encode_note(note), timeout_s=_PUBLISH_S)
         self._batch += 1
-        self._note = note
+        self._note, self._released = note, None
 
     def _next_note(self, batch: NumberedBatch, rows: Rows, cut: Cut | None) -> CaptureNote:
         if batch.left and self._stream is not None:
             # Only the stream's standing before the batch is known, and not the one at its cut.
             before = self._note.stream or StreamStanding(epoch=self._capture.epoch)
+            if self._released is not None:
+                before = msgspec.structs.replace(before, open=self._released)
             return CaptureNote(self._note.at, self._note.topics, self._counts(batch), before, cut)
         at = {name: dict(places) for name, places in self._note.at.items()}
         for number, (_, partition) in enumerate(self._parts.places):
@@ -538,7 +544,7 @@ class Cleaning:
         note.topics = {**note.topics, **identities}
         self._in_doubt = doubt_all(self._held, copy, self._capture, sorted(lost), self._clock())
         self._rows, self._stream, self.counting = Rows.none(), None, None
-        self._absent, self.is_cut = None, False
+        self._absent, self._released, self.is_cut = None, None, False
         standing = note.stream or StreamStanding()
         has_states = next(copy.scan(b"s"), None) is not None
         is_trusted = not has_states or note.stream is not None

@@ -233,15 +233,17 @@ class Stream:
         assert self._kept is not None
         return Stream(self._capture, self._kept)
 
-    def know(self, count: int | None, notes: Mapping[str, str]) -> None:
+    def know(self, count: int | None, notes: Mapping[str, str]) -> Open:
         """Set the number of rows of the open transaction and release them; ``None``: unknown.
 
-        ``notes``: provenance that was read beyond the rows so far.
+        ``notes``: provenance that was read beyond the rows so far. Out: the transaction before its
+        first row.
         """
         block = self._open
         assert block is not None
         block.count, block.notes = count, {**block.notes, **notes}
         self._is_known, self._kept = True, None
+        return Open(block.id, block.count, 0, dict(block.notes))
 
     def raise_replaced(self) -> None:
         """Raise SourceReplaced when rows of another database or table wait for a new epoch."""
