@@ -66,6 +66,16 @@ class Rig:
             for key, value in log:
                 producer.send_raw(self.raw, json.dumps(key).encode(), json.dumps(value).encode())
 
+    def filled(self, count: int) -> Database:
+        """A database whose rows, with the keys from 1 on, are in the changelog."""
+        database = Database("debezium, full")
+        for key in range(1, count + 1):
+            database.write(key, {"name": "a"})
+        self.send(database.log)
+        self.clean(100)
+        database.log.clear()
+        return database
+
     def clean(self, *sizes: int, is_whole: bool = False) -> int:
         """Read what there is, in batches of these sizes; each is that of a new process.
 
@@ -223,12 +233,7 @@ def test_the_deletes_of_a_truncation_are_published_in_cuts(
     rig = make_rig(capture_of("debezium", table={"truncate": "delete"}, **options))
     if options is OTHERS:
         rig.use_topic_of_table()
-    database = Database("debezium, full")
-    for key in range(1, 9):
-        database.write(key, {"name": "a"})
-    rig.send(database.log)
-    rig.clean(100)
-    database.log.clear()
+    database = rig.filled(8)
     database.write(2, {"name": "before"})
     database.truncate()
     for key in (2, 9):
@@ -250,12 +255,7 @@ def test_a_position_before_a_cut_does_not_pass_over_its_rest(
 ) -> None:
     monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
     rig = make_rig(capture_of("debezium", table={"truncate": "delete"}, dsn=DSN))
-    database = Database("debezium, full")
-    for key in range(1, 6):
-        database.write(key, {"name": "a"})
-    rig.send(database.log)
-    rig.clean(100)
-    database.log.clear()
+    database = rig.filled(5)
     for name in "bcd":
         database.write(1, {"name": name})
     database.truncate()
@@ -272,12 +272,10 @@ def test_a_cut_in_a_raw_log_that_was_made_anew_passes_over_no_row(
 ) -> None:
     monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
     rig = make_rig(capture_of("debezium", table={"truncate": "delete"}, dsn=DSN))
-    database = Database("debezium, full")
-    for key in range(1, 6):
-        database.write(key, {"name": "a"})
+    database = rig.filled(5)
     database.truncate()
     rig.send(database.log)
-    rig.clean(5, 100)
+    rig.clean(100)
     with Topics(rig.config) as topics:
         topics.delete([rig.raw])
         assert eventually(lambda: rig.raw not in topics.existing(), 10)
@@ -295,12 +293,7 @@ def test_what_a_snapshot_taken_again_lacks_is_deleted_in_cuts(
 ) -> None:
     monkeypatch.setattr("everstate.sources.cdc.gone._DELETES_MAX", 3)
     rig = make_rig(capture_of("debezium", dsn=DSN))
-    database = Database("debezium, full")
-    for key in range(1, 9):
-        database.write(key, {"name": "a"})
-    rig.send(database.log)
-    rig.clean(100)
-    database.log.clear()
+    database = rig.filled(8)
     for key in range(1, 8):
         database.rows.pop(key)
     database.read(8, snapshot="true")

@@ -263,12 +263,9 @@ class Cleaner:
             if not self._is_open:
                 self.open()
             with collector_paused():
-                if self._cleaned.is_cut:
-                    pass
-                elif self._cleaned.counting is not None:
-                    self._count(wait_s)
-                else:
-                    self._read(wait_s)
+                if not self._cleaned.is_cut:
+                    read = self._read if self._cleaned.counting is None else self._count
+                    read(wait_s)
                 return self._cleaned.step(has_read_all=self._job is None and not self._has_more)
         except BaseException:
             self._drop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from heapq import merge
 from typing import Any, Final
 
@@ -61,25 +61,23 @@ class States:
         ``after``: only keys behind this one.
         """
         prefix = f"{entity}\0"
-        own = {
-            name[len(prefix) :]: known is not None and not known.is_deleted
-            for name in self.changed
-            if name.startswith(prefix)
-            for known in (self.cache[name],)
-        }
-        stored = self._stored(prefix, after)
+        own = {name[len(prefix) :] for name in self.changed if name.startswith(prefix)}
         # UTF-8 keeps the order of the code points, by which Python compares texts.
-        for key, is_alive in merge(
-            ((key, alive) for key, alive in stored if key not in own), sorted(own.items())
-        ):
-            if is_alive and key > after:
+        for key in merge(self._stored(prefix, after, own), sorted(own)):
+            known = self.cache[prefix + key] if key in own else None
+            if key > after and (known is None or not known.is_deleted):
                 yield key
 
-    def _stored(self, prefix: str, after: str) -> Iterator[tuple[str, bool]]:
-        """Keys of the copy, from ``after`` on, and whether their entities are alive."""
+    def _stored(self, prefix: str, after: str, own: Container[str]) -> Iterator[str]:
+        """Keys of the copy from ``after`` on, of entities that are not deleted there.
+
+        ``own``: keys to leave out.
+        """
         first = _STATE + prefix.encode()
         for name, row in self._copy.scan(first, first + after.encode()):
-            yield name[len(first) :].decode(), not _HEAD.unpack_from(row)[1]
+            key = name[len(first) :].decode()
+            if key not in own and not _HEAD.unpack_from(row)[1]:
+                yield key
 
     def rows(self) -> dict[bytes, bytes | None]:
         """Rows to store in the copy, for the states that were put."""
