@@ -36,6 +36,8 @@ TABLE, ENTITY = "parcels", "parcel"
 PATIENCE_S = 300.0
 _POLL_S = 0.05
 _TRANSACTION_ROWS = 10
+LOAD_S = 30
+LOAD_QUICK_S = 5
 _TABLE = (
     "CREATE TABLE parcels (id bigint PRIMARY KEY, country text NOT NULL, status text NOT NULL, "
     "weight_g int NOT NULL, total numeric(12, 2) NOT NULL, note text)"
@@ -81,6 +83,8 @@ def run(session: Session) -> list[Result]:
         )
         copies = [_copy_rate(session, count) for _ in range(session.repeat)]
         delays = [_delays(session, seconds) for _ in range(session.repeat)]
+        load_s = LOAD_QUICK_S if session.quick else LOAD_S
+        loads = [_load(session, load_s) for _ in range(session.repeat)]
     finally:
         servers.stop(("connect",))
     return [
@@ -117,6 +121,19 @@ def run(session: Session) -> list[Result]:
             reach=Reach(value_max=1500),
         ),
         result("cdc", "the same, p99", "ms", [run[1] for run in delays]),
+        result(
+            "cdc",
+            f"one writer as fast as it can for {load_s} s",
+            "rows/s",
+            [run[0] for run in loads],
+        ),
+        result(
+            "cdc",
+            "the same, until all its rows are in .changes",
+            "× the load's length",
+            [run[1] for run in loads],
+            reach=Reach(value_max=1.3),
+        ),
     ]
 
 
@@ -263,6 +280,26 @@ def _paced(config: Config, seconds: int) -> dict[str, float]:
     took = time.monotonic() - begin
     assert took < 1.05 * seconds, f"the rows of {seconds} s took {took:.1f} s to commit"
     return committed
+
+
+def _load(session: Session, seconds: int) -> tuple[float, float]:
+    """Rows a second of a writer that waits for nothing, and how long its rows take to `.changes`.
+
+    The second figure is the time from the writer's start until its last row is in `.changes`, in
+    lengths of the load: 1 is no lag at its end.
+    """
+    with _captured(session, {}) as (config, _capturing), _clean(config):
+        topic = TopicNames(config.log.prefix).changes(ENTITY)
+        _write(config, 1)
+        _until(config, topic, 1)
+        rows = 1
+        began = time.perf_counter()
+        with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+            while time.perf_counter() - began < seconds:
+                connection.execute(_INSERT, (rows + 1, rows + _TRANSACTION_ROWS))
+                rows += _TRANSACTION_ROWS
+        length = time.perf_counter() - began
+        return (rows - 1) / length, (_until(config, topic, rows) - began) / length
 
 
 @contextmanager

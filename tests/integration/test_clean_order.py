@@ -360,6 +360,24 @@ def test_no_row_has_a_block_where_a_transaction_without_end_is_cut_by_a_restart(
     assert len(later) == 1 + 1 + 4 + 1
 
 
+def test_a_transaction_does_not_go_on_early_because_the_one_before_it_had_as_many_rows(
+    rig: Rig,
+) -> None:
+    # Each wait is shorter than the 300 s of `transaction_wait_s`, and both together are longer.
+    rig.send(rig.row("customers", 7, 1, {"id": 1, "name": "Ann"}))
+    rig.clean()
+    rig.now_s += 200.0
+    rig.send(rig.end(7, customers=1), rig.row("customers", 8, 1, {"id": 2, "name": "Bob"}))
+    rig.clean()
+    rig.now_s += 200.0
+    rig.cleaner.step(0.2)
+    rig.send(rig.end(8, customers=1))
+    rig.clean()
+    found = rig.changes("customer")
+    blocks = [one.transaction and (one.transaction.index, one.transaction.count) for one in found]
+    assert blocks == [(1, 1), (1, 1)]
+
+
 def paid_order(rig: Rig) -> None:
     customer = rig.row("customers", 4, 1, {"id": 1, "name": "Ann"})
     first = rig.row("orders", 4, 2, {"id": 10, "customer_id": 1, "status": "open"})
