@@ -118,6 +118,13 @@ def test_rates_are_taken_over_the_last_seconds_and_over_the_whole_run() -> None:
     assert course.median_lag_s() == 0.5
 
 
+def test_on_a_slow_machine_a_rate_is_taken_between_two_samples() -> None:
+    course = Course(1000)
+    for at, done in ((0.0, 0), (5.0, 100), (10.0, 300)):
+        course.add(sample(at, done))
+    assert course.rate("applied") == pytest.approx(200 / 5)
+
+
 def test_the_changes_of_an_earlier_run_are_not_among_those_of_this_one() -> None:
     course = Course(1000, before=900)
     for second, done in enumerate([900, 950, 1000]):

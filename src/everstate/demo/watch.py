@@ -71,7 +71,9 @@ class Course:
             oldest = next((c for c, after in pairwise(counts) if after[1]), newest)
         else:
             newest = counts[-1]
-            oldest = next(c for c in counts if newest[0] - c[0] <= _RATE_OVER_S)
+            recent = (c for c in counts[:-1] if newest[0] - c[0] <= _RATE_OVER_S)
+            # On a slow machine the sample before it is older than that.
+            oldest = next(recent, counts[-2:][0])
         if newest[0] == oldest[0]:
             return 0.0
         return (newest[1] - oldest[1]) / (newest[0] - oldest[0])
