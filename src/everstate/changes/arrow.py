@@ -15,13 +15,25 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
+from ipaddress import IPv4Address, IPv6Address
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, NaiveDatetime, RootModel
+from pydantic import (
+    AnyUrl,
+    AwareDatetime,
+    BaseModel,
+    EmailStr,
+    FutureDate,
+    FutureDatetime,
+    IPvAnyAddress,
+    NaiveDatetime,
+    RootModel,
+)
 from pydantic.fields import FieldInfo
 
+from everstate.changes.annotations import meant
 from everstate.changes.keys import column_fault
 from everstate.changes.names import unread_name, written_name
 from everstate.errors import InvalidEntityType
@@ -51,6 +63,8 @@ _TEXT = _Kind("string")
 _UTC = _Kind("timestamp", ("us", "UTC"))
 _FREE = (Any, object, dict, list, tuple, set, frozenset, Mapping, Sequence)
 """Annotations that do not name the type of their values, so that no column type follows."""
+_TEXTS = (AnyUrl, EmailStr, IPv4Address, IPv6Address, IPvAnyAddress)
+_FUTURE = (FutureDate, FutureDatetime)
 _BITS = 2**63
 _TEXT_FORMS = {"ser_json_temporal": "iso8601"}
 """Settings of pydantic for the JSON of a value that a column may have, with the form it reads."""
@@ -140,7 +154,7 @@ def _made(what: Any, pyarrow: ModuleType) -> Any:
     return what
 
 
-def _columns(model: type[BaseModel], entity: str, parents: tuple[type, ...]) -> tuple[_Column, ...]:
+def _columns(model: type[BaseModel], entity: str, parents: tuple[Any, ...]) -> tuple[_Column, ...]:
     if model in parents:
         raise _infinite(model, entity)
     if issubclass(model, RootModel):
@@ -188,9 +202,14 @@ def _type(
     info: FieldInfo | None,
     where: str,
     entity: str,
-    parents: tuple[type, ...],
+    parents: tuple[Any, ...],
 ) -> tuple[_Kind, bool]:
     """Arrow type of an annotation, and whether it may be null."""
+    named, annotation = annotation, meant(annotation)
+    if named is not annotation:
+        if named in parents:
+            raise _infinite(named, entity)
+        parents = (*parents, named)
     if annotation in _SCALARS:
         return _SCALARS[annotation], False
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -209,6 +228,8 @@ def _type(
             raise _unsupported(where, annotation, "one type, or one type | None")
         kind, _ = _type(members[0], info, where, entity, parents)
         return kind, True
+    if annotation in _FUTURE:
+        raise _unsupported(where, annotation, "date or datetime: a state is read later, too")
     if annotation is Decimal:
         return _decimal(info, where), False
     if origin is Literal:
@@ -224,6 +245,8 @@ def _type(
             return _type(root.annotation, root, where, entity, (*parents, annotation))
         if issubclass(annotation, BaseModel):
             return _Kind("struct", (_columns(annotation, entity, parents),)), False
+        if issubclass(annotation, _TEXTS):
+            return _TEXT, False
         for plain in (str, int, float):
             if issubclass(annotation, plain):
                 return _SCALARS[plain], False
@@ -241,8 +264,8 @@ def _type(
     raise _unsupported(
         where,
         annotation,
-        "bool, int, float, str, Decimal, date, datetime, UUID, Enum, Literal, a model, list[…] "
-        "or dict[str, …]",
+        "bool, int, float, str, Decimal, date, datetime, UUID, Enum, Literal, a URL, EmailStr, an "
+        "IP address, a model, list[…] or dict[str, …]",
     )
 
 
@@ -257,7 +280,7 @@ def _check_texts(model: type[BaseModel], entity: str) -> None:
             )
 
 
-def _infinite(model: type[BaseModel], entity: str) -> InvalidEntityType:
+def _infinite(model: Any, entity: str) -> InvalidEntityType:
     return InvalidEntityType(
         f"{entity}: {model.__name__} contains itself; a column type must be finite"
     )

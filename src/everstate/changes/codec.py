@@ -322,13 +322,13 @@ class ChangeCodec:
     def _json(self, state: Any, *, is_new: bool) -> bytes:
         known = self.entity_type
         if state.__class__ is known.model:
-            return known.encode(state)
+            return known.encode(state, "given" if is_new else "stored")
         if isinstance(state, bytes):
             return state
         if is_new or not isinstance(state, Mapping):
             return known.encode(known.accept(state))
         # An older model may have had fields that this one does not have.
-        return known.encode(known.validate_exactly(state))
+        return known.encode(known.validate_exactly(state), "stored")
 
     def decode(self, value: bytes) -> Change[dict[str, Any]]:
         """Read a change; unknown envelope fields are kept in ``extra``.

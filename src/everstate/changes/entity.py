@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -28,6 +28,7 @@ from everstate.changes.moments import (
 )
 from everstate.changes.names import written_name
 from everstate.changes.places import has_many_texts, places_of
+from everstate.changes.read_back import ReadBack
 from everstate.changes.unknown import reason_of
 from everstate.changes.values import (
     NUMBERS,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS_MAX = 8
+EntityOrigin = Literal["given", "made", "stored"]
+"""Where an entity comes from: a writer, a state that was read a moment ago, or a store."""
 NO_KEYS = frozenset({"float", "struct", "list", "map"})
 """JSON types of fields that cannot name an entity."""
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
@@ -157,8 +160,13 @@ class EntityType:
         return holds_sets(self.model, set())
 
     @cached_property
+    def _read_back(self) -> ReadBack:
+        return ReadBack(self.model, partial(getattr, self, "arrow_schema"))
+
+    @cached_property
     def _to_json(self) -> Callable[..., bytes]:
-        return partial(self.model.__pydantic_serializer__.to_json, by_alias=True)
+        # What a warning would say is an error of ReadBack, or harmless.
+        return partial(self.model.__pydantic_serializer__.to_json, by_alias=True, warnings=False)
 
     def key_of(self, entity: BaseModel | Mapping[str, Any]) -> str:
         """Key of an entity as text; raises InvalidChange when it is missing or empty."""
@@ -246,15 +254,27 @@ class EntityType:
         key = state.get(self.key) if isinstance(state, Mapping) else None
         return InvalidChange(self.name, None if key is None else str(key), where, first["msg"])
 
-    def encode(self, entity: BaseModel) -> bytes:
+    def encode(self, entity: BaseModel, origin: EntityOrigin = "given") -> bytes:
         """JSON of an entity's state, UTF-8; an equal entity has the same in every process.
 
         Raises InvalidChange for NaN and infinities (JSON writers turn them to null silently), for
         integers beyond 64 bits, which no column holds, for times outside the years 1 to 9999 in
-        UTC, for NUL characters, which PostgreSQL's text cannot hold, and for values that are nested
-        too deeply. A time whose UTC offset has seconds is written in UTC. Cost: one pass in Rust;
+        UTC, for NUL characters, which PostgreSQL's text cannot hold, for values that are nested
+        too deeply, and where the model would not read the JSON as this entity
+        (:mod:`everstate.changes.read_back`). A time whose UTC offset has seconds is written in UTC.
+
+        ``origin``: an entity that was ``given`` may have been changed after it was made. One that
+        the model has just ``made`` of a state is read back only if the model has code of its own,
+        and one that was ``stored`` is not. Cost: one pass in Rust, and about 5 µs to read it back;
         numbers and times are checked only where the text may hold a bad one.
         """
+        encoded = self._encoded(entity)
+        if origin == "given" or (origin == "made" and self._read_back.has_own_code):
+            if (fault := self._read_back.fault(entity, encoded)) is not None:
+                raise InvalidChange(self.name, str(getattr(entity, self.key, None)), *fault)
+        return encoded
+
+    def _encoded(self, entity: BaseModel) -> bytes:
         try:
             encoded = self._to_json(entity)
         except PydanticSerializationError as cause:
@@ -274,10 +294,10 @@ class EntityType:
         if self._may_hold_times and holds_offset(encoded):
             exact = self._with_minutes(entity)
             if exact is not entity:
-                return self.encode(exact)
+                return self._encoded(exact)
         if self._may_hold_sets:
             encoded = in_order(entity, encoded)
-        if b"0001-01-01T" in encoded or b"9999-12-31T" in encoded:
+        if self._may_hold_times and (b"0001-01-01T" in encoded or b"9999-12-31T" in encoded):
             self._check_times(entity)
         if holds_nul(encoded):
             raise InvalidChange(

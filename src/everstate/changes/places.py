@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from everstate.changes.annotations import meant
+
 PlaceKind: TypeAlias = Literal["decimal", "integer", "float", "date", "time", "text"]
 """`text`: a text that a model makes of a number too."""
 ValuePath: TypeAlias = tuple[str | int, ...]
@@ -210,6 +212,7 @@ def _aliases(alias: Any) -> list[str]:
 def _place(
     annotation: Any, known: dict[type, ValuePlace], *, makes_texts: bool
 ) -> ValuePlace | None:
+    annotation = meant(annotation)
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         found = _place(parts[0], known, makes_texts=makes_texts)

@@ -23,6 +23,7 @@ from typing import (
     get_origin,
 )
 
+from everstate.changes.annotations import meant
 from everstate.changes.names import written_name
 from everstate.changes.typed import typed_value
 from everstate.errors import InvalidTrigger
@@ -246,6 +247,7 @@ def _named_values(model: type[BaseModel], path: Sequence[str]) -> tuple[Value, .
 
 def _without_none(annotation: Any) -> Any:
     """The type of a field without `None` and without constraints."""
+    annotation = meant(annotation)
     parts = [part for part in get_args(annotation) if part is not NoneType]
     if get_origin(annotation) is Annotated or (
         get_origin(annotation) in (Union, UnionType) and len(parts) == 1

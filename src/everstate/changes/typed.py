@@ -53,6 +53,15 @@ def typed_value(kind: pa.DataType, value: Any) -> Any:
         return None
 
 
+def fits(kind: pa.DataType, value: Any) -> bool:
+    """Whether a column of this type can hold a JSON value exactly, at any depth."""
+    try:
+        _fitting(kind, value)
+    except (ValueError, ArithmeticError):
+        return False
+    return True
+
+
 def _fitting(kind: pa.DataType, value: Any) -> Any:
     """The value in a column; raises ValueError or ArithmeticError when a part does not fit."""
     from pyarrow import types

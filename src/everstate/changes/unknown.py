@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pydantic import BaseModel
 
+from everstate.changes.annotations import meant
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
@@ -58,6 +60,7 @@ def models_of(model: type[BaseModel]) -> set[type[BaseModel]]:
 
 
 def _models_of(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    annotation = meant(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         if annotation not in seen:
             seen.add(annotation)

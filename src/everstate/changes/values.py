@@ -13,6 +13,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 from pydantic import AwareDatetime, BaseModel, NaiveDatetime, RootModel
 
+from everstate.changes.annotations import meant
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.moments import all_with_minutes, holds_offset
 from everstate.changes.names import written_name
@@ -29,6 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 def holds(plain: Collection[Any], annotation: Any, seen: set[type]) -> bool:
     """Whether a value of this annotation may hold one of these plain types at any depth."""
+    annotation = meant(annotation)
     if annotation in plain:
         return True
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -85,12 +87,13 @@ def storable(value: Any) -> bool:
 UNSTORABLE: Final = "NaN, infinity and integers beyond 64 bits are refused"
 
 
-def model_json(value: BaseModel) -> bytes:
+def model_json(value: BaseModel, *, warns: bool = True) -> bytes:
     """JSON of a command or of a fact; equal ones have the same JSON in every process.
 
-    Raises ValueError for numbers that JSON would lose, and for values that are nested too deeply.
+    ``warns``: pydantic warns of a value that is of another type than its field. Raises ValueError
+    for numbers that JSON would lose, and for values that are nested too deeply.
     """
-    encoded: bytes = value.__class__.__pydantic_serializer__.to_json(value)
+    encoded: bytes = value.__class__.__pydantic_serializer__.to_json(value, warnings=warns)
     if is_too_deep(encoded):
         raise ValueError(TOO_DEEP)
     if may_hold_unstorable(encoded) and not storable(value):
@@ -98,12 +101,13 @@ def model_json(value: BaseModel) -> bytes:
     if holds_offset(encoded):
         exact = all_with_minutes(value)
         if exact is not value:
-            return model_json(exact)
+            return model_json(exact, warns=warns)
     return in_order(value, encoded)
 
 
 def holds_sets(annotation: Any, seen: set[type]) -> bool:
     """Whether a value of this annotation may hold a set at any depth."""
+    annotation = meant(annotation)
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, AbstractSet):
         return True

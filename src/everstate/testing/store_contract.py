@@ -208,6 +208,12 @@ class StoreContract:
             (StoredOrder(order_id="o\0-1"), InvalidChange, "key"),
             (StoredOrder(order_id=""), InvalidChange, "order_id"),
             ({"order_id": "o-1", "weight": "heavy"}, InvalidChange, "weight"),
+            # Pydantic validates neither what `model_copy` is given nor what is assigned.
+            (
+                StoredOrder(order_id="o-1").model_copy(update={"weight": "heavy"}),
+                InvalidChange,
+                "weight",
+            ),
             (StoredOrder(order_id="o-1", note="x" * 2_097_152), ChangeTooLarge, "size"),
         ],
     )

@@ -14,6 +14,7 @@ import sqlglot
 from sqlglot import exp
 
 from everstate.changes import EntityType
+from everstate.changes.annotations import meant
 from everstate.changes.keys import NAME
 from everstate.errors import InvalidView
 from everstate.views.definition import ViewDefinition
@@ -95,7 +96,7 @@ class Grammar:
         if self.of_changes:
             return ("key",)
         field = self.entity_type.model.model_fields.get(self.entity_type.key)
-        is_text = field is not None and field.annotation is str
+        is_text = field is not None and meant(field.annotation) is str
         return (self.entity_type.key_column,) if is_text else ()
 
     def refuse(self, reason: str, advice: str | None = None) -> NoReturn:

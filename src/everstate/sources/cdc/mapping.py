@@ -239,7 +239,7 @@ class TableMapping:
         try:
             entity = self._validated(state)
             found = self.entity_type.key_of(entity)
-            encoded = self.entity_type.encode(entity)
+            encoded = self.entity_type.encode(entity, "made")
         except InvalidChange as cause:
             raise Unreadable(f"{cause.field}: {cause.reason}") from cause
         if found != key:
@@ -533,7 +533,7 @@ class TableMapping:
             state = {**fields}
             for field, function in self.table.computed.items():
                 state[field] = self._computed(field, function, state)
-            return self.entity_type.encode(self._validated(state))
+            return self.entity_type.encode(self._validated(state), "made")
         except (Unreadable, InvalidChange):
             return None
 

@@ -242,6 +242,6 @@ def _is_same(entity_type: EntityType, known: bytes | None, original: bytes | Non
     if known is None or original is None:
         return False
     try:
-        return entity_type.encode(entity_type.validate_json(known)) == original
+        return entity_type.encode(entity_type.validate_json(known), "stored") == original
     except InvalidChange:
         return False

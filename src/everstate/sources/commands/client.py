@@ -21,7 +21,6 @@ from everstate.changes import Provenance, new_change_id
 from everstate.changes.codec import check_provenance
 from everstate.changes.keys import check_key
 from everstate.changes.moments import check_moment, with_minutes
-from everstate.changes.values import model_json
 from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import TakesCommands, group_of
@@ -42,6 +41,7 @@ from everstate.sources.commands.wire import (
     CLIENT,
     Outcome,
     WireCommand,
+    command_json,
     decode_answer,
     encode,
     fingerprint_of,
@@ -255,7 +255,7 @@ class CommandClient(Closing):
         moment = with_minutes(occurred_at or self._clock())
         check_moment(group.name, key, moment, self._config.log.occurred_ahead_hours)
         try:
-            data = model_json(command)
+            data = command_json(command)
         except ValueError as cause:
             raise InvalidCommand(f"{name}: {cause}") from cause
         fingerprint = fingerprint_of(provenance, name, data, expected_version, if_match)

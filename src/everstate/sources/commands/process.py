@@ -15,7 +15,6 @@ import msgspec
 
 from everstate.changes import Change, ChangeCodec, Provenance
 from everstate.changes.keys import check_key
-from everstate.changes.values import model_json
 from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import group_of
@@ -41,7 +40,7 @@ from everstate.log.positions import Offsets, Range
 from everstate.log.slots import Slot
 from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_topic
 from everstate.sources.commands.seen import Seen
-from everstate.sources.commands.wire import WireCommand, encode, provenance_text
+from everstate.sources.commands.wire import WireCommand, command_json, encode, provenance_text
 from everstate.telemetry import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
@@ -234,7 +233,7 @@ class ProcessWork:
                 entity=effect.entity,
                 key=effect.key,
                 command=group.check(effect.command),
-                data=msgspec.Raw(model_json(effect.command)),
+                data=msgspec.Raw(command_json(effect.command)),
                 occurred_at=at,
                 provenance=provenance_text(self._provenance(change)),
                 expected_version=effect.expected_version,

@@ -11,11 +11,14 @@ from typing import Annotated, Any, Final
 from uuid import UUID
 
 import msgspec
+from pydantic import BaseModel
 
 from everstate.changes import Provenance
 from everstate.changes.depth import bounded
 from everstate.changes.json_numbers import encode as encode
 from everstate.changes.json_numbers import number_of
+from everstate.changes.read_back import ReadBack
+from everstate.changes.values import model_json
 
 CLIENT: Final = "client"
 """Header of a command and of its answer: which client waits for it."""
@@ -100,6 +103,23 @@ class WireAnswer(
 decode_command = bounded(msgspec.json.Decoder(WireCommand).decode)
 decode_answer = bounded(msgspec.json.Decoder(WireAnswer, float_hook=number_of).decode)
 _decode_provenance = bounded(msgspec.json.Decoder(Provenance).decode)
+
+
+def command_json(command: BaseModel) -> bytes:
+    """JSON of a command, as its handler reads it.
+
+    Raises ValueError where that would be another command, and as :func:`model_json` does.
+    """
+    encoded = model_json(command, warns=False)
+    fault = _read_back(command.__class__).fault(command, encoded)
+    if fault is not None:
+        raise ValueError(": ".join(fault))
+    return encoded
+
+
+@lru_cache(maxsize=1024)
+def _read_back(model: type[BaseModel]) -> ReadBack:
+    return ReadBack(model)
 
 
 def fingerprint_of(

@@ -177,7 +177,7 @@ class Resource:
             incoming.conditions.check(self.name, key, version)
             if found is None:
                 raise self._missing(key)
-            document = read_json(self.entity_type.encode(found.entity))
+            document = read_json(self.entity_type.encode(found.entity, "stored"))
             model = read_entity(
                 self.entity_type, self._patched(kind, document, patch, incoming.mask)
             )
@@ -223,7 +223,9 @@ class Resource:
             {
                 "key": self.entity_type.key_of(found.entity),
                 "version": found.version,
-                "state": msgspec.Raw(incoming.mask.json(self.entity_type.encode(found.entity))),
+                "state": msgspec.Raw(
+                    incoming.mask.json(self.entity_type.encode(found.entity, "stored"))
+                ),
             }
             for found in page.entities
         ]
@@ -284,7 +286,7 @@ class Resource:
         given = read_json(incoming.body)
         if present is None or not isinstance(given, dict):
             return incoming.body
-        stored = read_json(self.entity_type.encode(present.entity))
+        stored = read_json(self.entity_type.encode(present.entity, "stored"))
         return encode(with_hidden(incoming.mask, self.entity_type.model, given, stored))
 
     def _once(
@@ -363,7 +365,7 @@ class Resource:
         return Deleted(f"{self.name} {key!r} was deleted at version {version}.", version)
 
     def _text(self, entity: BaseModel) -> str:
-        return self.entity_type.encode(entity).decode()
+        return self.entity_type.encode(entity, "stored").decode()
 
     def _done(self, written: Written) -> HttpAnswer:
         """The answer to a write that was done before."""

@@ -111,7 +111,7 @@ class Settling:
             model = self._entity_type.validate_json(encode(given))
         except InvalidChange as error:
             raise UnreadableRow(number, f"{error.field}: {error.reason}") from error
-        return self._entity_type.encode(model).decode()
+        return self._entity_type.encode(model, "made").decode()
 
 
 def repeated_keys(
