@@ -1,6 +1,6 @@
 # The menu of everstate. Needs only Python 3.11+ with its venv module, make and sh.
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-full test-unit test-changed land budgets lint bench docs docs-site lock clean FORCE
+.PHONY: help env demo test test-full test-unit test-changed test-rota test-rota-status lines land budgets lint bench docs docs-site lock clean FORCE
 
 PYTHON ?= python3
 UV := 0.13.9
@@ -46,6 +46,16 @@ test-changed: env  ## lint, and the test files whose imports reach what changed 
 	@files=$$($(BIN)/python tests/changed.py $(SINCE)) && \
 	  test -n "$$files" || { echo "nothing changed" >&2; exit; }; \
 	  exec $(SUITE) $(WORKERS) $$files $(ARGS)
+
+MINUTES ?= 60
+test-rota: env  ## run the tests of test-full whose last green run is the longest ago (MINUTES=60)
+	@exec $(BIN)/python tests/rota.py $(MINUTES)
+
+test-rota-status: env  ## the ten tests of test-full whose last green run is the longest ago
+	@exec $(BIN)/python tests/rota.py
+
+lines: env  ## how many lines src and tests have, by room: code and prose apart
+	@$(BIN)/python tests/lines.py
 
 land:  ## test a snapshot of the work tree as CI does, and move main to it when green (MESSAGE=…)
 	@sh .ci/land

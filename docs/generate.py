@@ -42,7 +42,6 @@ PUBLIC = {
     "everstate.testing.view_behaviour": ("ViewBehaviour",),
     "everstate.testing.store_contract": ("StoreContract",),
     "everstate.testing.crud_contract": ("CrudStoreContract",),
-    "everstate.testing.view_contract": ("ViewContract",),
     "everstate.testing.log_checker": ("check_log",),
     "everstate.testing.command_checker": ("check_commands", "read_command_log"),
     "everstate.sources.outbox": ("Installation", "Relay", "install_outbox"),

@@ -104,7 +104,7 @@ def _module(path: Path) -> str:
     """The name by which a file is imported: tests and examples by their own name alone."""
     parts = path.with_suffix("").parts
     if parts[0] in ("tests", "examples"):
-        return parts[-1]
+        return ".".join(parts[-2:]) if parts[-2] == "kit" else parts[-1]
     parts = parts[1:] if parts[0] == "src" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from keep_cases import World
     from pyspark.sql import SparkSession
 
-    from everstate.testing.view_postgres import PostgresKeptOrders
+    from kit.view_postgres import PostgresKeptOrders
 
 # Settings of the user's own servers would win over those of the tests.
 _OURS = {"EVERSTATE_BENCH_DATA"}
@@ -230,7 +230,7 @@ def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:
 @pytest.fixture
 def kept(database: str) -> Iterator[PostgresKeptOrders]:
     """The view contract's views in a database of their own, at offset 0 of one partition."""
-    from everstate.testing.view_postgres import PostgresKeptOrders
+    from kit.view_postgres import PostgresKeptOrders
 
     with PostgresKeptOrders.installed(database) as views:
         views.reset(1)

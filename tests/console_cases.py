@@ -21,9 +21,9 @@ from everstate.log.dead_letters import place_headers
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
-from everstate.testing.view_postgres import install_entity
 from everstate.views.control import BUILDING
 from everstate.views.versions import registered
+from kit.view_postgres import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "everstate_views"

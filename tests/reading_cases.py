@@ -20,10 +20,10 @@ from everstate.log.positions import Offsets, Range
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
-from everstate.testing.view_orders import ORDER, START, TELLER, VIEWS, Logged, ViewedOrder, planned
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.core import apply_range
 from hand_archive import HandArchive
+from kit.view_orders import ORDER, START, TELLER, VIEWS, Logged, ViewedOrder, planned
+from kit.view_postgres import PostgresKeptOrders
 from running_stack import RunningStack
 
 PARTITIONS = 3

@@ -74,12 +74,15 @@ class App(Declares):
         *,
         key: str,
         schema_version: int = 1,
+        removed: Sequence[str] = (),
         history: bool = True,
         source: Source = "store",
     ) -> Callable[[M], M]:
         """Register a pydantic model as the entity type ``name``; used as a decorator.
 
-        ``key`` names the field or property that identifies an entity. ``history=False`` keeps
+        ``key`` names the field or property that identifies an entity. ``removed`` names fields
+        that the model had once, and whose values a write drops from the state that it replaces;
+        other fields that the model does not have are kept there. ``history=False`` keeps
         only the newest version of each in the store, which costs a third as much; older ones are
         in the archive, and duplicates of them cannot be distinguished from conflicts (C6).
         ``source`` is its source of truth, which assigns versions: there is exactly one. With
@@ -102,7 +105,7 @@ class App(Declares):
                     f"and its source of truth is {self._sources[name]!r}",
                     advice="An entity type has exactly one model and one source of truth.",
                 )
-            entity_type = EntityType(name, model, key, schema_version)
+            entity_type = EntityType(name, model, key, schema_version, tuple(removed))
             self._check_entity_name(name)
             self._entities[name] = entity_type
             self._sources[name] = source

@@ -176,7 +176,8 @@ class CommandsConfig(Section):
     session_timeout_s: float = Field(default=10, ge=6)
     """A handler that sends no heartbeat for this time loses its partitions to other handlers."""
     transaction_timeout_s: float = Field(default=10, ge=1, le=900)
-    """The broker aborts a transaction that is open for longer."""
+    """The broker aborts a transaction that is open for longer. Code of the project that takes more
+    than a quarter of it for one command, twice, parks the command."""
 
     @model_validator(mode="after")
     def _answers_outlive_memory(self) -> CommandsConfig:

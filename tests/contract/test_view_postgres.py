@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstate.testing.view_contract import ViewContract
+from kit.view_contract import ViewContract
 from tiers import counted
 
 

@@ -14,7 +14,8 @@ from confluent_kafka import TopicPartition
 
 import command_cases as bank
 from everstate.config import load
-from everstate.log.loop import Incoming, Send
+from everstate.log.attempt import Attempt, Incoming
+from everstate.log.loop import Send
 from everstate.log.producer import Producer
 from everstate.sources.commands import CommandHandler
 from everstate.sources.commands.store import state_row
@@ -59,11 +60,15 @@ def plant(defect: str, handler: CommandHandler) -> None:
     elif defect == "state ahead":
         handle = CommandWork.handle
 
-        def ahead(self: CommandWork, batch: Sequence[Incoming], send: Send) -> None:
-            handle(self, batch, send)
+        def ahead(
+            self: CommandWork, batch: Sequence[Incoming], send: Send, attempt: Attempt | None = None
+        ) -> None:
+            handle(self, batch, send, attempt)
             for partition in self._partitions.values():
                 for key, held in partition.open.items():
-                    partition.batch.states[key] = state_row(held.version, held.text)
+                    partition.batch.states[key] = state_row(
+                        held.version, held.text, held.recorded_at
+                    )
                 # Answers of an older time would be forgotten, and a repeated command decided anew.
                 partition.store.write(partition.batch, int(time.time() * 1000))
                 # Without this a kill takes it back: the copy has no log of its own.

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from everstate.changes import EntityType
 from everstate.changes.derived import Derivation
 from everstate.errors import InvalidView
-from everstate.testing.view_postgres import install_entity
 from everstate.views.kinds import ViewPlan
+from kit.view_postgres import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "everstate_views"

@@ -21,7 +21,7 @@ from everstate.api_config import ApiConfig
 from everstate.errors import InvalidConfig
 from everstate.http.masks import MASKED
 from everstate.serving.pool import close_pools
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
 

@@ -11,8 +11,10 @@ from datetime import date, datetime
 from decimal import Decimal
 from secrets import token_hex
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
+import psycopg
 import pytest
 from pydantic import BaseModel, Field, NaiveDatetime
 
@@ -36,7 +38,7 @@ from capture_cases import (
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
-from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig
+from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.capturing import Capturing
@@ -231,6 +233,56 @@ def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_i
         assert "infinity" in refused[key], refused
 
 
+def test_values_are_written_the_same_whatever_role_and_database_set(
+    config: Config, database: str
+) -> None:
+    """Each setting changes what a session without settings of its own reads."""
+    source = PostgresSource(database)
+    source.run(
+        "CREATE TABLE customers (id int PRIMARY KEY, b bytea, i interval, r float4, d float8, "
+        "at timestamptz, m money)"
+    )
+    row = (
+        "'xxcafe', '1 mon -2 days 03:04:05', 1.2345678, 0.1::float8 + 0.2, "
+        "'2026-03-04 05:06Z', 1234.5"
+    )
+    name, user = urlsplit(database).path[1:], urlsplit(database).username
+    odd = {
+        "bytea_output": "escape",
+        "intervalstyle": "sql_standard",
+        "extra_float_digits": "-5",
+        "datestyle": "German",
+    }
+    source.run(
+        *(f"ALTER DATABASE {name} SET {key} = {value}" for key, value in odd.items()),
+        f"ALTER ROLE {user} IN DATABASE {name} SET bytea_output = 'escape'",
+        f"INSERT INTO customers VALUES (1, {row})",
+    )
+    assert source.rows("SELECT b::text FROM customers") == [("xxcafe",)]
+    tables = {"public.customers": Table(entity="customer")}
+    capture = Capture(name="shop", kind="postgresql", tables=tables, dsn=database)
+    capturing = Capturing(config, capture, local=True)
+    try:
+        capturing.add()
+        assert eventually(lambda: raw_count(config, "customers") == 1, 30)
+        source.run(f"INSERT INTO customers VALUES (2, {row})")
+        assert eventually(lambda: raw_count(config, "customers") == 2, 30), capturing.status()
+        for _, record in raw_records(config):
+            after = json.loads(record.value or b"")["after"]
+            del after["id"]
+            assert after == {
+                "b": b64encode(b"xxcafe").decode(),
+                "i": "P0Y1M-2DT3H4M5S",
+                "r": 1.2345678,
+                "d": 0.1 + 0.2,
+                "at": "2026-03-04T05:06:00.000000Z",
+                "m": "1234.50",
+            }
+    finally:
+        capturing.remove(drop=True, topics=True)
+        source.run(f"ALTER ROLE {user} IN DATABASE {name} RESET ALL")
+
+
 def test_a_password_is_shown_nowhere(config: Config, source: Source, capturing: Capturing) -> None:
     password = source.dsn.split(":")[2].split("@")[0]
     capturing.add()
@@ -302,7 +354,84 @@ def test_a_connector_is_not_started_again_behind_a_hole(config: Config, database
         Connect(config.capture.connect_url).stop(capturing.names.connector)
         assert eventually(lambda: capturing.status().connected is False, 30)
         source.run(f"SELECT pg_drop_replication_slot('{capturing.names.identifier}')")
-        with pytest.raises(CaptureFailed, match="there is no slot"):
-            capturing.restart_failed()
+        for way in (capturing.restart_failed, capturing.resume, capturing.add):
+            with pytest.raises(CaptureFailed, match="there is no slot") as error:
+                way()
+            assert "--new-epoch" in str(error.value.advice)
+        assert "--new-epoch" in str(capturing.status().reason)
+        capturing.begin_epoch()
+        assert settled(config, source) == without_nulls(table_rows(source))
+        assert eventually(lambda: capturing.status().snapshot == "COMPLETED", 30)
+        assert capturing.status().reason is None, "that was no interrupted snapshot"
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+def test_changes_that_another_session_took_from_the_slot_are_told_and_read_again(
+    config: Config, database: str
+) -> None:
+    """It reads the slot beside an open transaction, so that the slot is not even quite moved on."""
+    source = PostgresSource(database)
+    make_tables(source)
+    capturing = Capturing(config, capture_of(source), local=True)
+    name = capturing.names.identifier
+    capturing.add()
+    try:
+        source.run("INSERT INTO notes (id, title) VALUES (1, 'a'), (2, 'b')")
+        assert settled(config, source) == without_nulls(table_rows(source))
+        assert config.capture.connect_url is not None
+        for _ in range(3):
+            # A connector that is stopped in its heartbeats has no hole.
+            Connect(config.capture.connect_url).stop(capturing.names.connector)
+            assert eventually(lambda: capturing.status().connected is False, 30)
+            assert "another session" not in str(capturing.status().reason)
+            capturing.resume()
+            assert eventually(lambda: capturing.status().connected is True, 30)
+        Connect(config.capture.connect_url).stop(capturing.names.connector)
+        assert eventually(lambda: capturing.status().connected is False, 30)
+        with psycopg.connect(database) as beside:
+            beside.execute("INSERT INTO notes (id, title) VALUES (3, 'c')")
+            source.run(
+                "UPDATE notes SET title = 'z' WHERE id = 1", "DELETE FROM notes WHERE id = 2"
+            )
+            source.rows(
+                f"SELECT count(*) FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, "
+                f"'proto_version', '1', 'publication_names', '{name}')"
+            )
+        for way in (capturing.resume, capturing.add):
+            with pytest.raises(CaptureFailed, match="another session read the slot"):
+                way()
+        assert "another session read the slot" in str(capturing.status().reason)
+        capturing.begin_epoch()
+        source.run("INSERT INTO notes (id, title) VALUES (4, 'd')")
+        assert eventually(lambda: raw_rows(config)["notes"].keys() >= set("134"), 30)
+        assert raw_rows(config)["notes"]["1"]["title"] == "z"
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+def test_a_slot_that_waits_for_a_prepared_transaction_is_not_connected_and_names_it(
+    config: Config, database: str
+) -> None:
+    source = PostgresSource(database)
+    make_tables(source)
+    capturing = Capturing(config, capture_of(source), local=True)
+    try:
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("BEGIN")
+            other.execute("INSERT INTO notes (id, title) VALUES (1, 'a')")
+            other.execute("PREPARE TRANSACTION 'for''gotten'")
+            waits = "waits for the prepared transaction 'for''gotten'"
+            with pytest.raises(Unavailable, match=waits):
+                capturing.add(wait_s=5)
+            status = capturing.status()
+            assert (status.connected, status.reads) == (False, False)
+            assert "`ROLLBACK PREPARED 'for''gotten';`" in str(status.reason)
+            capturing.remove(drop=True)
+            with pytest.raises(Unavailable, match=waits):
+                capturing.add(wait_s=5)
+            other.execute("COMMIT PREPARED 'for''gotten'")
+        assert eventually(lambda: capturing.status().well, 60), capturing.status()
+        assert settled(config, source) == without_nulls(table_rows(source))
     finally:
         capturing.remove(drop=True, topics=True)

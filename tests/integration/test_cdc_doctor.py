@@ -17,6 +17,9 @@ from capture_cases import (
     drop_role,
     make_tables,
     maria_source,
+    settled,
+    table_rows,
+    without_nulls,
 )
 from everstate.changes import EntityType
 from everstate.config import Config
@@ -216,6 +219,60 @@ def test_a_role_that_owns_nothing_removes_what_it_may_and_names_the_rest(
     for note in kept.values():
         assert "must be owner" in str(note)
         source.run(str(note).partition("runs: ")[2])
+
+
+@pytest.mark.parametrize("policy", ["USING (id > 1)", "USING (true)"])
+def test_a_table_whose_rows_are_hidden_from_the_role_is_refused_until_it_sees_all(
+    config: Config, postgres: tuple[PostgresSource, str], policy: str
+) -> None:
+    source, role = postgres
+    source.run(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    capturing = Capturing(config, capture_of(PostgresSource(as_role(source.dsn, role))), local=True)
+    name = "row security of public.notes"
+    assert name not in failed(capturing.check())
+    source.run(
+        f"CREATE POLICY hiding ON notes {policy}", "ALTER TABLE notes ENABLE ROW LEVEL SECURITY"
+    )
+    finding = failed(capturing.check())[name]
+    assert f"row security holds for {role}" in finding.found
+    assert any(problem.startswith(name) for problem in capturing.status().problems)
+    with pytest.raises(CaptureFailed, match=f"(?s)nothing was made.*{name}"):
+        capturing.add()
+    with pytest.raises(CaptureFailed, match=f"(?s)nothing was made.*{name}"):
+        capturing.begin_epoch()
+    source.run(*finding.sql)
+    assert name not in failed(capturing.check())
+
+
+def test_a_new_epoch_with_tables_of_another_owner_needs_no_right_that_the_doctor_did_not_ask_for(
+    config: Config, connect: Any, postgres: tuple[PostgresSource, str]
+) -> None:
+    """The doctor's SQL makes them: the connector's role owns nothing."""
+    source, role = postgres
+    reader = PostgresSource(as_role(source.dsn, role))
+    config = config.model_copy(update={"capture": connect.config.capture})
+    capturing = Capturing(config, capture_of(reader), local=True)
+    for _round in range(3):
+        for finding in failed(capturing.check()).values():
+            for statement in finding.sql:
+                mend(source, statement)
+    source.run("INSERT INTO notes (id, title) VALUES (1, 'a')")
+    name = capturing.names.identifier
+    try:
+        capturing.add()
+        assert settled(config, source) == without_nulls(table_rows(source))
+        source.run(f"ALTER PUBLICATION {name} DROP TABLE notes")
+        with pytest.raises(CaptureFailed, match="must be owner of publication"):
+            capturing.begin_epoch()
+        assert capturing.status().reads, "nothing was removed"
+        source.run(f"ALTER PUBLICATION {name} ADD TABLE notes")
+        capturing.begin_epoch()
+        source.run("INSERT INTO notes (id, title) VALUES (2, 'b')")
+        assert settled(config, source) == without_nulls(table_rows(source))
+        assert capturing.status().problems == ()
+    finally:
+        capturing.remove(drop=True, topics=True)
+        source.run(f"DROP PUBLICATION {name}", "DROP SCHEMA everstate_capture CASCADE")
 
 
 def mend(source: PostgresSource | MariaSource, statement: str) -> None:

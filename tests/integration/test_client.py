@@ -19,7 +19,7 @@ from everstate.app import App
 from everstate.changes import Provenance
 from everstate.client import AsyncClient, Client, Event, RequestFailed
 from everstate.config import Config, load
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 
 CLERK = Provenance(api_version="v1", service_name="desk", identifier="clerk-7", reason="a call")

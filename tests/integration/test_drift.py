@@ -161,7 +161,9 @@ def put(side: Side, keys: range, note: str) -> None:
 
 
 def tamper(side: Side, key: str, note: str) -> None:
-    side.overwrite(key, StoredOrder(order_id=key, note=note).model_dump_json())
+    """With a field that only another release of the model has."""
+    state = StoredOrder(order_id=key, note=note).model_dump(mode="json")
+    side.overwrite(key, json.dumps({**state, "tier": "gold"}))
 
 
 def invent(config: Config, key: str, version: int, kind: Kind, state: StoredOrder | None) -> None:
@@ -290,6 +292,10 @@ def test_each_kind_of_drift_is_found_named_and_mended(
     side.publish()
     assert check().drifted == 0
     check_log(side.config)
+    records = read_topic(side.config, TopicNames(side.config.log.prefix).state(ORDER.name))
+    newest = {record.key: json.loads(record.value or b"") for record in records}
+    for key in (b"o-0030", b"o-0031"):
+        assert newest[key]["currentEntityState"]["tier"] == "gold"
     assert side.store.get("o-0030") == (StoredOrder(order_id="o-0030", note="tampered"), 2)
     assert side.store.get("o-0040") == (StoredOrder(order_id="o-0040", note="a"), 3)
     assert side.store.get("x-1") is None

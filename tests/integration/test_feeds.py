@@ -25,7 +25,7 @@ from everstate.log.topics import Topics
 from everstate.serving import feeds as feeds_module
 from everstate.serving.feeds import FeedReader
 from everstate.serving.pool import close_pools
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import PARTITIONS, Orders, orders_config
 from running_stack import RunningStack
 

@@ -12,7 +12,8 @@ import pytest
 
 from everstate.config import Config
 from everstate.errors import Fenced, Unavailable
-from everstate.log.loop import Incoming, LogPartition, Membership, Send, TransactionalLoop
+from everstate.log.attempt import Attempt, Incoming
+from everstate.log.loop import LogPartition, Membership, Send, TransactionalLoop
 from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.testing.log_checker import read_topic
@@ -36,16 +37,16 @@ class Copy:
     def shut(self) -> None:
         return
 
-    def handle(self, batch: Sequence[Incoming], send: Send) -> None:
+    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt) -> None:
         for message in batch:
-            send(self.target, message.key(), message.value())
+            value, reason = message.value(), attempt.refused(message)
+            if reason is not None:
+                assert "larger than Kafka accepts" in reason
+                self.refused.append((message.value() or b"")[:2])
+                value = b"refused"
+            send(self.target, message.key(), value)
         if self.trouble:
             raise self.trouble.pop()
-
-    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
-        assert "larger than Kafka accepts" in reason
-        self.refused.append((message.value() or b"")[:2])
-        send(self.target, message.key(), b"refused")
 
     def settle(self) -> None:
         self.settled += 1

@@ -29,8 +29,8 @@ from everstate.log.record import OutRecord, Record
 from everstate.serving.changes import Delivery
 from everstate.serving.pool import close_pools
 from everstate.serving.source import RecordSource
-from everstate.testing.view_orders import START
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_orders import START
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import PARTITIONS, Orders, orders_app, orders_config, versions_of
 from running_stack import RunningStack
 
@@ -308,7 +308,7 @@ def test_a_token_of_another_project_or_log_is_refused(orders: Orders) -> None:
 
 def _of_hotel() -> str:
     from everstate.app import App
-    from everstate.testing.view_orders import ViewedOrder
+    from kit.view_orders import ViewedOrder
 
     hotel = App("hotel")
     hotel.entity("order", key="order_id")(ViewedOrder)

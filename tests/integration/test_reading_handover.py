@@ -21,8 +21,8 @@ from everstate.serving.changes import Changes
 from everstate.serving.in_effect import in_effect
 from everstate.serving.places import position_of
 from everstate.serving.pool import close_pools
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.trailing import Exceptions
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
 from tiers import counted

@@ -27,7 +27,7 @@ from test_reading_handover import load
 from test_subscriptions import Subscriber, faults, until
 
 from everstate.client import Client, RequestFailed
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
 from tiers import kills

@@ -20,7 +20,7 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.serving import Reader
 from everstate.serving.words import cell, value_text
-from everstate.testing.view_postgres import install_entity
+from kit.view_postgres import install_entity
 
 SCHEMA = "everstate_views"
 

@@ -21,7 +21,7 @@ from everstate.api.server import serve
 from everstate.changes.tokens import LogPosition, Spot, Token, parse_token
 from everstate.serving import hub as hub_module
 from everstate.serving.pool import close_pools
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
 

@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from callers import caller_entry
 from everstate.serving import hub as hub_module
 from everstate.serving.pool import close_pools
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
 

@@ -23,7 +23,7 @@ from everstate.app import App
 from everstate.changes import EntityType
 from everstate.cli.plan import planned
 from everstate.config import load
-from everstate.errors import InvalidQuery, PublishRefused
+from everstate.errors import InvalidQuery, PublishRefused, ViewStoreError
 from everstate.pipeline.keeping.declare import retire_left, show_core
 from everstate.pipeline.requests import answers
 from everstate.serving.connection import ReadConnection
@@ -296,10 +296,6 @@ def test_comments_of_others_stay_whether_a_name_is_replaced_or_made_again(
     for query in (sql.SQL("SELECT 4 AS a, 2 AS b"), shown[1]):
         point(query)
         assert connection.execute(comments).fetchall() == [("of mine", "one")]
-    # The comment by which earlier releases knew what a name shows.
-    connection.execute("COMMENT ON VIEW shown IS 'everstate shows 0123'; DELETE FROM reader_name")
-    point(shown[1])
-    assert connection.execute(comments).fetchall() == [(None, "one")]
 
 
 def test_a_prepared_select_of_all_columns_fails_after_a_column_was_added(
@@ -369,41 +365,29 @@ def test_a_later_deployment_is_one_of_the_project_or_of_the_entity_type(control:
     assert "orders on elsewhere" in (control.later_deployment(first, "ordr") or "")
 
 
-def test_the_one_reason_of_earlier_releases_becomes_fields_of_its_own(control: Control) -> None:
+def test_control_tables_of_an_unreleased_version_are_refused(
+    control: Control, database: str, tmp_path: Path
+) -> None:
+    """Reading them with today's names would give other answers; they stay as they are."""
+    control.connection.execute("ALTER TABLE view DROP COLUMN waits_for, ADD COLUMN reason text")
+    before = control_columns(control)
+    with pytest.raises(ViewStoreError, match="schema names were made by an unreleased") as refused:
+        control.install()
+    assert "views.schema_name" in (refused.value.advice or "")
+    assert "everstate log begin" in (refused.value.advice or "")
+    settings: dict[str, Any] = {"store": {"dsn": database}, "views": {"schema_name": "names"}}
     app = App("orders")
     app.entity("ordr", key="order_id")(Order)
-    app.view("v", sql="SELECT count(*) AS n FROM ordr")
-    for version, status in enumerate((LIVE, RETIRED), 1):
-        control.add_version(registered(app.views["v"], version, status=status))
-    control.connection.execute(
-        "ALTER TABLE view ADD COLUMN reason text, DROP COLUMN error, DROP COLUMN waits_for, "
-        "DROP COLUMN status_reason; UPDATE view SET reason = status || ' is why'"
-    )
-    for _ in range(2):
-        control.install()
-        assert [(row.error, row.waits_for, row.status_reason) for row in control.versions()] == [
-            ("live is why", None, None),
-            (None, None, "retired is why"),
-        ]
-    # Each is written by itself, and a status begins anew.
-    control.set_waits_for("v", 1, "a reader")
-    control.set_error("v", 1, None)
-    assert [row.why for row in control.versions()] == ["a reader", "retired is why"]
-    control.set_status("v", 1, RETIRED, "nobody declares it")
-    assert control.versions()[0].why == "nobody declares it"
+    with pytest.raises(ViewStoreError, match="by an unreleased version"):
+        planned(load(tmp_path, log={"bootstrap_servers": "localhost:1"}, **settings), app)
+    assert control_columns(control) == before
 
 
-def test_deferred_changes_of_an_earlier_release_keep_their_first_offset(control: Control) -> None:
-    """Each stored part had its offsets twice."""
-    control.connection.execute(
-        "ALTER TABLE deferred DROP COLUMN first_offset, ADD COLUMN offsets bigint[];"
-        "INSERT INTO deferred (view, version, generation, partition, changes, offsets, keys, rows)"
-        " VALUES ('v', 1, 1, 0, 2, '{7,9}', '', ''), ('v', 1, 1, 0, 1, '{12}', '', '')"
-    )
-    for _ in range(2):
-        control.install()
-        assert control.deferred_first("v", 1) == {(1, 0): 7}
-        assert control.deferred_counts() == {("v", 1): {0: 3}}
+def control_columns(control: Control) -> list[tuple[str, str]]:
+    """Table and column of all control tables."""
+    query = "SELECT table_name, column_name FROM information_schema.columns "
+    query += "WHERE table_schema = 'names' ORDER BY 1, 2"
+    return control.connection.execute(query).fetchall()
 
 
 def test_a_start_waits_for_no_reader_of_the_control_tables(control: Control, database: str) -> None:
@@ -492,23 +476,3 @@ def test_plan_shows_the_views_of_an_entity_type_that_leaves_the_app(
         ("part_history", "new"),
         ("v", "not declared"),
     ]
-
-
-def test_plan_changes_no_tables_of_an_earlier_release(
-    control: Control, database: str, tmp_path: Path
-) -> None:
-    control.connection.execute(
-        "ALTER TABLE view ADD COLUMN reason text, DROP COLUMN error, DROP COLUMN waits_for, "
-        "DROP COLUMN status_reason; DROP TABLE misfit, view_number, reader_name CASCADE"
-    )
-    columns = (
-        "SELECT table_name, column_name FROM information_schema.columns "
-        "WHERE table_schema = 'names' ORDER BY 1, 2"
-    )
-    before = control.connection.execute(columns).fetchall()
-    settings: dict[str, Any] = {"store": {"dsn": database}, "views": {"schema_name": "names"}}
-    app = App("orders")
-    app.entity("ordr", key="order_id")(Order)
-    _, plan = planned(load(tmp_path, log={"bootstrap_servers": "localhost:1"}, **settings), app)
-    assert [step.view for step in plan.views] == ["ordr_history"]
-    assert control.connection.execute(columns).fetchall() == before

@@ -19,7 +19,7 @@ from everstate.archive import table_path
 from everstate.changes.tokens import parse_token
 from everstate.log.consumer import Consumer
 from everstate.serving.pool import close_pools
-from everstate.testing.view_postgres import PostgresKeptOrders
+from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
 

@@ -21,9 +21,6 @@ from everstate.changes.triggers import when
 from everstate.config import Config, load
 from everstate.errors import NotCaughtUp, ThrottledChangesWait
 from everstate.pipeline.keeping.releasing import Releaser
-from everstate.testing.view_contract import TOTALS
-from everstate.testing.view_orders import HISTORY, orders
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.changing import ask_rebuild
 from everstate.views.control import Control
 from everstate.views.database import connect_views
@@ -31,6 +28,9 @@ from everstate.views.policies import DEFERRED, ignore, throttle
 from everstate.views.stores import deferred_offsets, take_part
 from everstate.views.stores.postgres import deferring
 from everstate.views.tables import KeptTable, rule_column
+from kit.view_contract import TOTALS
+from kit.view_orders import HISTORY, orders
+from kit.view_postgres import PostgresKeptOrders
 from running_stack import RunningStack
 
 IMPORT = replace(WHO, service_name="importer")

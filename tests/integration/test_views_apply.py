@@ -13,15 +13,15 @@ import psycopg
 import pytest
 
 from everstate.errors import HeldOverflow, Unavailable, ViewFailed
-from everstate.testing.view_contract import BY_REGION, OPEN, TOTALS, check
-from everstate.testing.view_oracle import differences, expected
-from everstate.testing.view_orders import Log, history, logged, orders, state_of
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.batch import Batch
 from everstate.views.gaps import read_gaps
 from everstate.views.gate import GateRow, Ints, Keys
 from everstate.views.stores import PostgresViewStore, close_store
 from everstate.views.stores.postgres.transaction import PostgresCore, PostgresTrailing
+from kit.view_contract import BY_REGION, OPEN, TOTALS, check
+from kit.view_oracle import differences, expected
+from kit.view_orders import Log, history, logged, orders, state_of
+from kit.view_postgres import PostgresKeptOrders
 
 
 def all_of(kept: PostgresKeptOrders, log: Log, partition: int = 0) -> None:

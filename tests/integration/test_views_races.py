@@ -18,10 +18,6 @@ import pytest
 from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable
-from everstate.testing.view_contract import TOTALS, check
-from everstate.testing.view_oracle import differences, expected
-from everstate.testing.view_orders import Log, orders
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.batch import Batch
 from everstate.views.control import Control
 from everstate.views.core import RETRIES_MAX, Applied
@@ -32,6 +28,10 @@ from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.stores.postgres.transaction import PostgresCore
 from everstate.views.stores.postgres.writes import GATE_STAGE
 from everstate.views.tables import KeptTable, SumTable
+from kit.view_contract import TOTALS, check
+from kit.view_oracle import differences, expected
+from kit.view_orders import Log, orders
+from kit.view_postgres import PostgresKeptOrders
 
 _MEET_S = 20.0
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from everstate.changes import EntityType
-from everstate.testing.view_postgres import install_entity
+from kit.view_postgres import install_entity
 
 SCHEMA = "readers"
 

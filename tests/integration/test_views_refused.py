@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from everstate.errors import ViewStoreError
-from everstate.testing.view_contract import check
-from everstate.testing.view_orders import TABLES, Log, history, orders, state_of
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.core import Refused
 from everstate.views.stores import PostgresViewStore
 from everstate.views.stores.postgres.transaction import PostgresCore
+from kit.view_contract import check
+from kit.view_orders import TABLES, Log, history, orders, state_of
+from kit.view_postgres import PostgresKeptOrders
 
 
 @pytest.fixture

@@ -19,9 +19,6 @@ from everstate.errors import BuildFailed, InvalidQuery, NotFound, NoViews, Versi
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.proof import recompute as recomputing
 from everstate.pipeline.reports import ProofOutcome, ViewReport
-from everstate.testing.view_contract import TOTALS
-from everstate.testing.view_orders import TYPES, VIEWS, orders
-from everstate.testing.view_postgres import PostgresKeptOrders
 from everstate.views.changing import (
     ask_rebuild,
     ask_undo,
@@ -33,6 +30,9 @@ from everstate.views.changing import (
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control
 from everstate.views.stores import view_tables
 from everstate.views.versions import OnChange, Step, registered, steps
+from kit.view_contract import TOTALS
+from kit.view_orders import TYPES, VIEWS, orders
+from kit.view_postgres import PostgresKeptOrders
 
 (PLAN,) = (plan for plan in VIEWS if plan.name == TOTALS.view)
 

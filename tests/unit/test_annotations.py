@@ -98,7 +98,7 @@ def test_equal_values_behind_a_name_are_no_change() -> None:
 
 
 def test_a_type_that_cannot_be_kept_is_refused_with_the_reason() -> None:
-    with pytest.raises(InvalidEntityType, match="a state is read later, too"):
+    with pytest.raises(InvalidEntityType, match="no date stays in the future"):
         entity_of(FutureDate)
 
 

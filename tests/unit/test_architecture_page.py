@@ -18,13 +18,14 @@ def section() -> str:
 
 
 def missing(text: str) -> list[str]:
-    """Files and folders of the package that a text names and that do not exist."""
+    """Files and folders, of the package or the project, that a text names and that do not exist."""
     package = ROOT / "src" / "everstate"
     return [
         name
         for line in text.splitlines()
         for name in NAMED.findall(line)
         if not (package / name).exists()
+        and not (ROOT / name).exists()
         # `mapping.py` after `sources/cdc/stream.py` is in the same folder.
         and not any((package / each).parent.joinpath(name).exists() for each in NAMED.findall(line))
     ]

@@ -11,10 +11,11 @@ import pytest
 
 from everstate.config import load
 from everstate.declarations.captures import Capture, Table
-from everstate.errors import SourceReplaced
-from everstate.sources.cdc import capturing, replaced
+from everstate.errors import CaptureFailed, SourceReplaced
+from everstate.sources.cdc import capturing, connector, replaced
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.connectors import OwnTables, Peculiarities, TableShape
+from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.replaced import EPOCH
 from everstate.sources.cdc.rest import NoSuchConnector
@@ -32,7 +33,7 @@ class Connect:
     def __init__(self) -> None:
         self.settings: dict[str, str] | None = None
         self.position: dict[str, Any] = {}
-        self.state = "RUNNING"
+        self.state, self.left = "RUNNING", 1_000
 
     def config(self, _name: str) -> dict[str, str]:
         if self.settings is None:
@@ -44,23 +45,35 @@ class Connect:
         return self.position
 
     def make_stopped(self, _name: str, settings: Mapping[str, str]) -> None:
+        self.dies()
         assert self.settings is None
         self.settings, self.state = dict(settings), "STOPPED"
 
     def put(self, _name: str, settings: Mapping[str, str]) -> None:
+        self.dies()
         self.settings = dict(settings)
 
     def resume(self, _name: str) -> None:
+        self.dies()
         self.state = "RUNNING"
 
+    def dies(self) -> None:
+        """Count a request that changes something; the one before which `everstate` is killed."""
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
     def stop(self, _name: str) -> None:
+        self.dies()
         self.state = "STOPPED"
 
     def forget_offsets(self, _name: str) -> None:
+        self.dies()
         assert self.state == "STOPPED"
         self.position = {}
 
     def delete(self, _name: str) -> None:
+        self.dies()
         self.settings, self.state = None, "RUNNING"
 
     def status(self, _name: str) -> dict[str, Any]:
@@ -76,6 +89,8 @@ class Database:
     def __init__(self) -> None:
         self.text: str | None = None
         self.is_behind = False
+        self.has_slot = False
+        self.findings: list[Finding] = []
 
     def identity(self) -> str:
         return "system 1"
@@ -98,8 +113,19 @@ class Database:
         return []
 
     def remove(self) -> list[Any]:
-        self.text = None
+        self.text, self.has_slot = None, False
         return []
+
+    def check(self) -> list[Finding]:
+        return self.findings
+
+    def begin_anew(self) -> list[Any]:
+        self.has_slot = False
+        return []
+
+    def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
+        is_lost = bool(offset) and not self.has_slot
+        return ConnectorStanding(self.has_slot, 0, 0, "there is no slot", is_lost=is_lost)
 
     def peculiarities(self) -> Peculiarities:
         return Peculiarities()
@@ -122,6 +148,8 @@ class Rig:
         monkeypatch.setattr(capturing, "Topics", lambda _config: self.no_topics())
         monkeypatch.setattr(capturing, "password_reference", lambda *_, **__: "x")
         monkeypatch.setattr(capturing, "write_source", self.told)
+        monkeypatch.setattr(capturing, "tell_begun", lambda *_: None)
+        monkeypatch.setattr(connector, "newest_lsn", lambda *_: 0)
         for module in (capturing, replaced):
             monkeypatch.setattr(module, "known_standing", lambda *_: self.known)
         config = load(log={"bootstrap_servers": "127.0.0.1:1"})
@@ -150,6 +178,7 @@ class Rig:
 
     def reads(self) -> None:
         self.connect.position = {"lsn": 5}
+        self.database.has_slot = True
 
 
 @pytest.fixture
@@ -206,3 +235,57 @@ def test_an_addition_that_was_killed_half_way_is_completed(rig: Rig) -> None:
     rig.connect.make_stopped("shop", {EPOCH: "0"})
     rig.add()
     assert rig.wrote == [(1, True), (2, True)]
+
+
+def test_a_remedy_that_lacks_a_right_removes_nothing(rig: Rig) -> None:
+    before = dict(rig.connect.settings or {})
+    rig.database.findings = [Finding("replication", "fail", "u may not replicate")]
+    with pytest.raises(CaptureFailed, match="may not replicate"):
+        rig.capturing.begin_epoch(wait_s=0)
+    rig.database.findings = []
+    rig.database.prepare = refused  # type: ignore[method-assign]
+    with pytest.raises(CaptureFailed, match="must be owner"):
+        rig.capturing.begin_epoch(wait_s=0)
+    assert (rig.connect.settings, rig.connect.position) == (before, {"lsn": 5})
+    assert rig.connect.state == "RUNNING"
+    assert rig.database.has_slot
+    assert rig.wrote == [(1, True)]
+
+
+def refused() -> list[Any]:
+    reason = "must be owner of publication"
+    raise CaptureFailed(reason)
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_new_epoch_that_was_killed_after_any_step_is_said_and_can_be_begun_again(
+    rig: Rig, steps: int
+) -> None:
+    rig.known = rig.known.__class__(epoch=0)  # Cleaning does not know the connector's epoch yet.
+    rig.connect.left = steps
+    with pytest.raises(KeyboardInterrupt):
+        rig.capturing.begin_epoch(wait_s=0)
+    rig.connect.left, told = 1_000, rig.wrote[1:]
+    if steps:
+        with pytest.raises(CaptureFailed) as error:
+            rig.capturing.resume(wait_s=0)
+        assert "cdc snapshot shop --new-epoch" in str(error.value.advice)
+        with pytest.raises(CaptureFailed):
+            rig.capturing.add(wait_s=0)
+    rig.capturing.begin_epoch(wait_s=0)
+    assert rig.connect.state == "RUNNING"
+    assert rig.connect.position == {}
+    assert rig.connect.settings is not None
+    epochs = [1, *(epoch for epoch, _ in told), int(rig.connect.settings[EPOCH])]
+    assert epochs == sorted(epochs)
+    assert epochs[-1] > 1, "no position of the former snapshot is taken for one of this"
+
+
+def test_a_connector_behind_a_hole_of_its_slot_is_not_resumed(rig: Rig) -> None:
+    rig.connect.stop("shop")
+    rig.database.has_slot = False
+    for way in (rig.capturing.resume, rig.capturing.add):
+        with pytest.raises(CaptureFailed, match="there is no slot") as error:
+            way(wait_s=0)
+        assert "cdc snapshot shop --new-epoch" in str(error.value.advice)
+    assert rig.connect.state == "STOPPED"

@@ -52,7 +52,7 @@ class Connector:
         self.replaced: EverstateError | None = None
         self.is_paused = False
 
-    def move_to_one_log(self) -> bool:
+    def bring_up_to_date(self) -> bool:
         self.moves += 1
         was, self.is_former = self.is_former, False
         return was

@@ -29,6 +29,7 @@ from everstate.sources.cdc.connectors import (
     OwnTables,
     Peculiarities,
     connector_settings,
+    is_current,
     writes_one_log,
 )
 from everstate.sources.cdc.database import key_values
@@ -48,6 +49,7 @@ from everstate.sources.cdc.notifications import (
     first_of,
 )
 from everstate.sources.cdc.postgres import postgres_address
+from everstate.sources.cdc.postgres_checks import lost_slot
 from everstate.sources.cdc.secrets import password_reference
 from everstate.sources.cdc.status import age_s, states_of
 
@@ -80,6 +82,55 @@ def test_names_stay_within_what_databases_take() -> None:
     assert long.identifier != CaptureNames(long.prefix, "warehouse_of_orderz").identifier
     assert long.identifier.replace("_", "a").isalnum()
     assert 1 <= long.server_id < 2**31
+
+
+def test_sessions_of_postgres_have_settings_of_their_own_after_those_that_are_declared(
+    tmp_path: Path,
+) -> None:
+    config, options = load(tmp_path), "driver.options"
+    names = names_of("p", declared())
+    plain = settings(config, declared())
+    assert "-c bytea_output=hex" in plain[options]
+    assert plain[options].endswith("-c row_security=off")
+    own = declared(settings={options: "-c bytea_output=escape -c work_mem=8MB"})
+    made = settings(config, own)[options]
+    assert made == f"-c bytea_output=escape -c work_mem=8MB {plain[options]}", "the last one holds"
+    assert is_current(plain, declared(), names)
+    former = {name: value for name, value in plain.items() if name != options}
+    assert not is_current(former, declared(), names)
+    assert is_current(former, declared("mariadb"), names)
+
+
+@pytest.mark.parametrize(
+    ("slot", "position", "is_behind_hole"),
+    [
+        ({"end": 90}, {"lsn": 90}, False),
+        ({"end": 91}, {"lsn": 90}, True),
+        ({"end": 91}, {"lsn": 80, "lsn_proc": 90, "lsn_commit": 91}, False),
+        ({"end": 91, "active": True}, {"lsn": 90}, False),
+        ({"end": 91}, {}, False),
+        ({"end": None}, {"lsn": 90}, False),
+        ({"end": 90, "wal_status": "lost"}, {"lsn": 90}, True),
+    ],
+)
+def test_a_slot_that_is_ahead_of_the_position_has_a_hole_behind_it(
+    slot: dict[str, Any], position: dict[str, Any], is_behind_hole: bool
+) -> None:
+    row = {"active": False, "wal_status": "reserved", "reason": "", **slot}
+    assert (lost_slot(row, position) is not None) is is_behind_hole
+
+
+def test_a_trace_of_a_position_that_the_server_no_longer_has_is_one_sentence() -> None:
+    trace = (
+        "org.apache.kafka.connect.errors.ConnectException: The connector is trying to read change "
+        "stream starting at PostgresOffsetContext [sourceInfo=...], but this is no longer "
+        "available on the server. Reconfigure the connector to use a snapshot."
+    )
+    task = {"state": "FAILED", "trace": trace}
+    _, _, reason = states_of({"connector": {"state": "RUNNING"}, "tasks": [task]})
+    assert reason is not None
+    assert reason.startswith("the server no longer has the log after the stored position; ")
+    assert "--new-epoch" in reason
 
 
 def test_everything_goes_to_one_raw_log_and_what_is_no_row_says_so(tmp_path: Path) -> None:
@@ -481,6 +532,10 @@ def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_a
     assert not first_of([*twice, *every], 2).interrupted
     assert not first_of([*twice, *one], 1).interrupted, "the capture has one table"
     assert first_of([], 2).state is None
+    anew = first_of([*begun, told(INITIAL, "BEGUN"), *done], 2)
+    assert (anew.state, anew.interrupted) == ("COMPLETED", False), "it has a slot of its own"
+    assert first_of([*done, told(INITIAL, "BEGUN")], 2).state is None
+    assert first_of([told(INITIAL, "BEGUN"), *twice], 2).interrupted
 
 
 def scan(table: str, rows: int, status: str = "SUCCEEDED") -> Notification:

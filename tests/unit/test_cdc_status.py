@@ -9,6 +9,7 @@ import pytest
 from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.status import CaptureStatus, told_by, why_not
 
+ANEW = "`everstate cdc snapshot shop --new-epoch` reads all rows as they are now"
 READS = CaptureStatus("shop", "RUNNING", "RUNNING", True, 0.0, 0, None, None)
 
 
@@ -37,12 +38,14 @@ def test_a_problem_that_no_other_finding_has_is_told() -> None:
     [
         ("the task failed", "no position yet", False, "the task failed"),
         (None, "no position yet", False, "no position yet"),
-        ("the task failed", "the log was removed", True, "the log was removed"),
+        ("the task failed", "the log was removed", True, f"the log was removed; {ANEW}"),
         ("the task failed", None, False, "the task failed"),
     ],
 )
 def test_the_reason_is_a_lost_log_or_else_what_the_connector_says(
     reason: str | None, note: str | None, is_lost: bool, told: str
 ) -> None:
-    assert why_not(reason, ConnectorStanding(False, None, None, note, is_lost=is_lost)) == told
-    assert why_not(reason, None) == reason
+    assert (
+        why_not("shop", reason, ConnectorStanding(False, None, None, note, is_lost=is_lost)) == told
+    )
+    assert why_not("shop", reason, None) == reason

@@ -87,6 +87,25 @@ def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
     assert (answer.outcome, answer.version, len(answer.changes)) == (Outcome.ACCEPTED, 3, 2)
 
 
+@pytest.mark.parametrize("text", [b"restored", None])
+def test_a_change_is_not_recorded_before_the_newest_of_its_key(text: bytes | None) -> None:
+    """A handler's clock was set back, or another handler's is ahead."""
+    ahead = NOW + timedelta(hours=1, microseconds=1)
+    decider = Decider(bank.GROUP, message_bytes_max=1_048_576, ahead_hours=24)
+    opening = command(bank.Open(account_id="a1", owner="Eva"))
+    held = decider.decide(NOTHING, opening, ahead).held
+    if text:
+        _, value, _ = decider.decide(NOTHING, opening, ahead).changes[0]
+        ((_, row),) = _state_rows(Record("state", 0, 7, 0, b"a1", value, ()))
+        _, _, recorded_at = read_state_row(row)
+        held = held._replace(recorded_at=recorded_at)
+    for now in (NOW, ahead + timedelta(seconds=1)):
+        decided = decider.decide(held, command(bank.Deposit(amount=1)), now)
+        assert CODEC.decode(decided.changes[0][1]).recorded_at == max(now, ahead)
+        held = decided.held
+    assert held.recorded_at == ahead + timedelta(seconds=1)
+
+
 def test_the_same_command_is_decided_to_the_same_bytes() -> None:
     asked = command(bank.Open(account_id="a1", owner="Eva"))
     assert decide(NOTHING, asked) == decide(NOTHING, asked)

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,12 @@ import pytest
 import command_cases as bank
 from clean_cases import CONFIG
 from everstate.errors import RecordRefused, Rejected
+from everstate.log.attempt import Attempt, place_of
 from everstate.log.client import record_bytes_max
+from everstate.sources.commands import deciding
 from everstate.sources.commands import worker as module
 from everstate.sources.commands.store import open_store
-from everstate.sources.commands.wire import WireCommand, decode_answer
+from everstate.sources.commands.wire import Outcome, WireCommand, decode_answer
 from everstate.sources.commands.worker import CommandPartition, CommandWork
 from everstate.telemetry import RateLimitedLogger
 
@@ -159,9 +162,59 @@ def test_a_command_that_is_too_large_to_be_parked_stops_no_handler(
     for sent in (value, json.dumps(fields).encode()):
         message = fuzz.message(0, b"a1", sent, headers)
         fuzz.work.handle([message], fuzz.send)
-        fuzz.work.refuse(message, "it is too large", fuzz.send)
+        fuzz.work.handle([message], fuzz.send, Attempt({place_of(message): "it is too large"}))
         fuzz.work.settle()
     assert {topic.split(".")[-2] for topic, _, _ in fuzz.sent} >= {"parked", "replies"}
+
+
+class Unsayable(Exception):
+    """An error that fails when it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), Unsayable()])
+@pytest.mark.parametrize("where", ["decide", "evolve", "command", "state"])
+def test_whatever_the_projects_code_raises_parks_its_command_only(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch, failure: BaseException, where: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise failure
+
+    def opening(key: str) -> Any:
+        fields = {
+            "id": str(uuid4()),
+            "entity": bank.ENTITY,
+            "key": key,
+            "command": "Open",
+            "data": {"account_id": key, "owner": "Eva"},
+            "occurredAt": "2026-01-01T00:00:00Z",
+            "provenance": {"api_version": "v1", "service_name": "s", "identifier": "i"},
+        }
+        return fuzz.message(0, key.encode(), json.dumps(fields).encode(), [])
+
+    fuzz.work.handle([opening("a1")], fuzz.send)
+    fuzz.work.settle()
+    fuzz.partition.cache.clear()
+    with monkeypatch.context() as patched:
+        if where in ("decide", "evolve"):
+            changed: Any = {where: fails}
+            changed = replace(bank.GROUP, **changed)
+            patched.setattr(fuzz.partition.decider, "group", changed)
+        elif where == "command":
+            patched.setattr(deciding, "read_exactly", fails)
+        else:
+            patched.setattr(type(bank.GROUP.entity_type), "validate_json", fails)
+        fuzz.sent.clear()
+        fuzz.work.handle([opening("a1" if where == "state" else "a2")], fuzz.send)
+        fuzz.work.handle([opening("a3")], fuzz.send)
+    outcomes = [
+        decode_answer(value or b"") for topic, _, value in fuzz.sent if topic.endswith("replies.g1")
+    ]
+    assert outcomes[0].outcome is Outcome.PARKED
+    assert type(failure).__name__ in (outcomes[0].reason or "")
+    assert outcomes[1].outcome is (Outcome.ACCEPTED if where == "state" else Outcome.PARKED)
 
 
 def test_the_reason_of_an_unreadable_command_is_logged_in_part(

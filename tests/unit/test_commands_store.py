@@ -8,6 +8,8 @@ from everstate.errors import StateStoreFailed
 from everstate.log.slots import Slot
 from everstate.log.state_copy import CopyMeta, StateCopy, open_copy
 from everstate.sources.commands.store import (
+    FORM,
+    NEVER,
     PartitionStore,
     StoreBatch,
     answer_key,
@@ -28,9 +30,9 @@ def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
     fill(store)
     store.close()
     again = open_store(tmp_path / "0", "f1", {"t": "1"})
-    assert again.copy.meta == CopyMeta("f1", {"t": "1"}, {"t[0]": 9})
-    assert read_state_row(again.state(b"a") or b"") == (3, b'{"x":1}')
-    assert read_state_row(again.state(b"gone") or b"") == (7, None)
+    assert again.copy.meta == CopyMeta(FORM + "f1", {"t": "1"}, {"t[0]": 9})
+    assert read_state_row(again.state(b"a") or b"") == (3, b'{"x":1}', NEVER)
+    assert read_state_row(again.state(b"gone") or b"") == (7, None, NEVER)
     assert again.answer(answer_key(b"a", b"1" * 16)) == b"yes"
     assert again.answer(answer_key(b"b", b"1" * 16)) is None
     assert dict(again.states()) == {b"a": state_row(3, b'{"x":1}'), b"gone": state_row(7, None)}
@@ -45,7 +47,10 @@ def test_other_code_schema_or_topics_begin_anew(
     fill(store)
     store.close()
     again = open_store(tmp_path / "0", fingerprint, {"t": topic})
-    assert (again.state(b"a"), again.copy.meta) == (None, CopyMeta(fingerprint, {"t": topic}))
+    assert (again.state(b"a"), again.copy.meta) == (
+        None,
+        CopyMeta(FORM + fingerprint, {"t": topic}),
+    )
     again.close()
 
 

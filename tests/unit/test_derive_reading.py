@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from everstate.log.positions import Range
 from everstate.log.record import Record
 from everstate.pipeline.derive.reading import AcceptedReader
-from everstate.testing.view_memory import (
+from everstate.views.core import apply_range
+from everstate.views.tables import CORE_FINGERPRINT, HISTORY_FINGERPRINT, Core, HistoryTable
+from everstate.views.trailing import Exceptions
+from kit.view_memory import (
     HeldChange,
     MemoryDatabase,
     MemoryStore,
     MemoryTransaction,
     exceptions_in,
 )
-from everstate.testing.view_orders import Log, Logged, planned, random_logs
-from everstate.views.core import apply_range
-from everstate.views.tables import CORE_FINGERPRINT, HISTORY_FINGERPRINT, Core, HistoryTable
-from everstate.views.trailing import Exceptions
+from kit.view_orders import Log, Logged, planned, random_logs
 
 HISTORY = HistoryTable("order_history", 1)
 CORE = Core("order", "orders", (HISTORY,), ids=HISTORY)

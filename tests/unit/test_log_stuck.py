@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from everstate.config import load
-from everstate.errors import Unavailable
+from everstate.errors import Fenced, Unavailable
 from everstate.log import producer as module
 from everstate.log.producer import Producer
 
@@ -47,3 +48,27 @@ def test_a_call_that_hangs_is_unavailable_and_the_producer_spent(
         assert driver.calls == ["send_offsets"], "nothing else is asked of a driver that hangs"
     finally:
         driver.ended.set()
+
+
+@pytest.mark.parametrize(
+    ("open_s", "said"),
+    [
+        (1.0, "committing: another process took over this role. Stop this one"),
+        (
+            12.5,
+            "committing: the transaction was open for 12.5 s, and the broker ends one after 10 s",
+        ),
+    ],
+)
+def test_a_fenced_producer_says_whether_its_own_transaction_took_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_s: float, said: str
+) -> None:
+    config = load(tmp_path, log={"bootstrap_servers": "127.0.0.1:1"})
+    producer = Producer(config, transactional_id="t", transaction_timeout_ms=10_000)
+    monkeypatch.setattr(producer, "_client", Stuck())
+    producer.begin()
+    assert producer._begun_at is not None
+    producer._begun_at -= open_s
+    error = producer._transaction_error(KafkaError(KafkaError._FENCED), "committing")
+    assert isinstance(error, Fenced)
+    assert str(error).startswith(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,23 @@ from everstate.log.positions import Range
 from everstate.sources.commands.process import ProcessWork
 
 PLACE = ("everstate.account.changes.g1", 0)
+
+
+def opened() -> Change[dict[str, Any]]:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return Change[dict[str, Any]](
+        id=UUID(int=1),
+        entity=bank.ENTITY,
+        schema_version=1,
+        key="a1",
+        version=1,
+        kind=Kind.EVENT,
+        occurred_at=now,
+        recorded_at=now,
+        provenance=bank.TELLER,
+        current={},
+        original=None,
+    )
 
 
 def start_at(folder: Path, start: ProcessStart, position: int | None, there: Range) -> int:
@@ -77,19 +95,15 @@ def test_a_command_that_no_handler_would_take_stops_its_process_manager_with_the
 
     process = ProcessManager("greet", [bank.ENTITY], react)
     work = ProcessWork(load(tmp_path), bank.app, process, tmp_path)
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    change = Change[dict[str, Any]](
-        id=UUID(int=1),
-        entity=bank.ENTITY,
-        schema_version=1,
-        key="a1",
-        version=1,
-        kind=Kind.EVENT,
-        occurred_at=now,
-        recorded_at=now,
-        provenance=bank.TELLER,
-        current={},
-        original=None,
-    )
     with pytest.raises(ProcessFailed, match=reason):
-        work._followed(change)
+        work._followed(opened())
+
+
+def test_a_function_that_ends_the_process_stops_its_process_manager_only(tmp_path: Path) -> None:
+    def leaves(_change: Change[dict[str, Any]]) -> Iterable[Effect]:
+        sys.exit(3)
+
+    process = ProcessManager("greet", [bank.ENTITY], leaves)
+    work = ProcessWork(load(tmp_path), bank.app, process, tmp_path)
+    with pytest.raises(ProcessFailed, match="SystemExit: 3"):
+        work._followed(opened())

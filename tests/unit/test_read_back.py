@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from uuid import uuid4
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from pydantic import (
     AwareDatetime,
@@ -34,6 +35,7 @@ from everstate.changes.accepting import read_exactly
 from everstate.changes.json_numbers import decode
 from everstate.errors import EverstateError, InvalidChange
 from everstate.sources.commands.wire import command_json
+from everstate.sources.outbox.emit import emit_arguments
 
 
 class Status(Enum):
@@ -150,6 +152,11 @@ def test_a_field_that_was_assigned_is_refused_in_a_change() -> None:
     )
     with pytest.raises(InvalidChange, match="pieces"):
         ChangeCodec(ORDER).encode(change)
+    deleted = msgspec.structs.replace(change, kind=Kind.DELETED, current=None, original=order)
+    with pytest.raises(InvalidChange, match="pieces"):
+        ChangeCodec(ORDER).encode(deleted)
+    with pytest.raises(InvalidChange, match="pieces"):
+        emit_arguments(ORDER, "o-1", order, None, source, None, NOON, "strict")
 
 
 def test_an_entity_type_that_has_encoded_can_be_sent_to_a_task() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from everstate.changes.tokens import Spot
-from everstate.testing.view_actors import Subscriber
-from everstate.testing.view_memory import MemoryStore
-from everstate.testing.view_orders import Log, history, logged, state_of
-from everstate.testing.view_simulation import Simulation, Wrong
 from everstate.views.trailing import Exceptions
+from kit.view_actors import Subscriber
+from kit.view_memory import MemoryStore
+from kit.view_orders import Log, history, logged, state_of
+from kit.view_simulation import Simulation, Wrong
 from tiers import counted
 
 SCHEDULES = counted(15, full=500)

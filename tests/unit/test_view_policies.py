@@ -17,7 +17,6 @@ from everstate.app import App
 from everstate.changes.triggers import when
 from everstate.cli.declaration import _taken
 from everstate.errors import InvalidView
-from everstate.testing.view_orders import ORDER, TABLES, Log, random_logs
 from everstate.views.batch import Batch
 from everstate.views.definition import ViewDefinition
 from everstate.views.gate import Bools, Keys
@@ -35,6 +34,7 @@ from everstate.views.policies import (
 from everstate.views.sums import sum_deltas
 from everstate.views.tables import SumTable, rule_column
 from everstate.views.versions import registered
+from kit.view_orders import ORDER, TABLES, Log, random_logs
 
 TOTALS = replace(TABLES["totals"], has_rules=True)
 

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from everstate.testing.view_orders import START, Logged, history, planned, state_of
 from everstate.views.batch import Batch
 from everstate.views.control.verdicts import packed, unpacked
 from everstate.views.gate import CONFLICT, GateRow, HeldRow, Keys, judge
 from everstate.views.sums import sum_deltas
 from everstate.views.tables import SumTable, planned_column
+from kit.view_orders import START, Logged, history, planned, state_of
 
 STORY = history("a", [state_of("a", quantity=n) for n in range(6)])
 

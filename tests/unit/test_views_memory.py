@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from everstate.log.positions import Range
-from everstate.testing.view_contract import ViewContract
-from everstate.testing.view_memory import MemoryCore, MemoryStore
-from everstate.testing.view_memory_orders import KeptInMemory
-from everstate.testing.view_oracle import accepted
-from everstate.testing.view_orders import TABLES, history, logged, random_logs, state_of
 from everstate.views.batch import Batch
 from everstate.views.core import apply_range
 from everstate.views.trailing import Exceptions, accepted_of
+from kit.view_contract import ViewContract
+from kit.view_memory import MemoryCore, MemoryStore
+from kit.view_memory_orders import KeptInMemory
+from kit.view_oracle import accepted
+from kit.view_orders import TABLES, history, logged, random_logs, state_of
 from tiers import counted
 
 

@@ -10,18 +10,6 @@ from typing import Any
 import pytest
 
 from everstate.errors import Unavailable
-from everstate.testing.view_actors import MemoryPublisher, RepeatableReader, TwoStores, note
-from everstate.testing.view_memory import (
-    MemoryCore,
-    MemoryTrailing,
-    MemoryTransaction,
-    exceptions_in,
-)
-from everstate.testing.view_memory_orders import LATEST
-from everstate.testing.view_oracle import accepted
-from everstate.testing.view_orders import Log, history, logged, orders, state_of
-from everstate.testing.view_simulation import Simulation, Wrong
-from everstate.testing.view_world import PLANS
 from everstate.views.batch import Batch
 from everstate.views.control import BUILDING, ViewVersion
 from everstate.views.core import Applied, Failure
@@ -30,6 +18,18 @@ from everstate.views.kinds import ViewPlan
 from everstate.views.publishing import InTheWay
 from everstate.views.tables import KeptTable, Vector
 from everstate.views.trailing import Exceptions
+from kit.view_actors import MemoryPublisher, RepeatableReader, TwoStores, note
+from kit.view_memory import (
+    MemoryCore,
+    MemoryTrailing,
+    MemoryTransaction,
+    exceptions_in,
+)
+from kit.view_memory_orders import LATEST
+from kit.view_oracle import accepted
+from kit.view_orders import Log, history, logged, orders, state_of
+from kit.view_simulation import Simulation, Wrong
+from kit.view_world import PLANS
 from tiers import counted
 
 SCHEDULES = counted(1_000, full=5_000)

@@ -229,7 +229,7 @@ def _type(
         kind, _ = _type(members[0], info, where, entity, parents)
         return kind, True
     if annotation in _FUTURE:
-        raise _unsupported(where, annotation, "date or datetime: a state is read later, too")
+        raise _unsupported(where, annotation, "date or datetime: no date stays in the future")
     if annotation is Decimal:
         return _decimal(info, where), False
     if origin is Literal:

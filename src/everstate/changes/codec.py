@@ -322,7 +322,7 @@ class ChangeCodec:
     def _json(self, state: Any, *, is_new: bool) -> bytes:
         known = self.entity_type
         if state.__class__ is known.model:
-            return known.encode(state, "given" if is_new else "stored")
+            return known.encode(state)
         if isinstance(state, bytes):
             return state
         if is_new or not isinstance(state, Mapping):

@@ -14,8 +14,9 @@ from pydantic_core import PydanticSerializationError
 
 from everstate.changes.accepting import NotAccepted, accept, inexact, read_exactly, read_values
 from everstate.changes.arrow import Columns
+from everstate.changes.carrying import Ambiguous, carried, place_of
 from everstate.changes.depth import TOO_DEEP, is_too_deep
-from everstate.changes.equality import canonical, has_equal_values
+from everstate.changes.equality import has_equal_values
 from everstate.changes.keys import NAME, OwnKey, key_text
 from everstate.changes.moments import (
     ODD_OFFSET,
@@ -60,6 +61,8 @@ class EntityType:
     """A pydantic model with a name, a key and a schema version.
 
     ``key`` is the name of the field or property whose value, as text, identifies an entity.
+    ``removed`` are fields that the model had once, as `note` or `lines.note`: a write drops them
+    from the state that it replaces, where it keeps every other field that the model does not have.
     Raises InvalidEntityType when the model has a field that no typed column can hold.
     """
 
@@ -67,6 +70,7 @@ class EntityType:
     model: type[BaseModel]
     key: str
     schema_version: int = 1
+    removed: tuple[str, ...] = ()
     _columns: Columns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +87,14 @@ class EntityType:
         if self.schema_version < 1:
             raise InvalidEntityType(f"{self.name}: schema_version starts at 1")
         object.__setattr__(self, "_columns", Columns(self.model, self.name))
+        try:
+            place_of(self.model, self.removed)
+        except ValueError as cause:
+            raise InvalidEntityType(
+                f"{self.name}: `removed` names {str(cause)!r}, which is no former field of a model",
+                advice="Name fields that the model had and no longer has, as `note` or `lines.note`"
+                " for one of a nested model.",
+            ) from cause
         if self._key_type in NO_KEYS:
             raise InvalidEntityType(
                 f"{self.name}: the key {self.key!r} is a {self._key_type}, which has no one text",
@@ -238,10 +250,16 @@ class EntityType:
         place = places_of(self.model)
         return place is not None and has_equal_values(place, one, other)
 
-    def canonical(self, state: str) -> bytes:
-        """The one text of all states with the values of this one, given as JSON."""
-        place = places_of(self.model) if self.has_many_texts else None
-        return state.encode() if place is None else canonical(place, state)
+    def carry(self, key: str, before: str | bytes, state: bytes) -> bytes:
+        """The JSON of a state with the fields of the state before that the model does not have.
+
+        Every writer over a stored state calls it; see :mod:`everstate.changes.carrying`. Raises
+        InvalidChange when a list's new elements do not tell which of them has such fields.
+        """
+        try:
+            return carried(self.model, self.removed, before, state)
+        except Ambiguous as cause:
+            raise InvalidChange(self.name, key, cause.field, str(cause)) from cause
 
     @cached_property
     def has_many_texts(self) -> bool:

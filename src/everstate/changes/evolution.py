@@ -48,7 +48,7 @@ class FieldChange:
 
 _MEANINGS: Final[Mapping[ModelChange, str]] = {
     "added": "states from before have no value there",
-    "removed": "its values stay in the archive's messages",
+    "removed": "its values stay in messages, and in states until `removed` names it",
     "widened": "views that use it are built again",
     "optional": "nothing to do",
     "required": "states from before do not have it: give it a default, or None",

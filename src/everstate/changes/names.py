@@ -52,6 +52,16 @@ def _read_names(model: type[BaseModel], name: str) -> set[str]:
     return names
 
 
+def known_names(model: type[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """Each field and computed field, with every name of it in states: first the written one."""
+    known = {
+        name: (written_name(name, info), name, *(path[0] for path in _paths(info)))
+        for name, info in model.model_fields.items()
+    }
+    computed = model.model_computed_fields
+    return known | {name: (info.alias or name, name) for name, info in computed.items()}
+
+
 @lru_cache(maxsize=1024)
 def by_name(model: type[BaseModel]) -> Literal[True] | None:
     """Whether fields are read by their names too, where their aliases are absent.

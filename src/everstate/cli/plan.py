@@ -164,7 +164,7 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
     with (
         views_errors(config.views_dsn),
         connect_views(config.views_dsn) as connection,
-        # Tables that are missing, or of an earlier release, are there for this look only.
+        # Tables that are missing are there for this look only.
         connection.transaction(force_rollback=True),
     ):
         control = Control(connection, config.views.schema_name)

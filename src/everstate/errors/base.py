@@ -47,3 +47,12 @@ class EverstateError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.advice}" if self.advice else self.message
+
+
+def described(cause: BaseException) -> str:
+    """An error of the project's own code: its class, and what it says if it can be asked."""
+    try:
+        said = str(cause)
+    except BaseException as failure:
+        said = f"its text cannot be read ({type(failure).__name__})"
+    return f"{type(cause).__name__}: {said}" if said else type(cause).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstate.errors.base import EverstateError
+from everstate.errors.base import EverstateError, described
 
 
 class Rejected(EverstateError):
@@ -59,10 +59,10 @@ class ProcessFailed(EverstateError):
 
     retryable = True
 
-    def __init__(self, process: str, entity: str, key: str, cause: Exception) -> None:
+    def __init__(self, process: str, entity: str, key: str, cause: BaseException) -> None:
         self.process, self.entity, self.key = process, entity, key
         super().__init__(
-            f"process manager {process}: {entity} {key!r}: {type(cause).__name__}: {cause}.",
+            f"process manager {process}: {entity} {key!r}: {described(cause)}.",
             advice="Correct its function and restart the commands role. No change was skipped.",
         )
 

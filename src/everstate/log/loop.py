@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import confluent_kafka
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import EverstateError, Fenced, LogError, RecordRefused, Unavailable
+from everstate.log.attempt import Attempt, Incoming, RecordPlace, TookTooLong, place_of
 from everstate.log.client import member_settings
 from everstate.log.collector import collector_paused
 from everstate.log.outcome import OFFSET_GONE, is_transport, translate, translated
@@ -36,9 +37,6 @@ _REPLACED: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL})
 
 LogPartition = tuple[str, int]
 """Topic and partition."""
-
-Incoming: TypeAlias = Message
-"""A record as the driver's message: ``key()``, ``value()``, ``headers()``, ``partition()``, …"""
 
 Send = Callable[..., None]
 """``send(topic, key, value, headers, partition, timestamp_ms)``; see ``Producer.send_raw``."""
@@ -65,13 +63,12 @@ class Work(Protocol):
     def shut(self) -> None:
         """Release all partitions and discard what is not settled."""
 
-    def handle(self, batch: Sequence[Incoming], send: Send) -> None:
-        """Process records, in their order, and send the resulting records."""
+    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt) -> None:
+        """Process records, in their order, and send the resulting records.
 
-    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
-        """Process one record whose results the log refuses: with fewer results, or raise an error.
-
-        Called instead of ``handle`` with a batch of only that record.
+        Everything that runs code of the project is called by ``attempt.call``. A record that is
+        ``attempt.refused`` is processed with fewer results, or raises an error. Called in a thread
+        of its own while the caller waits.
         """
 
     def settle(self) -> None:
@@ -99,8 +96,9 @@ class TransactionalLoop(Closing):
     A member that lost its partitions is rejected by its group generation. A former instance that
     was killed is fenced by the transactional id, and its open transaction aborted at once. When
     the outcome of a commit is unknown, everything is closed and opened again, and the committed
-    offsets are read from the log. When the log refuses a record of a batch, smaller batches follow
-    until the record that causes it is known; only that one is refused.
+    offsets are read from the log. After any failure smaller batches follow, so that one record does
+    not hold up the others. Two causes are a record's own: the log refuses what follows from it, or
+    the project's code is slow on it, twice. Only that record is refused.
     """
 
     def __init__(
@@ -126,9 +124,11 @@ class TransactionalLoop(Closing):
         self._moves = 0
         self._failures = 0
         self._at_most = batch_records_max
-        """Size limit of the next batch, while searching for the cause of a refusal."""
-        self._refused: tuple[tuple[str | None, int | None, int | None], str] | None = None
-        """Topic, partition and offset of the record whose results are refused, and the reason."""
+        """Size limit of the next batch; smaller after a failure."""
+        self._slow: set[RecordPlace] = set()
+        """Records on which the project's code was slow once: the whole machine may have been."""
+        self._refused: dict[RecordPlace, str] = {}
+        """Records from which nothing can follow, and the reason."""
         self.batches = 0
         self.records = 0
 
@@ -299,28 +299,45 @@ class TransactionalLoop(Closing):
             raise translate(error, "reading the log")
 
     def _transact(self, batch: Sequence[Incoming]) -> None:
-        refused, self._refused = self._refused, None
-        with collector_paused():
-            try:
-                if refused is not None and [_place(each) for each in batch] == [refused[0]]:
-                    reason = refused[1]
-                    self._commit(
-                        lambda send: self._work.refuse(batch[0], reason, send), next_offsets(batch)
-                    )
-                else:
-                    refused = None
-                    self._commit(lambda send: self._work.handle(batch, send), next_offsets(batch))
-            except RecordRefused as refusal:
-                if refused is not None or not batch:
-                    raise
+        attempt = Attempt(self._refused, batch_s=self._member.transaction_timeout_s / 2)
+        began = time.monotonic()
+        try:
+            with collector_paused():
+                self._commit(
+                    lambda send: attempt.run(lambda: self._work.handle(batch, send, attempt)),
+                    next_offsets(batch),
+                )
+                self._work.settle()
+        except (EverstateError, TookTooLong) as failure:
+            self._at_most = max(1, len(batch) // 2)
+            if isinstance(failure, TookTooLong):
+                raise self._slowed(failure) from failure
+            if isinstance(failure, RecordRefused) and len(self._refused) < len(batch):
                 if len(batch) == 1:
-                    self._refused = _place(batch[0]), refusal.reason
-                self._at_most = max(1, len(batch) // 2)
-                raise Unavailable(f"{refusal.message} A smaller batch is tried.") from refusal
-            self._work.settle()
-        self._at_most = min(self._batch_max, 2 * self._at_most)
+                    self._refused[place_of(batch[0])] = f"the log refuses it: {failure.reason}"
+                raise Unavailable(f"{failure.message} A smaller batch is tried.") from failure
+            raise
+        if time.monotonic() - began < self._member.transaction_timeout_s / 4:
+            self._at_most = min(self._batch_max, 2 * self._at_most)
+        if self._slow or self._refused:
+            for place in map(place_of, batch):
+                self._slow.discard(place)
+                self._refused.pop(place, None)
         self.batches += 1
         self.records += len(batch)
+
+    def _slowed(self, slow: TookTooLong) -> Unavailable:
+        """The error after an attempt that took too long; refuses a record that is slow again."""
+        if slow.place is None:
+            return Unavailable(f"{slow.reason}. A smaller batch is tried.")
+        topic, partition, offset = slow.place
+        if slow.place in self._slow:
+            self._refused[slow.place] = slow.reason
+            then = "It is refused"
+        else:
+            self._slow.add(slow.place)
+            then = "It is tried again in a smaller batch"
+        return Unavailable(f"{topic}[{partition}]@{offset}: {slow.reason}. {then}.")
 
     def _commit(self, handle: Callable[[Send], None], offsets: Mapping[LogPartition, int]) -> None:
         """One transaction: the records that ``handle`` sends, and the group's offsets."""
@@ -340,7 +357,7 @@ class TransactionalLoop(Closing):
         except LogError as error:
             self._withdraw(producer)
             raise Unavailable(error.message) from error
-        except EverstateError:
+        except Exception:
             self._withdraw(producer)
             raise
 
@@ -352,10 +369,6 @@ class TransactionalLoop(Closing):
         """Abort, so that no reader waits for the open transaction."""
         with suppress(EverstateError):
             producer.abort(_ABORT_S)
-
-
-def _place(message: Incoming) -> tuple[str | None, int | None, int | None]:
-    return message.topic(), message.partition(), message.offset()
 
 
 def next_offsets(batch: Sequence[Incoming]) -> Mapping[LogPartition, int]:

@@ -12,7 +12,6 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException
 
 from everstate.errors import EverstateError, Fenced, LogError, Unavailable
-from everstate.log.client import TRANSACTION_TIMEOUT_MS
 
 TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 # Sending the same record again cannot help.
@@ -80,13 +79,17 @@ def is_transport(error: KafkaError) -> bool:
     return error.code() in _TRANSPORT or bool(error.retriable())
 
 
-def translate(error: KafkaError, doing: str) -> EverstateError:
-    """The everstate error for librdkafka's; its message begins with ``doing`` (reading x)."""
+def translate(error: KafkaError, doing: str, expired: str | None = None) -> EverstateError:
+    """The everstate error for librdkafka's; its message begins with ``doing`` (reading x).
+
+    ``expired``: how long the transaction was open, if the broker has ended it for that.
+    """
     if error.code() in FENCING:
         return Fenced(
-            f"{doing}: another process took over this role, or the transaction was open for more "
-            f"than {TRANSACTION_TIMEOUT_MS // 1000} s.",
-            advice="Stop this one; start it again only when the other one is gone.",
+            f"{doing}: {expired or 'another process took over this role'}.",
+            advice="Start it again."
+            if expired
+            else "Stop this one; start it again only when the other one is gone.",
         )
     if is_transport(error):
         return Unavailable(f"{doing}: Kafka does not answer ({error.str()}).", advice=_LOOK)

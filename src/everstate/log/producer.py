@@ -65,6 +65,8 @@ class Producer:
         self._limit = int(self._settings["message.max.bytes"])
         self._unpolled = 0
         self._stuck = False
+        self._limit_s = transaction_timeout_ms / 1000
+        self._begun_at: float | None = None
         self._connect()
 
     def __enter__(self) -> Producer:
@@ -223,6 +225,7 @@ class Producer:
         """Begin a transaction (no round trip); raises Fenced or Unavailable."""
         try:
             self._client.begin_transaction()
+            self._begun_at = time.monotonic()
         except KafkaException as cause:
             raise self._transaction_error(cause.args[0], "beginning a transaction") from cause
 
@@ -361,7 +364,14 @@ class Producer:
             return Unavailable(
                 f"{doing}: {error.str()} ({error.name()}); the producer cannot be used any more."
             )
-        return translate(error, doing)
+        open_s = 0.0 if self._begun_at is None else time.monotonic() - self._begun_at
+        expired = (
+            f"the transaction was open for {open_s:.1f} s, and the broker ends one after "
+            f"{self._limit_s:g} s"
+            if open_s >= self._limit_s
+            else None
+        )
+        return translate(error, doing, expired)
 
 
 def _text(key: bytes | None) -> str | None:

@@ -22,13 +22,13 @@ from everstate.errors import (
     TableMisread,
     Unavailable,
 )
-from everstate.log.client import raw_bytes_max
 from everstate.log.consumer import Consumer
 from everstate.log.topics import Topics
 from everstate.sources.cdc.connector import POLL_S, CaptureConnector, epoch_of
 from everstate.sources.cdc.connectors import (
     Peculiarities,
     connector_settings,
+    is_current,
     not_left_out,
     writes_one_log,
 )
@@ -43,16 +43,15 @@ from everstate.sources.cdc.halted import has_failed_reading, tables_to_read, wit
 from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
 from everstate.sources.cdc.misread import ColumnCheck
-from everstate.sources.cdc.names import former_topics
 from everstate.sources.cdc.notifications import (
     first_of,
     first_snapshot,
     notifications,
+    tell_begun,
     tell_given_up,
     unread_of,
 )
 from everstate.sources.cdc.postgres import PostgresDatabase, postgres_address
-from everstate.sources.cdc.raw_log import ensure_raw_log
 from everstate.sources.cdc.refusing import (
     name_findings,
     plugin_findings,
@@ -71,11 +70,19 @@ from everstate.sources.cdc.replaced import (
 )
 from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.secrets import forget_password, password_reference
-from everstate.sources.cdc.status import CaptureStatus, age_s, states_of, told_by, trace_of, why_not
+from everstate.sources.cdc.status import (
+    DISCARDED,
+    CaptureStatus,
+    age_s,
+    reads_anew,
+    states_of,
+    told_by,
+    trace_of,
+    why_not,
+)
 
 _STARTING: Final = ("RUNNING", "UNASSIGNED", "RESTARTING")
 """States of a connector that may read soon."""
-_HOUR_MS: Final = 3_600_000
 _UNBEGUN: Final = "0"
 """Epoch of a connector that is made, but must not read yet."""
 _INTERRUPTED: Final = (
@@ -155,31 +162,39 @@ class Capturing(CaptureConnector):
     def begin_epoch(self, *, wait_s: float = 60.0) -> Added:
         """Start over with a database that was restored, or that replaced another one.
 
-        The connector's stored position is deleted; its first snapshot reads all rows, in a new
-        epoch whose positions are newer than all before. Raises as :meth:`add` does.
+        All rows are read, in an epoch whose positions are newer. Raises as :meth:`add` does, when
+        a right is missing before anything is removed.
         """
-        connector = self.names.connector
         with self.database() as database:
-            findings = self._table_findings(database)
-            refuse_failed(self.capture, findings)
-            after = epoch_of(self._found())
-            steps = [self._delete_connector(forget=True), *database.remove()]
+            refuse_failed(self.capture, self._table_findings(database))
+            steps = database.prepare()
+            # That the publication is new does not matter: so will be the slot.
+            new = f"publication {self.names.identifier}"
+            refuse_failed(self.capture, (f for f in database.check() if f.name != new))
+            found = self._found()
+            if found is not None:
+                # It keeps the number of its epoch, so that a killed attempt can be repeated.
+                self._connect.stop(self.names.connector)
+                self._wait_for("STOPPED", 60.0)
+            steps += database.begin_anew()
             if self.capture.kind == "mariadb":
                 with Topics(self._config) as topics:
                     topics.delete({self.names.schema_history} & topics.existing())
-            steps += self._make(database, True, self._peculiarities(database), after=after)
+            made = self._make(database, True, self._peculiarities(database), after=epoch_of(found))
+            steps += [step for step in made if step.done != "there"]
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
-        return Added(self.capture.name, connector, tuple(steps), self.names.raw_log)
+        return Added(self.capture.name, self.names.connector, tuple(steps), self.names.raw_log)
 
-    def move_to_one_log(self) -> bool:
-        """Make a connector of an earlier version write to the one raw log.
+    def bring_up_to_date(self) -> bool:
+        """Give a connector of an earlier version what cleaning needs; out: whether it lacked it.
 
-        The connector is stopped first: what it wrote until then is in the former topics, what it
-        writes afterwards in the one raw log. Out: whether it was moved. Raises Unavailable.
+        One that wrote a topic per table is stopped first: what it writes afterwards is in the one
+        raw log. Sessions of PostgreSQL get fixed settings. Raises Unavailable.
         """
         try:
-            if writes_one_log(self._connect.config(self.names.connector), self.names):
+            found = self._connect.config(self.names.connector)
+            if is_current(found, self.capture, self.names):
                 return False
         except NoSuchConnector:
             return False
@@ -246,12 +261,14 @@ class Capturing(CaptureConnector):
         try:
             with self.database() as database:
                 problems = self._problems(database, offset, is_reachable=state != "unreachable")
-                standing = database.standing(offset)
+                standing = self._standing(database, offset)
         except EverstateError as error:
             reason = f"{reason} {error.message}" if reason else error.message
         reported = notifications(self._config, self.names)
         first = first_of(reported, len(self.capture.captured_tables))
-        if first.interrupted and reason is None:
+        if state == "STOPPED" and not offset:
+            reason = f"{DISCARDED}; {reads_anew(self.capture.name)}"
+        elif first.interrupted and self.capture.kind == "postgresql" and reason is None:
             reason = f"{_INTERRUPTED} `everstate cdc snapshot {self.capture.name}`"
         for table, why in unread_of(reported).items():
             again = f"`everstate cdc snapshot {self.capture.name} --table {table}` asks again"
@@ -264,7 +281,7 @@ class Capturing(CaptureConnector):
             behind_s=0.0 if standing and standing.idle else age_s(offset, time.time()),
             behind_bytes=standing.behind_bytes if standing else None,
             held_bytes=standing.held_bytes if standing else None,
-            reason=self._safe(why_not(reason, standing)),
+            reason=self._safe(why_not(self.capture.name, reason, standing)),
             snapshot=first.state,
             reads_snapshot=first.under_way and standing is not None,
             reads_again=tables_to_read(offset),
@@ -325,8 +342,14 @@ class Capturing(CaptureConnector):
         return []
 
     def resume(self, wait_s: float = 60.0) -> None:
-        """Resume reading at the stored position; failed parts are restarted too."""
+        """Resume reading at the stored position; failed parts are restarted too.
+
+        Raises CaptureFailed when the database no longer sends all that is behind the position.
+        """
         self.check_source()
+        position = self._known(self._connect.offset)
+        with self.database() as database:
+            self._refuse_lost(database, position)
         self._known(self._connect.resume)
         self._wait_for("RUNNING", wait_s)
         if self.failure() is not None:
@@ -344,13 +367,7 @@ class Capturing(CaptureConnector):
         position = self._connect.offset(connector)
         with self.database() as database:
             self._checked(database, position, self._connect.config(connector))
-            standing = database.standing(position)
-        if standing.is_lost:
-            raise CaptureFailed(
-                f"capture {self.capture.name}: {standing.note}.",
-                advice=f"`everstate cdc remove {self.capture.name} --drop`, then `cdc add`, "
-                "reads all rows again.",
-            )
+            self._refuse_lost(database, position)
         status = self._connect.status(connector)
         if tables_to_read(position) and has_failed_reading(trace_of(status)):
             return self._give_up(tables_to_read(position)[0], self._safe(states_of(status)[2]))
@@ -457,21 +474,6 @@ class Capturing(CaptureConnector):
             *shape_findings(self.capture, self.entities, shapes, settings),
         ]
 
-    def _make_topics(self) -> list[SetupStep]:
-        config = self._config
-        size = {"max.message.bytes": str(raw_bytes_max(config))}
-        kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
-        with Topics(config) as topics:
-            made = ensure_raw_log(config, self.capture, topics)
-            made += topics.ensure_raw([self.names.notifications], partitions=1, settings=kept)
-            if self.capture.kind == "mariadb":
-                # The connector cannot read the binlog without the whole history of the tables.
-                for_ever = {"retention.ms": "-1", **size}
-                made += topics.ensure_raw(
-                    [self.names.schema_history], partitions=1, settings=for_ever
-                )
-        return [SetupStep(f"topic {name}", "made") for name in made]
-
     def _make(
         self,
         database: CapturedDatabase,
@@ -489,7 +491,7 @@ class Capturing(CaptureConnector):
         connector, settings = self.names.connector, self._settings(database, snapshot, peculiar)
         found = self._found()
         known = known_standing(self._config, self.capture)
-        is_new = found is None or found.get(EPOCH) == _UNBEGUN
+        is_new = found is None or found.get(EPOCH) == _UNBEGUN or after is not None
         was_read = bool(known.identity or known.place) or after is not None
         if found is None and was_read:
             # Only Connect knows whether a position is stored, and only of a connector that exists.
@@ -507,6 +509,8 @@ class Capturing(CaptureConnector):
                     epoch=epoch_of(found),
                     resumes=resumes,
                 ).identity
+                if resumes:
+                    self._refuse_lost(database, position)
                 epoch = known.epoch + (was_read and not resumes)
         except EverstateError:
             if found is None and was_read:
@@ -528,6 +532,8 @@ class Capturing(CaptureConnector):
         if is_new or is_moving:
             mark = new_mark(database) if is_new and (after is not None or not position) else None
             write_source(self._config, self.names, identity, epoch, mark)
+            if mark is not None and snapshot:
+                tell_begun(self._config, self.names)
         self._put(self._connect.put, settings)
         if is_moving or (is_new and (was_read or found is not None)):
             self._connect.resume(connector)
@@ -578,9 +584,10 @@ class Capturing(CaptureConnector):
             if task == "RUNNING" and self._reads(database):
                 return
             if time.monotonic() > deadline:
+                note = database.standing({}).note
                 raise Unavailable(
                     f"capture {self.capture.name} is not connected after {wait_s:g} s "
-                    f"(connector {state}, task {task}).",
+                    f"(connector {state}, task {task}{'' if note is None else f': {note}'}).",
                     advice=f"Look again with `everstate cdc status {self.capture.name}`.",
                 )
             time.sleep(POLL_S)
@@ -591,7 +598,3 @@ class Capturing(CaptureConnector):
             return True
         tables = len(self.capture.captured_tables)
         return first_snapshot(self._config, self.names, tables).under_way
-
-    def _topics(self) -> list[str]:
-        former = former_topics(self.names, self.capture)
-        return [self.names.raw_log, self.names.notifications, *former]

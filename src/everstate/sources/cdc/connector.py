@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from everstate.changes import EntityType
 from everstate.config import Config, expanded
 from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
+from everstate.log.client import raw_bytes_max
+from everstate.log.topics import Topics
 from everstate.retrying import within
-from everstate.sources.cdc.database import SetupStep
+from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, SetupStep
 from everstate.sources.cdc.mariadb import mariadb_address
-from everstate.sources.cdc.names import CaptureNames, names_of
+from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
 from everstate.sources.cdc.postgres import postgres_address
+from everstate.sources.cdc.raw_log import ensure_raw_log, newest_lsn
 from everstate.sources.cdc.replaced import EPOCH
 from everstate.sources.cdc.rest import Connect, NoSuchConnector
-from everstate.sources.cdc.status import states_of
+from everstate.sources.cdc.status import DISCARDED, reads_anew, states_of
 from everstate.telemetry import without_secret
 
 POLL_S: Final = 0.2
+_HOUR_MS: Final = 3_600_000
 _OWN_CLUSTER: Final = "no connect_url is set, and no local worker runs"
+
+T = TypeVar("T")
 
 
 class CaptureConnector:
@@ -146,13 +152,52 @@ class CaptureConnector:
         self._connect.delete(name)
         return SetupStep(f"connector {name}", "removed")
 
+    def _make_topics(self) -> list[SetupStep]:
+        config = self._config
+        size = {"max.message.bytes": str(raw_bytes_max(config))}
+        kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
+        with Topics(config) as topics:
+            made = ensure_raw_log(config, self.capture, topics)
+            made += topics.ensure_raw([self.names.notifications], partitions=1, settings=kept)
+            if self.capture.kind == "mariadb":
+                # The connector cannot read the binlog without the whole history of the tables.
+                for_ever = {"retention.ms": "-1", **size}
+                made += topics.ensure_raw(
+                    [self.names.schema_history], partitions=1, settings=for_ever
+                )
+        return [SetupStep(f"topic {name}", "made") for name in made]
+
+    def _refuse_lost(self, database: CapturedDatabase, position: Mapping[str, Any]) -> None:
+        """Raise CaptureFailed when a connector would skip a part of the database's log."""
+        standing = self._standing(database, position)
+        lost = standing.note if standing.is_lost else None
+        if not position and self._connector_states()[0] == "STOPPED":
+            lost = DISCARDED
+        if lost is not None:
+            advice = f"{reads_anew(self.capture.name)}."
+            raise CaptureFailed(f"capture {self.capture.name}: {lost}.", advice=advice)
+
+    def _standing(
+        self, database: CapturedDatabase, position: Mapping[str, Any]
+    ) -> ConnectorStanding:
+        found = database.standing(position)
+        if found.is_lost and self.capture.kind == "postgresql":
+            # Connect stores a position after its records, which are there if it was killed between.
+            lsn = max(int(position.get("lsn") or 0), newest_lsn(self._config, self.capture))
+            found = database.standing({**position, "lsn": lsn})
+        return found
+
+    def _topics(self) -> list[str]:
+        former = former_topics(self.names, self.capture)
+        return [self.names.raw_log, self.names.notifications, *former]
+
     def _once_stopped(self, change: Callable[[], None]) -> None:
         """Change a stored position; retried while Connect refuses it because a task still runs."""
         within(30.0, CaptureFailed, pause_s=POLL_S)(change)
 
-    def _known(self, action: Any) -> None:
+    def _known(self, action: Callable[[str], T]) -> T:
         try:
-            action(self.names.connector)
+            return action(self.names.connector)
         except NoSuchConnector as cause:
             raise CaptureFailed(
                 f"capture {self.capture.name} was not added.",

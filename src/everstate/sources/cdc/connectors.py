@@ -29,6 +29,14 @@ Earlier versions resume after the page of rows, and the rest of the page is lost
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
 _TRANSFORMS = "org.apache.kafka.connect.transforms"
 _NAMED = f"{_TRANSFORMS}.predicates.TopicNameMatches"
+_OPTIONS = "driver.options"
+_SESSION = (
+    "-c bytea_output=hex -c intervalstyle=postgres -c datestyle=ISO -c extra_float_digits=3 "
+    "-c lc_monetary=C -c row_security=off"
+)
+"""Options of each session of a connector of PostgreSQL. The server writes values as its session's
+settings say, and those of a role or a database would hold otherwise. With `row_security` off a
+query fails, where it would leave out rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,20 @@ def connector_settings(
     else:
         settings |= _mariadb(config, capture, names, address, brokers, own)
     peculiar = peculiar or Peculiarities()
-    return {**settings, **_keys(peculiar), **capture.settings, **_left_out(peculiar, capture, own)}
+    return {
+        **settings,
+        **_keys(peculiar),
+        **capture.settings,
+        **_session(capture),
+        **_left_out(peculiar, capture, own),
+    }
+
+
+def _session(capture: Capture) -> dict[str, str]:
+    """Options of the connector's sessions: ours come last, and the last one of a name holds."""
+    if capture.kind != "postgresql":
+        return {}
+    return {_OPTIONS: f"{capture.settings.get(_OPTIONS, '')} {_SESSION}".strip()}
 
 
 def _keys(peculiar: Peculiarities) -> dict[str, str]:
@@ -298,6 +319,11 @@ def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[s
 def _pattern(names: CaptureNames, table: str) -> str:
     """Expression for the topic that the connector itself gives a table."""
     return rf"{re.escape(names.topic_prefix)}\.{re.escape(table)}"
+
+
+def is_current(settings: Mapping[str, str], capture: Capture, names: CaptureNames) -> bool:
+    """Whether a connector has what the clean role needs; one of an earlier version may lack it."""
+    return writes_one_log(settings, names) and _session(capture).items() <= settings.items()
 
 
 def writes_one_log(settings: Mapping[str, str], names: CaptureNames) -> bool:

@@ -99,6 +99,9 @@ class CapturedDatabase(Protocol):
     def release(self) -> list[SetupStep]:
         """Undo only what makes writes to captured tables fail."""
 
+    def begin_anew(self) -> list[SetupStep]:
+        """Drop what has the connector's position in the database; the connector must be stopped."""
+
     def remove(self) -> list[SetupStep]:
         """Drop what :meth:`prepare` and the connector made; the connector must be gone."""
 

@@ -161,6 +161,10 @@ class MariaDatabase:
         """Nothing to do: a capture never makes writes to MariaDB fail."""
         return []
 
+    def begin_anew(self) -> list[SetupStep]:
+        """Nothing here has a position: the connector's is in Kafka Connect."""
+        return []
+
     def remove(self) -> list[SetupStep]:
         """Drop our table."""
         with self._translated("removing"):

@@ -18,6 +18,7 @@ from everstate.sources.cdc.names import CaptureNames
 
 INITIAL: Final = "Initial Snapshot"
 _INCREMENTAL: Final = "Incremental Snapshot"
+_BEGUN: Final = "BEGUN"
 _GIVEN_UP: Final = "GIVEN_UP"
 _READ: Final = frozenset({"SUCCEEDED", "EMPTY"})
 
@@ -57,7 +58,7 @@ class FirstSnapshot:
     state: str | None
     """Last reported state, such as ``IN_PROGRESS`` or ``COMPLETED``; None: none was reported."""
     interrupted: bool
-    """It was begun more than once, and its tables were not read again since."""
+    """It was begun more than once with one slot, and its tables were not read again since."""
 
     @property
     def under_way(self) -> bool:
@@ -83,6 +84,12 @@ def unread_of(steps: Iterable[Notification]) -> dict[str, str]:
     return found
 
 
+def tell_begun(config: Config, names: CaptureNames) -> None:
+    """Write into the topic that the next first snapshot is another one, with a slot of its own."""
+    _tell(config, names, {"id": f"everstate-{time.time_ns()}", "aggregate_type": INITIAL,
+                          "type": _BEGUN, "timestamp": time.time_ns() // 1_000_000})  # fmt: skip
+
+
 def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) -> None:
     """Write into the topic that a table was taken out of an incremental snapshot, and why."""
     more = {"scanned_collection": table, "status": _GIVEN_UP, "reason": reason}
@@ -93,6 +100,10 @@ def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) 
         "additional_data": more,
         "timestamp": time.time_ns() // 1_000_000,
     }
+    _tell(config, names, value)
+
+
+def _tell(config: Config, names: CaptureNames, value: Mapping[str, object]) -> None:
     with Producer(config, client_id="everstate-cdc") as producer:
         record = OutRecord(names.notifications, None, json.dumps(value).encode())
         producer.send(record)
@@ -106,7 +117,9 @@ def first_of(steps: Iterable[Notification], tables: int) -> FirstSnapshot:
     """
     state, starts, asked = None, 0, False
     for each in steps:
-        if each.kind == INITIAL:
+        if each.state == _BEGUN:
+            state, starts, asked = None, 0, False
+        elif each.kind == INITIAL:
             state = each.state
             starts += each.state == "STARTED"
         elif each.state == "STARTED":

@@ -26,7 +26,13 @@ from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.numbered import NumberedBatch
-from everstate.sources.cdc.outbox_reading import POSITION, VERSION, routed
+from everstate.sources.cdc.outbox_reading import (
+    FACT,
+    POSITION,
+    VERSION,
+    routed,
+    under_another_key,
+)
 from everstate.sources.cdc.states import States, encoded_position
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -136,6 +142,10 @@ class OutboxNumbering:
     def _take(self, batch: NumberedBatch, row: CleanRow, place: RawPlace, now_s: float) -> None:
         entity = (self._entity(row.table), row.key)
         known = self._states.get(*entity)
+        if row.op == FACT and known is not None and not self._is_of(known, row):
+            row = under_another_key(row)
+            entity = (entity[0], row.key)
+            known = self._states.get(*entity)
         awaited = 1 if known is None else known.version + 1
         row.at = place
         if _version(row) > awaited:
@@ -151,11 +161,28 @@ class OutboxNumbering:
         Only the id of the newest version is known; rows of older versions are skipped as re-reads.
         """
         newest = known.position.get(POSITION)
-        if _version(row) == known.version and newest and newest != row.position[POSITION]:
+        if _version(row) == known.version and newest and not self._is_of(known, row):
             reason = f"version {known.version} is in the log already, with the id {newest[0]}"
+            if newest == row.position[POSITION]:
+                reason = f"version {known.version} is in the log already, with another state, of an"
+                reason += " earlier row with the same id"
             self._refuse(batch, row, reason, place)
         else:
             batch.skip(row.table, READ_BEFORE)
+
+    def _is_of(self, known: Known, row: CleanRow) -> bool:
+        """Whether a version that the log has is of this row, and not of one with the same number.
+
+        A fact's hash is of its row, so that it says enough; those of earlier releases have none.
+        """
+        newest, own = known.position.get(POSITION, []), row.position[POSITION]
+        if newest[:1] != own[:1]:
+            return False
+        if len(newest) == len(own) > 1:
+            return newest == own
+        change = routed(row)
+        image = change.original if change.current is None else change.current
+        return _is_same(self._entities[self._entity(row.table)], known.image, image)
 
     def _apply(
         self, batch: NumberedBatch, row: CleanRow, place: RawPlace, known: Known | None

@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
-from everstate.changes import ChangeCodec, Kind
+from everstate.changes import ChangeCodec, Kind, derived_change_id
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import Parsed, RawReader, RefusedRow
 from everstate.sources.cdc.rows import AGGREGATE, FACTS, KIND
-from everstate.sources.outbox.router_records import RouterReader
+from everstate.sources.outbox.router_records import (
+    RouterReader,
+    header_text,
+    is_uuid,
+    row_identity,
+)
 
 POSITION: Final = "outbox"
-"""Scheme of a change's source position: the id that its outbox row gave it."""
+"""Scheme of a change's source position: the id of its outbox row as a UUID, and of a fact with a
+number a hash of its row, since the number may come again."""
 VERSION: Final = "version"
 _VERSION_MAX: Final = 2**63 - 1
-_OPS: Final = {Kind.CREATED: "c", Kind.UPDATED: "u", Kind.DELETED: "d", Kind.EVENT: "e"}
+FACT: Final = "e"
+"""Operation of a row that is a fact."""
+_OPS: Final = {Kind.CREATED: "c", Kind.UPDATED: "u", Kind.DELETED: "d", Kind.EVENT: FACT}
 
 
 class Routed(msgspec.Struct, rename="camel", gc=False):
@@ -130,11 +139,12 @@ class RoutedReader(RawReader):
                 return []
             if change.version > _VERSION_MAX:
                 raise InvalidChange(change.entity, change.key, VERSION, "it is beyond 64 bits")
+            position = {POSITION: _place(reader, change.kind, value, headers)}
             extra = {
                 "source": {
                     "capture": self.capture.name,
                     "table": self.capture.captured_tables[0],
-                    "position": {POSITION: [str(change.id)]},
+                    "position": position,
                 }
             }
             _, state, _ = codec.encode(msgspec.structs.replace(change, extra=extra))
@@ -150,7 +160,7 @@ class RoutedReader(RawReader):
                 columns={},
                 state=state,
                 known={VERSION: change.version},
-                position={POSITION: [str(change.id)]},
+                position=position,
             )
         ]
 
@@ -159,6 +169,28 @@ def routed(row: CleanRow) -> Routed:
     """The decoded message of a row of :class:`RoutedReader`."""
     assert row.state is not None
     return _decode_routed(row.state)
+
+
+def under_another_key(row: CleanRow) -> CleanRow:
+    """The row of a fact whose number an earlier row had: its key also has the hash of the row."""
+    assert row.state is not None
+    identity, content = row.position[POSITION]
+    key = f"{row.key}-{content}"
+    fields = msgspec.json.decode(row.state, type=dict[str, msgspec.Raw])
+    own = {"id": str(derived_change_id(str(identity), key, 0)), "key": key}
+    fields |= {name: msgspec.Raw(msgspec.json.encode(text)) for name, text in own.items()}
+    return msgspec.structs.replace(row, key=key, state=msgspec.json.encode(fields))
+
+
+def _place(
+    reader: RouterReader, kind: Kind, value: bytes | None, headers: Sequence[bytes | None]
+) -> list[int | str]:
+    *_, header, event = headers
+    row_id = header_text(header or b"")
+    place: list[int | str] = [str(row_identity(reader.source, row_id))]
+    if kind is Kind.EVENT and not is_uuid(row_id):
+        place.append(blake2b(b"%b\n%b" % (event or b"", value or b""), digest_size=8).hexdigest())
+    return place
 
 
 def _state(raw: msgspec.Raw) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import psycopg
 from psycopg import sql
@@ -45,7 +45,9 @@ from everstate.sources.cdc.postgres_checks import (
     checks,
     create_publication,
     create_table,
+    lost_slot,
     quoted,
+    slot_row,
 )
 from everstate.sources.cdc.postgres_tables import (
     CapturedConnection,
@@ -128,6 +130,12 @@ class PostgresDatabase:
                 note = f"UPDATE and DELETE of {table} failed while it was published"
                 steps.append(SetupStep(f"table {table} of publication {name}", "removed", note))
         return steps
+
+    def begin_anew(self) -> list[SetupStep]:
+        """Drop the slot: the connector makes another one, which begins where its snapshot ends."""
+        with self._translated("dropping the slot"):
+            done: Literal["removed", "there"] = "removed" if self._drop_slot() else "there"
+        return [SetupStep(f"slot {self._names.identifier}", done)]
 
     def remove(self) -> list[SetupStep]:
         """Drop slot, publication and our two tables."""
@@ -262,27 +270,34 @@ class PostgresDatabase:
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """Read the slot: whether a session uses it, and how much log the server keeps for it."""
         with self._translated("asking for the slot"):
-            row = self._one(
-                "SELECT active, wal_status, coalesce(invalidation_reason, '') AS reason, "
-                "pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS behind, "
-                "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held "
-                "FROM pg_replication_slots WHERE slot_name = %s"
-                if self._connection.info.server_version >= 170000
-                else "SELECT active, wal_status, '' AS reason, "
-                "pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS behind, "
-                "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held "
-                "FROM pg_replication_slots WHERE slot_name = %s",
-                self._names.identifier,
-            )
+            row = slot_row(self._connection, self._names.identifier)
+            waits_for = None if row is None or row["end"] is not None else self._before_slot()
         if row is None:
             # Without a stored position the first snapshot, which makes the slot, is still to come.
             missing = f"there is no slot {self._names.identifier}"
             return ConnectorStanding(False, None, None, missing, is_lost=bool(offset))
-        lost = row["wal_status"] == "lost"
-        note = f"the slot is lost ({row['reason'] or 'its log was removed'})" if lost else None
+        if waits_for is not None:
+            return ConnectorStanding(False, None, row["held"], waits_for)
+        note = lost_slot(row, offset)
         return ConnectorStanding(
-            bool(row["active"]), row["behind"], row["held"], note, is_lost=lost
+            bool(row["active"]), row["behind"], row["held"], note, is_lost=note is not None
         )
+
+    def _before_slot(self) -> str:
+        """Why a new slot is not ready: it waits for transactions that began before it."""
+        row = self._one(
+            "SELECT since, name, advice FROM (SELECT prepared AS since, 'the prepared transaction '"
+            " || quote_literal(gid) || ' of ' || owner AS name, '`ROLLBACK PREPARED ' || "
+            "quote_literal(gid) || ';` or COMMIT in database ' || database || ' ends it' AS advice "
+            "FROM pg_prepared_xacts UNION ALL SELECT xact_start, 'the transaction of process ' || "
+            "pid || ' of ' || usename, '`SELECT pg_terminate_backend(' || pid || ');` ends it' "
+            "FROM pg_stat_activity WHERE backend_xid IS NOT NULL) AS open "
+            "ORDER BY since NULLS LAST LIMIT 1"
+        )
+        name = f"slot {self._names.identifier}"
+        if row is None:
+            return f"{name} is being made"
+        return f"{name} waits for {row['name']}, open since {row['since']}: {row['advice']}"
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
         """Insert a signal into our table and delete it; the connector reads it from the log."""
@@ -385,7 +400,7 @@ class PostgresDatabase:
 
     def _published_late(self, what: str, table: str) -> SetupStep:
         """The step for a table that was added; an existing slot has none of its earlier changes."""
-        if self._slot() is None or table in self.own.tables:
+        if table in self.own.tables or slot_row(self._connection, self._names.identifier) is None:
             return SetupStep(f"{what}, table {table}", "changed")
         read = f"`everstate cdc snapshot {self._capture.name} --table {table}`"
         note = f"what {table} has had so far was not captured: {read} reads its rows again"
@@ -410,22 +425,21 @@ class PostgresDatabase:
         ).fetchall()
         return [*self._members(), *(str(row["name"]) for row in rows)]
 
-    def _slot(self) -> dict[str, Any] | None:
-        return self._one(
-            "SELECT active, active_pid FROM pg_replication_slots WHERE slot_name = %s",
-            self._names.identifier,
-        )
-
     def _drop_slot(self) -> bool:
         """Drop the slot; whether there was one."""
         name = self._names.identifier
-        row = self._slot()
+        row = slot_row(self._connection, name)
         if row is None:
             return False
         if row["active"]:
             # The connector is gone; its session may need a moment to notice.
             self._connection.execute("SELECT pg_terminate_backend(%s, 5000)", (row["active_pid"],))
-        self._connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        # One that is still being made is gone with its session.
+        drop = (
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+            "WHERE slot_name = %s"
+        )
+        self._connection.execute(drop, (name,))
         return True
 
     def _one(self, query: str, *arguments: object) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from psycopg import sql
@@ -87,7 +87,7 @@ class _Checks:
         row = self._connection.execute(count).fetchone()
         used = int(row["n"]) if row else 0
         found = f"{used} of {limit} used"
-        if used < limit or self._slot_row() is not None:
+        if used < limit or slot_row(self._connection, self._names.identifier):
             return Finding(setting, "ok", found)
         wanted = max(10, limit * 2)
         statement = f"ALTER SYSTEM SET {setting} = {wanted};"
@@ -115,7 +115,21 @@ class _Checks:
                 )  # fmt: skip
                 continue
             findings += [self._rights(table, "captured"), *checked.of(table)]
-        return [*findings, *self._filters()]
+        return [*findings, *self._hidden(), *self._filters()]
+
+    def _hidden(self) -> list[Finding]:
+        """Tables of which row security hides rows from a snapshot; the log has them all."""
+        roots = {family[0].oid: table for table, family in self._families.items()}
+        rows = self._connection.execute(
+            "SELECT oid FROM unnest(%s::oid[]) AS oid WHERE row_security_active(oid) ORDER BY oid",
+            (list(roots),),
+        ).fetchall()
+        statement = self._sql("ALTER ROLE {} BYPASSRLS;", sql.Identifier(self._user))
+        found = f"row security holds for {self._user}: a snapshot lacks what a policy hides"
+        return [
+            Finding(f"row security of {roots[row['oid']]}", "fail", found, (statement,))
+            for row in rows
+        ]
 
     def _filters(self) -> list[Finding]:
         """Tables of which the publication leaves out rows, which a snapshot reads nevertheless."""
@@ -197,18 +211,17 @@ class _Checks:
 
     def slot(self) -> Finding:
         name = self._names.identifier
-        row = self._slot_row()
+        row = slot_row(self._connection, name)
+        again = f"`everstate cdc snapshot {self._capture.name} --new-epoch`"
         if row is None:
-            advice = f"`everstate cdc add {self._capture.name}` makes the connector, which makes it"
+            advice = (
+                f"`everstate cdc add {self._capture.name}` makes the connector, which makes it; "
+                f"where there is a connector already, {again} makes both anew."
+            )
             return Finding(f"slot {name}", "fail", "there is none", advice=advice)
         held = int(row["held"] or 0)
-        if row["wal_status"] == "lost":
-            return Finding(
-                f"slot {name}", "fail", "it is lost: the server removed log it needed",
-                (f"SELECT pg_drop_replication_slot('{name}');",),
-                f"Then `everstate cdc remove {self._capture.name} --drop` and add it again: "
-                "rows are read anew, versions go on.",
-            )  # fmt: skip
+        if (lost := lost_slot(row, {})) is not None:
+            return Finding(f"slot {name}", "fail", lost, advice=f"{again} reads all rows anew.")
         found = f"{'in use' if row['active'] else 'nobody reads it'}, holds {held / 1e6:,.1f} MB"
         if not row["active"]:
             advice = f"`everstate cdc status {self._capture.name}` shows why"
@@ -265,14 +278,6 @@ class _Checks:
         found = f"{self._user} lacks {', '.join(missing)}"
         return Finding(name, "fail", found, tuple(statements))
 
-    def _slot_row(self) -> dict[str, Any] | None:
-        return self._maybe(
-            "SELECT active, wal_status, "
-            "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held "
-            "FROM pg_replication_slots WHERE slot_name = %s",
-            self._names.identifier,
-        )
-
     def _table(self, table: str) -> bool:
         """Whether there is a table of that name."""
         found = self._maybe(
@@ -296,6 +301,39 @@ class _Checks:
     def _sql(self, text: str, *parts: sql.Composable) -> str:
         """One statement as text, names quoted where they must be."""
         return sql.SQL(text).format(*parts).as_string(self._connection)
+
+
+def slot_row(connection: CapturedConnection, name: str) -> dict[str, Any] | None:
+    """A slot as the server has it, places and sizes in bytes of its log; ``None``: there is none.
+
+    ``end``: up to where its reader has confirmed the log; None while the slot is being made.
+    """
+    return connection.execute(
+        "SELECT active, active_pid, wal_status, "
+        "coalesce(to_jsonb(s) ->> 'invalidation_reason', '') AS reason, "
+        "pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint AS end, "
+        "pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS behind, "
+        "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held "
+        "FROM pg_replication_slots s WHERE slot_name = %s",
+        (name,),
+    ).fetchone()
+
+
+def lost_slot(row: Mapping[str, Any], offset: Mapping[str, Any]) -> str | None:
+    """Why the server does not send all that a connector has still to read; ``None``: it does.
+
+    ``offset``: its stored position. The server sends nothing from before the slot's place. While a
+    session reads the slot, that place may be ahead: Connect stores a position after its records.
+    """
+    if row["wal_status"] == "lost":
+        return f"the slot is lost ({row['reason'] or 'its log was removed'})"
+    read = max(int(offset.get(name) or 0) for name in ("lsn", "lsn_proc", "lsn_commit"))
+    if row["active"] or not read or int(row["end"] or 0) <= read:
+        return None
+    return (
+        f"the slot is at {int(row['end']):,} of the log, and the connector has read to {read:,}: "
+        "another session read the slot or made it anew, so the changes between are missing"
+    )
 
 
 def create_table(table: str, own: OwnTables) -> sql.Composed:

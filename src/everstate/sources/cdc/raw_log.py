@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -9,11 +10,14 @@ from everstate.config import Config
 from everstate.declarations.captures import Capture, Translation, topic_table
 from everstate.errors import LogError
 from everstate.log.client import raw_bytes_max
+from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.holding import HELD
+from everstate.sources.cdc.shapes.places import stream_place
 
 _HOUR_MS: Final = 3_600_000
+_TAIL: Final = 100
 
 
 class Parts(NamedTuple):
@@ -33,6 +37,36 @@ class Parts(NamedTuple):
 def raw_topic(names: TopicNames, capture: Capture) -> str:
     """The one raw topic of a capture whose connector `everstate cdc` runs."""
     return names.raw_prefix(capture.name)
+
+
+def newest_lsn(config: Config, capture: Capture) -> int:
+    """The last place of PostgreSQL's log that the end of a raw log names; 0: it names none.
+
+    Cost: one read of at most a hundred records.
+    """
+    topic = raw_topic(TopicNames(config.log.prefix), capture)
+    found = 0
+    try:
+        with Offsets(config) as offsets:
+            start = offsets.beginnings([topic])[topic, 0]
+            end = offsets.stable_ends([topic])[topic, 0]
+    except LogError:
+        return found
+    with Consumer(config, client_id="everstate-cdc") as consumer:
+        for record in consumer.read(topic, 0, max(start, end - _TAIL), end):
+            found = max(found, *_places(record.value))
+    return found
+
+
+def _places(value: bytes | None) -> list[int]:
+    """Places of the log in a row, or in the end of a transaction."""
+    body = json.loads(value or b"0")
+    if not isinstance(body, dict):
+        return [0]
+    place = stream_place("postgresql", body.get("source") or {})
+    end = str(body.get("id")).partition(":")[2]
+    rows = [] if place is None else [int.from_bytes(place[at : at + 8], "big") for at in (0, 8)]
+    return [*rows, int(end) if end.isdecimal() else 0]
 
 
 def parts_of(

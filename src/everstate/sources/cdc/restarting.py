@@ -57,8 +57,8 @@ class Failing(Protocol):
         Out: the table that was removed from its snapshot, and why; ``None``: none was.
         """
 
-    def move_to_one_log(self) -> bool:
-        """Make a connector of an earlier version write to the one raw log; out: whether it did."""
+    def bring_up_to_date(self) -> bool:
+        """Give a connector of an earlier version what cleaning needs; out: whether it lacked it."""
 
     def check_source(self, *, renew: bool = False) -> None:
         """Raise SourceReplaced when its database is not the one that it read before.
@@ -107,8 +107,8 @@ class Restarter:
         try:
             capturing = self._find()
             if not self._has_moved:
-                if capturing.move_to_one_log():
-                    logger.info("capture %s: its connector writes one raw log now", self._name)
+                if capturing.bring_up_to_date():
+                    logger.info("capture %s: its connector has this version's settings", self._name)
                 self._has_moved = True
             failure = capturing.failure()
             if failure is None:

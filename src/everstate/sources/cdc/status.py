@@ -13,6 +13,9 @@ from everstate.sources.cdc.halted import source_time_s
 _UNREAD: Final = re.compile(
     r"DDL statement couldn't be parsed\..*? with the statement '(.*?)'$", re.DOTALL | re.MULTILINE
 )
+DISCARDED: Final = "its position was discarded, and no snapshot has begun"
+"""Of a connector that a new epoch has stopped, and that was not started again."""
+_GONE: Final = "this is no longer available on the server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,17 @@ class CaptureStatus:
         return self.reads and not self.problems
 
 
-def why_not(reason: str | None, standing: ConnectorStanding | None) -> str | None:
+def why_not(capture: str, reason: str | None, standing: ConnectorStanding | None) -> str | None:
     """The reason of a status: a log that is lost first, then that of the connector itself."""
     note = None if standing is None else standing.note
     if standing is not None and standing.is_lost:
-        return note or reason
+        return f"{note or reason}; {reads_anew(capture)}"
     return reason or note
+
+
+def reads_anew(capture: str) -> str:
+    """The advice for a position at which no connector can go on."""
+    return f"`everstate cdc snapshot {capture} --new-epoch` reads all rows as they are now"
 
 
 def told_by(status: CaptureStatus, findings: Iterable[Finding]) -> list[Finding]:
@@ -98,6 +106,11 @@ def _cause(trace: str) -> str:
         return (
             f"Debezium cannot read the statement {' '.join(unread[1].split())}; `everstate cdc "
             "snapshot --new-epoch` reads all rows as they are now, and goes on after it"
+        )
+    if _GONE in trace:
+        return (
+            "the server no longer has the log after the stored position; `everstate cdc "
+            "snapshot --new-epoch` reads all rows as they are now"
         )
     lines = [line.strip() for line in trace.splitlines()]
     causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]

@@ -20,9 +20,16 @@ from everstate.changes import (
 from everstate.changes.accepting import read_exactly
 from everstate.changes.names import command_fault
 from everstate.declarations.commands import CommandGroup
-from everstate.errors import EverstateError, InvalidRequest, PreconditionFailed, Rejected
+from everstate.errors import (
+    EverstateError,
+    InvalidRequest,
+    PreconditionFailed,
+    Rejected,
+)
+from everstate.errors.base import described
 from everstate.http.conditions import Conditions, parse_condition
 from everstate.sources.commands.facts import fact_json, facts_of
+from everstate.sources.commands.store import NEVER
 from everstate.sources.commands.wire import (
     AnsweredChange,
     Outcome,
@@ -48,6 +55,8 @@ class RememberedEntity(NamedTuple):
     version: int
     state: BaseModel | None
     text: bytes | None
+    recorded_at: datetime = NEVER
+    """Of its newest change; the next one is not recorded before it, whatever a clock says."""
 
 
 NOTHING: Final = RememberedEntity(0, None, None)
@@ -85,6 +94,15 @@ class Decider:
         Any error of the project's functions other than Rejected parks the command: its sender
         gets that answer, the entity stays as it is, and later commands are decided.
         """
+        try:
+            return self._decided(held, command, recorded_at)
+        except BaseException as cause:
+            # The project's own code: any error of it parks only this command, `sys.exit` too.
+            return self.park(held, command, described(cause))
+
+    def _decided(
+        self, held: RememberedEntity, command: WireCommand, recorded_at: datetime
+    ) -> Decided:
         expected = command.expected_version
         if expected is not None and expected != held.version:
             return self._answer(held, command, Outcome.CONFLICT, expected_version=expected)
@@ -107,14 +125,11 @@ class Decider:
             return self.park(held, command, f"{command.command}: {where}: {first['msg']}")
         try:
             decided = self.group.decide(held.state, asked)
-            if isinstance(decided, Rejected):
-                return self._rejected(held, command, decided)
-            return self._apply(held, command, tuple(facts_of(decided)), recorded_at)
+            if not isinstance(decided, Rejected):
+                return self._apply(held, command, tuple(facts_of(decided)), recorded_at)
         except Rejected as refusal:
-            return self._rejected(held, command, refusal)
-        except Exception as cause:
-            # The project's own code: any error of it parks only this command.
-            return self.park(held, command, f"{type(cause).__name__}: {cause}")
+            decided = refusal
+        return self._rejected(held, command, decided)
 
     def park(self, held: RememberedEntity, command: WireCommand, reason: str) -> Decided:
         """The answer to a command that cannot be decided."""
@@ -138,12 +153,13 @@ class Decider:
         """One change for each fact, in one transaction block of the command."""
         source, command_id = provenance_of(bytes(command.provenance)), str(command.id)
         block_id, entity = f"command:{command_id}", self._change_source
-        version, state, text = held
+        version, state, text, newest = held
+        recorded_at = max(recorded_at, newest)
         changes, answered = [], []
         for index, fact in enumerate(facts, 1):
             before, version = text, version + 1
             state = self.group.evolve(state, fact)
-            text = None if state is None else self._text(state, command.key)
+            text = None if state is None else self._text(state, command.key, before)
             data = fact_json(fact)
             change: Change[bytes] = Change(
                 id=derived_change_id(entity, command_id, index),
@@ -170,10 +186,10 @@ class Decider:
                     data=msgspec.Raw(data),
                 )
             )
-        after = RememberedEntity(version, state, text)
+        after = RememberedEntity(version, state, text, recorded_at)
         return self._answer(after, command, Outcome.ACCEPTED, changes, changes=tuple(answered))
 
-    def _text(self, state: Any, key: str) -> bytes:
+    def _text(self, state: Any, key: str, before: bytes | None) -> bytes:
         entity_type = self.group.entity_type
         if state.__class__ is not entity_type.model:
             raise TypeError(
@@ -182,7 +198,8 @@ class Decider:
         found = entity_type.key_of(state)
         if found != key:
             raise ValueError(f"evolve returned the state of {found!r}")
-        return entity_type.encode(state)
+        text = entity_type.encode(state)
+        return text if before is None else entity_type.carry(key, before, text)
 
     def _rejected(self, held: RememberedEntity, command: WireCommand, refusal: Rejected) -> Decided:
         return self._answer(

@@ -27,9 +27,9 @@ from everstate.errors import (
     ProcessFailed,
     TopicResized,
 )
+from everstate.log.attempt import Attempt, Incoming
 from everstate.log.consumer import Consumer
 from everstate.log.loop import (
-    Incoming,
     LogPartition,
     Membership,
     Send,
@@ -166,8 +166,12 @@ class ProcessWork:
         """Whether a delayed command is due."""
         return bool(self._waiting) and self._waiting[0][0].due_us <= _us(self._clock())
 
-    def handle(self, batch: Sequence[Incoming], send: Send) -> None:
-        """Send the commands that follow and delayed ones that are due; store new delayed ones."""
+    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt | None = None) -> None:
+        """Send the commands that follow and delayed ones that are due; store new delayed ones.
+
+        Raises ProcessFailed for a refused change: none is skipped, and its commands cannot be sent.
+        """
+        attempt = attempt or Attempt()
         now_us = _us(self._clock())
         for message in batch:
             topic, number = message.topic() or "", message.partition() or 0
@@ -180,7 +184,10 @@ class ProcessWork:
                 continue
             if not self._seen[number].takes(change):
                 continue
-            for timer in self._followed(change):
+            if refused := attempt.refused(message):
+                cause = ValueError(refused)
+                raise ProcessFailed(self._process.name, change.entity, change.key, cause)
+            for timer in attempt.call(message, self._followed, change):
                 if timer.due_us <= now_us:
                     self._send(timer, send)
                 else:
@@ -199,12 +206,6 @@ class ProcessWork:
             for name, value in seen.changed.items():
                 send(self._seen_topic, name, value, [], number)
 
-    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
-        """Raise ProcessFailed: no change is skipped, and its commands cannot be sent."""
-        change = self._codecs[message.topic() or ""].decode(message.value() or b"")
-        cause = ValueError(f"the log refuses a command: {reason}")
-        raise ProcessFailed(self._process.name, change.entity, change.key, cause)
-
     def settle(self) -> None:
         """The transaction was committed: update the memory."""
         for seen in self._seen.values():
@@ -218,7 +219,7 @@ class ProcessWork:
     def _followed(self, change: Change[dict[str, Any]]) -> list[Timer]:
         try:
             return list(self._follow(change))
-        except Exception as cause:
+        except BaseException as cause:
             # The project's own code: the process manager stops until it is repaired; no change is
             # skipped.
             raise ProcessFailed(self._process.name, change.entity, change.key, cause) from cause

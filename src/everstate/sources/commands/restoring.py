@@ -164,14 +164,16 @@ def _state_rows(record: Record) -> list[tuple[bytes, bytes]]:
         wire = decode_wire(record.value)
         if not 0 < wire.version <= VERSION_MAX:
             raise ValueError(f"its version is {wire.version}")
-    except ValueError as cause:
+        text = bytes(wire.current_entity_state)
+        stated = None if text == b"null" else text
+        row = state_row(wire.version, stated, wire.recorded_at)
+    except (ValueError, TypeError) as cause:
         _unreadable.log(
             "%s[%d]@%d cannot be read, and the commands of %r are parked: %s",
             *(record.topic, record.partition, record.offset, record.key, cause),
         )
         return [(state_name(record.key), state_row(0, _UNREADABLE))]
-    text = bytes(wire.current_entity_state)
-    return [(state_name(record.key), state_row(wire.version, None if text == b"null" else text))]
+    return [(state_name(record.key), row)]
 
 
 def _answer_of(record: Record) -> tuple[bytes, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,14 @@ _TIME: Final = b"t"
 _COMMANDS: Final = "commands"
 """Name of a position in the copy: all commands before that offset are answered."""
 _VERSION = struct.Struct(">Q")
+_STORED = struct.Struct(">Qq")
+FORM: Final = "state-2 "
+"""Form of the rows; a store of another form is rebuilt from the log."""
 VERSION_MAX: Final = 2**63 - 1
 """The largest version that a column of the views has."""
+NEVER: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""`recordedAt` of an entity without a change."""
+_US: Final = timedelta(microseconds=1)
 _MOMENT = struct.Struct(">QQ")
 _TRIM_MAX: Final = 4_000
 
@@ -35,9 +42,9 @@ class StoreBatch:
     """Offset of the newest command in the batch."""
 
 
-def state_row(version: int, text: bytes | None) -> bytes:
-    """A stored state: version, then the JSON text; no text: the entity is deleted."""
-    return _VERSION.pack(version) + (text or b"")
+def state_row(version: int, text: bytes | None, recorded_at: datetime = NEVER) -> bytes:
+    """A stored state: version, `recordedAt`, then the JSON text; no text: the entity is deleted."""
+    return _STORED.pack(version, (recorded_at - NEVER) // _US) + (text or b"")
 
 
 def state_name(key: bytes) -> bytes:
@@ -45,9 +52,10 @@ def state_name(key: bytes) -> bytes:
     return _STATE + key
 
 
-def read_state_row(row: bytes) -> tuple[int, bytes | None]:
-    """Version and JSON text of a stored state."""
-    return _VERSION.unpack_from(row)[0], row[8:] or None
+def read_state_row(row: bytes) -> tuple[int, bytes | None, datetime]:
+    """Version, JSON text and `recordedAt` of a stored state."""
+    version, recorded_us = _STORED.unpack_from(row)
+    return version, row[_STORED.size :] or None, NEVER + recorded_us * _US
 
 
 def answer_key(key: bytes, command_id: bytes) -> bytes:
@@ -145,4 +153,4 @@ class PartitionStore:
 
 def open_store(path: Path, fingerprint: str, topics: Mapping[str, str]) -> PartitionStore:
     """The store at ``path``; an unreadable or outdated one is deleted and begun again."""
-    return PartitionStore(open_copy(path, fingerprint, topics))
+    return PartitionStore(open_copy(path, FORM + fingerprint, topics))

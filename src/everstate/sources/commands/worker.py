@@ -16,9 +16,17 @@ import msgspec
 from everstate.changes.keys import KEY_BYTES_MAX, check_key
 from everstate.config import Config
 from everstate.declarations.commands import CommandGroup
-from everstate.errors import InvalidChange, LogError, LogIdentityChanged, StateStoreFailed
+from everstate.errors import (
+    EverstateError,
+    InvalidChange,
+    LogError,
+    LogIdentityChanged,
+    StateStoreFailed,
+)
+from everstate.errors.base import described
+from everstate.log.attempt import Attempt, Incoming
 from everstate.log.client import record_bytes_max
-from everstate.log.loop import Incoming, LogPartition, Send
+from everstate.log.loop import LogPartition, Send
 from everstate.log.positions import Ends
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.bound import check_log
@@ -89,9 +97,9 @@ class CommandPartition:
         row = self.store.state(key)
         if row is None:
             return NOTHING
-        version, text = read_state_row(row)
+        version, text, recorded_at = read_state_row(row)
         state = None if text is None else self.decider.group.entity_type.validate_json(text)
-        held = self.cache[key] = RememberedEntity(version, state, text)
+        held = self.cache[key] = RememberedEntity(version, state, text, recorded_at)
         return held
 
     def version(self, key: bytes) -> int:
@@ -107,7 +115,7 @@ class CommandPartition:
         """Store the results of the committed transaction, which proves these ends."""
         batch = self.batch
         for key, held in self.open.items():
-            batch.states[key] = state_row(held.version, held.text)
+            batch.states[key] = state_row(held.version, held.text, held.recorded_at)
         self.store.settle(batch, now_ms, ends, batch.command_offset + 1)
         self.cache.update(self.open)
         for key in list(islice(self.cache, max(0, len(self.cache) - cache_max))):
@@ -232,26 +240,19 @@ class CommandWork:
         """Always false: there is no work without new commands."""
         return False
 
-    def handle(self, batch: Sequence[Incoming], send: Send) -> None:
-        """Decide commands in their order, and send all results."""
+    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt | None = None) -> None:
+        """Decide commands in their order, and send all results.
+
+        A refused one is parked: its sender gets that answer, and its entity stays as it is.
+        """
         with self._counted():
-            self._decide_all(batch, send)
+            self._decide_all(batch, send, attempt or Attempt())
 
     def settle(self) -> None:
         """The transaction was committed: update memory and stores."""
         with self._counted():
             self._write_all()
         self._failures = 0
-
-    def refuse(self, message: Incoming, reason: str, send: Send) -> None:
-        """Park the command: its sender gets that answer, and its entity stays as it is."""
-        topic, number, offset = message.topic(), message.partition(), message.offset()
-        assert topic is not None
-        assert number is not None
-        assert offset is not None
-        partition = self._partitions[topic, number]
-        self._one(partition, message, offset, self._clock(), send, refused=reason)
-        partition.batch.command_offset = offset
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -261,7 +262,7 @@ class CommandWork:
             self._failures += 1
             raise
 
-    def _decide_all(self, batch: Sequence[Incoming], send: Send) -> None:
+    def _decide_all(self, batch: Sequence[Incoming], send: Send, attempt: Attempt) -> None:
         now = self._clock()
         if self._restorer is not None and time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self._ends = self._restorer.ends({each.entity for each in self._partitions.values()})
@@ -271,7 +272,7 @@ class CommandWork:
             assert number is not None
             assert offset is not None
             partition = self._partitions[topic, number]
-            self._one(partition, message, offset, now, send)
+            self._one(partition, message, offset, now, send, attempt)
             partition.batch.command_offset = offset
         for partition in self._partitions.values():
             state_topic = self._topics[partition.entity][1]
@@ -304,10 +305,9 @@ class CommandWork:
         offset: int,
         now: datetime,
         send: Send,
-        *,
-        refused: str | None = None,
+        attempt: Attempt,
     ) -> None:
-        """Decide one command; ``refused``: why the log does not take what follows from it."""
+        """Decide one command."""
         key, value = message.key() or b"", message.value() or b""
         headers = dict(message.headers() or ())
         topics = self._topics[partition.entity]
@@ -328,11 +328,14 @@ class CommandWork:
         if known is not None and not (again and _is_parked(known)):
             self._reply(partition, key, known, headers, offset, send)
             return
+        refused = attempt.refused(message)
         if refused is None:
-            decided = self._decide(partition, key, command, DISCARD in headers, now)
+            decided = attempt.call(
+                message, self._decide, partition, key, command, DISCARD in headers, now
+            )
         else:
             held = RememberedEntity(partition.version(key), None, None)
-            decided = partition.decider.park(held, command, f"the log refuses it: {refused}")
+            decided = partition.decider.park(held, command, refused)
         for change_key, change, change_headers in decided.changes:
             send(topics[0], change_key, change, change_headers, partition.number)
             partition.newest[key] = (change, change_headers)
@@ -354,10 +357,13 @@ class CommandWork:
         decider = partition.decider
         try:
             held = partition.held(key)
-        except InvalidChange as cause:
+        except BaseException as cause:
+            if isinstance(cause, EverstateError) and not isinstance(cause, InvalidChange):
+                raise
             # The present model does not accept the stored state: the entity's commands are parked.
             held = RememberedEntity(partition.version(key), None, None)
-            return decider.park(held, command, f"its stored state: {cause.message}")
+            said = cause.message if isinstance(cause, InvalidChange) else described(cause)
+            return decider.park(held, command, f"its stored state: {said}")
         return decider.discard(held, command) if give_up else decider.decide(held, command, now)
 
     def _reply(

@@ -170,11 +170,7 @@ def emit_arguments(
         reason = "before and after are both None" if not keys else f"{sorted(keys)} are different"
         raise InvalidChange(name, key, "key", reason)
     checked = check_key(name, keys.pop())
-    old, new = states
-    texts = [
-        None if old is None else entity_type.encode(old, "stored").decode(),
-        None if new is None else entity_type.encode(new).decode(),
-    ]
+    texts = [None if state is None else entity_type.encode(state).decode() for state in states]
     return {
         "entity": name,
         "key": checked,

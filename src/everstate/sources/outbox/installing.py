@@ -45,8 +45,6 @@ _GRANTS: Final = (
     "GRANT SELECT ON everstate_store.identity, everstate_store.registered,"
     " everstate_store.outbox_unpublished TO everstate_relay",
     "GRANT SELECT, DELETE ON everstate_store.outbox TO everstate_relay",
-    # An earlier release granted this: a relay could have written changes in any service's name.
-    "REVOKE INSERT ON everstate_store.outbox FROM everstate_relay",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON everstate_store.outbox_pending,"
     " everstate_store.outbox_parked,"
     " everstate_store.outbox_published, everstate_store.published_to, everstate_store.relay,"

@@ -85,13 +85,6 @@ WITH moved AS (
 SELECT DISTINCT entity, key FROM moved
 """)
 
-# Rows of an older relay that did not park: their changes are pending, and will be blocked again.
-_NOT_PARKED: Final = sql.SQL("""
-DELETE FROM everstate_store.relay_blocked AS blocked WHERE NOT EXISTS (
-    SELECT FROM everstate_store.outbox_parked AS parked WHERE parked.xid = blocked.xid
-)
-""")
-
 # Retried by a relay that was killed: rows that are still pending were not published.
 _TRIED: Final = sql.SQL("""
 SELECT xid::text, EXISTS (
@@ -104,7 +97,6 @@ FROM everstate_store.relay_blocked AS blocked WHERE is_tried
 def reopen(connection: OutboxConnection, delay_s: float) -> None:
     """Recover the parked transactions of a former relay, and make all blocked ones due now."""
     with connection.transaction():
-        connection.execute(_NOT_PARKED)
         for xid, is_pending in connection.execute(_TRIED).fetchall():
             if is_pending:
                 connection.execute(_PARK, [[xid]])

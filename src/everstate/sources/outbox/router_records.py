@@ -48,8 +48,9 @@ class RouterReader:
     """Reads the routed records of one aggregate type as changes of one entity type.
 
     ``source`` names the outbox (server and table), so that a row that is read twice gives the
-    same change id. ``provenance`` is the default for payloads without one; ``None``: such payloads
-    are refused. ``is_event``: the payloads are facts.
+    same change id; two rows with one number, from which a table counts again, give two.
+    ``provenance`` is the default for payloads without one; ``None``: such payloads are refused.
+    ``is_event``: the payloads are facts.
     """
 
     entity_type: EntityType
@@ -67,7 +68,9 @@ class RouterReader:
         try:
             if holds_nul(record.value):
                 raise InvalidChange(self.entity_type.name, None, "message", "it has a NUL")
-            headers = {name: _header(value) for name, value in record.headers if value is not None}
+            headers = {
+                name: header_text(value) for name, value in record.headers if value is not None
+            }
             row_id = headers.get("id", "")
             if not row_id:
                 raise InvalidChange(self.entity_type.name, None, "headers.id", "it is missing")
@@ -88,7 +91,7 @@ class RouterReader:
     ) -> Change[BaseModel]:
         name = self.entity_type.name
         return Change(
-            id=_change_id(self.source, row_id),
+            id=row_identity(self.source, row_id),
             entity=name,
             schema_version=self.entity_type.schema_version,
             key=row_id,
@@ -117,7 +120,7 @@ class RouterReader:
         event_fields = payload.get("event")
         data = event_fields.get("data") if isinstance(event_fields, Mapping) else None
         return Change(
-            id=_change_id(self.source, row_id),
+            id=_change_id(self.source, row_id, name, key, version),
             entity=name,
             schema_version=self.entity_type.schema_version,
             key=key,
@@ -197,16 +200,30 @@ def _key(key: bytes | None) -> str:
     return found if isinstance(found, str) else key.decode()
 
 
-def _header(value: bytes) -> str:
+def header_text(value: bytes) -> str:
+    """Text of a header, with or without the quotation marks of JSON."""
     text = value.decode()
     return str(decode(text)) if text.startswith('"') else text
 
 
-def _change_id(source: str, row_id: str) -> UUID:
+def is_uuid(row_id: str) -> bool:
+    """Whether the id of an outbox row is a UUID, which no other row ever has."""
     try:
-        return UUID(row_id)
+        UUID(row_id)
     except ValueError:
-        return derived_change_id(source, row_id, 0)
+        return False
+    return True
+
+
+def row_identity(source: str, row_id: str) -> UUID:
+    """The id of an outbox row as a UUID; a number may come again after the table was emptied."""
+    return UUID(row_id) if is_uuid(row_id) else derived_change_id(source, row_id, 0)
+
+
+def _change_id(source: str, row_id: str, entity: str, key: str, version: int) -> UUID:
+    if is_uuid(row_id):
+        return UUID(row_id)
+    return derived_change_id(source, f"{row_id}\n{entity}\n{key}", version)
 
 
 def _at(timestamp_ms: int) -> datetime:

@@ -44,7 +44,7 @@ class PreparedRow(NamedTuple):
 class Settle(Protocol):
     """Decides, under the rows' locks, which other states are written instead of prepared ones."""
 
-    def __call__(self, stored: Mapping[str, str], rows: Sequence[PreparedRow]) -> Mapping[int, str]:
+    def __call__(self, stored: Mapping[str, str], rows: Sequence[PreparedRow]) -> dict[int, str]:
         """States by the place of their row; ``stored``: JSON of entities that exist, by key.
 
         It may be called again with the same rows.
@@ -116,10 +116,21 @@ def check_expected(
         raise NotFound(f"{entity} {row.key!r} does not exist; there is nothing to delete.")
 
 
+def carried(entity_type: EntityType, row: PreparedRow, before: str | None) -> PreparedRow:
+    """The row with the fields of the state before that its model does not have.
+
+    Raises InvalidChange as :meth:`EntityType.carry` does.
+    """
+    if before is None or row.state is None or before == row.state:
+        return row
+    state = entity_type.carry(row.key, before, row.state.encode()).decode()
+    return row if state == row.state else row._replace(state=state)
+
+
 def kind_of(
     entity_type: EntityType, row: PreparedRow, before: str | None, *, force: bool, limit: int
 ) -> Kind | None:
-    """Kind of the change that a row makes; ``None``: none, as the state is equal.
+    """Kind of the change that a :func:`carried` row makes; ``None``: none, the state is equal.
 
     Raises ChangeTooLarge for a change that is too large for a message of ``limit`` bytes.
     """

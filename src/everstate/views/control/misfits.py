@@ -29,12 +29,7 @@ class Misfits(Schema):
             cursor.executemany(query, [(*place, *each) for each in found])
 
     def misfits(self, entity: str | None = None) -> list[Misfit]:
-        """Misfits by entity type, field and schema version, over all partitions.
-
-        None in a database whose tables are of an earlier release.
-        """
-        if not self._has("misfit", "field"):
-            return []
+        """Misfits by entity type, field and schema version, over all partitions."""
         query = sql.SQL(
             "SELECT entity, field, schema_version, sum(count)::bigint, "
             "min(ARRAY[generation, partition, first_offset]), "

@@ -138,8 +138,6 @@ class Registry(Schema):
 
         A number is never used twice: held changes and running tasks know a version by it.
         """
-        if not self._has("view_number", "name"):
-            return {}
         rows = self.connection.execute(
             sql.SQL("SELECT name, version FROM {}").format(self.table("view_number"))
         )

@@ -1,4 +1,4 @@
-"""Creates the control tables, and migrates those of the first form."""
+"""Creates the control tables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import psycopg
 from psycopg import sql
 
-from everstate.errors import LogIdentityChanged, NoViews
-from everstate.views.tables import CORE_FINGERPRINT
+from everstate.errors import LogIdentityChanged, NoViews, ViewStoreError
 
 if TYPE_CHECKING:
     # A process that only reads does not need Kafka's client.
@@ -92,29 +91,6 @@ CREATE TABLE IF NOT EXISTS {s}.identity (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), views_id uuid NOT NULL);
 INSERT INTO {s}.identity (views_id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
 """
-_LATER: Final = (
-    ("view", "kind", "text NOT NULL DEFAULT 'unknown'"),
-    ("view", "fields", "text[] NOT NULL DEFAULT '{}'"),
-    ("view", "attempt", "uuid"),
-    ("view", "progress", "jsonb"),
-    ("view", "undone", "text"),
-    ("view", "status_reason", "text"),
-    ("view", "error", "text"),
-    ("view", "waits_for", "text"),
-)
-"""Columns that were added to the second form later: table, name, type."""
-# One column said all of this before; what is still true is stored again by its writer.
-_FOUR_FIELDS: Final = """
-UPDATE {s}.view SET status_reason = reason WHERE status IN ('waiting', 'retired');
-UPDATE {s}.view SET error = reason WHERE status NOT IN ('waiting', 'retired');
-ALTER TABLE {s}.view DROP COLUMN reason;
-"""
-# A part had its offsets twice: the rows have them too.
-_FIRST_OFFSET: Final = """
-ALTER TABLE {s}.deferred ADD COLUMN first_offset bigint;
-UPDATE {s}.deferred SET first_offset = offsets[1];
-ALTER TABLE {s}.deferred ALTER COLUMN first_offset SET NOT NULL, DROP COLUMN offsets;
-"""
 # Both are compressed already, or do not become smaller.
 _STORED_AS_IT_IS: Final = """
 ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
@@ -123,53 +99,6 @@ ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
 _COLUMN: Final = """
 SELECT FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s AND column_name = %s
-"""
-# For a schema from before the identity was stored by entity type.
-_ADD_ENTITY: Final = """
-ALTER TABLE {s}.topic_identity ADD COLUMN entity text, ADD COLUMN generation int,
-    ADD COLUMN partitions int;
-UPDATE {s}.topic_identity SET
-    entity = substring(topic FROM '([^.]+)[.]changes[.]g[0-9]+$'),
-    generation = substring(topic FROM '([0-9]+)$')::int;
-UPDATE {s}.topic_identity AS known SET partitions = (
-    SELECT count(*) FROM {s}.position AS place
-    WHERE place.view_group = known.entity AND place.generation = known.generation);
-DELETE FROM {s}.topic_identity WHERE partitions = 0;
-"""
-# The first form kept views in groups. The main group is the core; each of its views is built again
-# as version 2, while readers continue to see version 1.
-_SECOND_FORM: Final = """
-ALTER TABLE {s}.position RENAME TO position_1;
-ALTER TABLE {s}.counters RENAME TO counters_1;
-ALTER TABLE {s}.view RENAME TO view_1;
-ALTER TABLE {s}.held RENAME TO held_1;
-ALTER INDEX {s}.position_pkey RENAME TO position_1_pkey;
-ALTER INDEX {s}.counters_pkey RENAME TO counters_1_pkey;
-ALTER INDEX {s}.view_pkey RENAME TO view_1_pkey;
-ALTER INDEX {s}.held_pkey RENAME TO held_1_pkey;
-ALTER TABLE {s}.dead DROP COLUMN view_group;
-"""
-_COPY_FIRST_FORM: Final = """
-INSERT INTO {s}.position (view, version, entity, generation, partition, next_offset, fingerprint)
-    SELECT entity || '_latest', 1, entity, generation, partition, next_offset, {core}
-    FROM {s}.position_1 WHERE view_group = entity;
-INSERT INTO {s}.counters
-    SELECT view_group, generation, partition, applied, duplicate, held, dead
-    FROM {s}.counters_1 WHERE strpos(view_group, '/') = 0;
-INSERT INTO {s}.held
-    (entity, generation, partition, key, version, "offset", change_id, row, held_at)
-    SELECT view_group, generation, partition, key, version, "offset", change_id, row, held_at
-    FROM {s}.held_1 WHERE strpos(view_group, '/') = 0;
-INSERT INTO {s}.view
-    (name, version, entity, kind, definition, fingerprint, status, status_reason, published)
-    SELECT name, version, entity, 'unknown', definition, fingerprint || '/1',
-        CASE WHEN status = 'left' THEN 'retired' ELSE 'live' END,
-        'kept by an earlier form of everstate: it is built again', true
-    FROM {s}.view_1 WHERE name <> entity || '_latest';
-INSERT INTO {s}.view (name, version, entity, kind, definition, fingerprint, status, published)
-    SELECT name, 1, entity, 'latest', '{{"keeps": "latest"}}', {core}, 'live', true
-    FROM {s}.view_1 WHERE name = entity || '_latest';
-DROP TABLE {s}.position_1, {s}.counters_1, {s}.view_1, {s}.held_1;
 """
 # Number of the advisory lock that serializes installers: "everview" in ASCII.
 _INSTALL_LOCK: Final = 0x6576657276696577
@@ -186,38 +115,25 @@ class Schema:
     def install(self) -> None:
         """Create the schema and the control tables; idempotent, and safe for concurrent calls.
 
-        Tables of the first form are migrated in the same transaction.
+        Raises ViewStoreError where an unreleased version of everstate made them.
         """
         s = sql.Identifier(self.schema_name)
         with self.connection.transaction():
             self.lock_installing()
             self.connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(s))
-            # Only where it is needed: ALTER TABLE waits for every reader of the table.
-            is_first_form = self._has("view", "view_group")
-            if is_first_form:
-                if not self._has("topic_identity", "entity"):
-                    self.connection.execute(sql.SQL(_ADD_ENTITY).format(s=s))
-                self.connection.execute(sql.SQL(_SECOND_FORM).format(s=s))
-            self._add_columns()
-            if not is_first_form and self._has("view", "reason"):
-                self.connection.execute(sql.SQL(_FOUR_FIELDS).format(s=s))
-            is_stored_otherwise = not self._has("deferred", "first_offset")
-            if self._has("deferred", "offsets"):
-                self.connection.execute(sql.SQL(_FIRST_OFFSET).format(s=s))
+            is_new = not self._has("deferred", "id")
+            is_of_today = self._has("view", "waits_for") and self._has("deferred", "first_offset")
+            if self._has("view", "name") and not is_of_today:
+                raise ViewStoreError(
+                    f"the control tables in schema {self.schema_name} were made by an unreleased "
+                    "version of everstate; nothing was changed.",
+                    advice="Give `views.schema_name` a new value and start `everstate run`: all "
+                    "views are built there. To begin with a new log, too, see `everstate log begin "
+                    "--help`.",
+                )
             self.connection.execute(sql.SQL(_DDL).format(s=s))
-            if is_stored_otherwise:
+            if is_new:
                 self.connection.execute(sql.SQL(_STORED_AS_IT_IS).format(s=s))
-            if is_first_form:
-                copy = sql.SQL(_COPY_FIRST_FORM)
-                self.connection.execute(copy.format(s=s, core=sql.Literal(CORE_FINGERPRINT)))
-
-    def _add_columns(self) -> None:
-        """Add later columns to existing tables."""
-        for table, column, kind in _LATER:
-            if self._has(table, "entity") and not self._has(table, column):
-                query = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
-                names = (self.table(table), sql.Identifier(column), sql.SQL(kind))
-                self.connection.execute(query.format(*names))
 
     def lock_installing(self) -> None:
         """Wait until no other transaction installs tables; the lock ends with the transaction."""

@@ -33,6 +33,7 @@ from everstate.sources.stores.rows import (
     ENVELOPE_BYTES,
     PreparedRow,
     bytes_of,
+    carried,
     check_expected,
     kind_of,
     prepare,
@@ -313,7 +314,8 @@ class CassandraStore(Store):
     def _chain(self, head: Head, rows: Sequence[PreparedRow], force: bool) -> Sequence[WriteStep]:
         """Steps for states of one key, each following the one before; equal ones are left out."""
         steps, before = list[WriteStep](), head.state
-        for row in rows:
+        for given in rows:
+            row = carried(self.entity_type, given, before)
             kind = kind_of(self.entity_type, row, before, force=force, limit=self._limit)
             if kind is not None:
                 steps.append(WriteStep(head.version + len(steps) + 1, kind, row, before))

@@ -67,8 +67,6 @@ class Settling:
                     continue
                 if old is not None:
                     state = self._whole(chunk.rows[n], chunk.entities[n], state, old, row.key)
-                if old is not None and self._entity_type.is_equal(old, state):
-                    state = old
                 if state != row.state:
                     changed[n] = state
                 before[row.key] = state
@@ -81,11 +79,10 @@ class Settling:
         if stored is None:
             return False
         last = self._last[key]
-        if self._missing != "keep":
-            return self._entity_type.canonical(stored) == last
-        old = decode(stored)
-        kept, now = encode(old | decode(last)).decode(), encode(old).decode()
-        return self._entity_type.is_equal(kept, now)
+        if self._missing == "keep":
+            last = encode(decode(stored) | decode(last))
+        whole = self._entity_type.carry(key, stored, last).decode()
+        return self._entity_type.is_equal(stored, whole)
 
     def _whole(self, number: int, entity: BaseModel, state: str, stored: str, key: str) -> str:
         """The state with the fields that its row does not have; raises UnreadableRow."""
@@ -151,7 +148,7 @@ def repeated_keys(
                     given = {name: v for name, v in decode(state).items() if name in names}
                     last[key] = encode(decode(last.get(key, b"{}")) | given)
                 else:
-                    last[key] = entity_type.canonical(state.decode())
+                    last[key] = state
     return last
 
 

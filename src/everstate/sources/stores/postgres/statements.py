@@ -127,7 +127,8 @@ WHERE present.key IN (SELECT key FROM pg_temp.everstate_incoming) AND present.st
 """)
 
 # Many writes, possibly several of one key. A key that did not exist when the rows were locked may
-# have been inserted since: then fewer rows are stored than there are keys; the call is repeated.
+# have been inserted since: then fewer rows are stored than there are keys, or more of them existed
+# than were locked and asked what they keep; the call is repeated.
 _WRITE_MANY: Final = sql.SQL("""
 WITH chained AS (
     SELECT incoming.*, coalesce(present.version, 0) AS base,
@@ -177,6 +178,7 @@ WITH chained AS (
 SELECT
     (SELECT count(*) FROM steps), (SELECT count(*) FROM steps WHERE newest),
     (SELECT count(*) FROM updated) + (SELECT count(*) FROM inserted),
+    (SELECT count(DISTINCT key) FROM chained WHERE base > 0),
     (SELECT key FROM largest), (SELECT size FROM largest)
 """)
 

@@ -43,6 +43,7 @@ from everstate.sources.stores.rows import (
     KEY_FACTOR,
     PreparedRow,
     Settle,
+    carried,
     check_expected,
     kind_of,
     prepare,
@@ -268,7 +269,8 @@ class EntityStore(Store):
         value for all, or a sequence with one for each. There are no expected versions. Raises as
         ``put`` does, and nothing was written then; a call that raised Unavailable may be repeated,
         but it writes keys with several states again. Cost: about 40 µs each in calls of 5,000; all
-        rows of a call are held in memory, and are published in one transaction.
+        rows of a call and the stored states of their keys are held in memory, and the changes are
+        published in one transaction.
         """
         recorded_at = datetime.now(UTC)
         with collector_paused():
@@ -318,6 +320,7 @@ class EntityStore(Store):
         name = self.entity_type.name
         version, before = connection.execute(self._sql.lock, [row.key]).fetchone() or (0, None)
         check_expected(name, row, before, version, write.expected_version)
+        row = carried(self.entity_type, row, before)
         kind = kind_of(self.entity_type, row, before, force=write.force, limit=self._limit)
         if kind is None:
             return Written(key=row.key, version=version)
@@ -353,13 +356,10 @@ class EntityStore(Store):
             copy.set_types(INCOMING_TYPES)
             for n, row in enumerate(rows):
                 copy.write_row((n, *row))
-        connection.execute(self._sql.lock_many)
-        if settle is None and self.entity_type.has_many_texts and not force:
-            settle = self._equal_texts
-        if settle is not None:
-            stored = dict(connection.execute(self._sql.before_many).fetchall())
-            if texts := settle(stored, rows):
-                connection.execute(SET_STATES, [list(texts), list(texts.values())])
+        (locked,) = connection.execute(self._sql.lock_many).fetchone() or (0,)
+        stored = dict(connection.execute(self._sql.before_many).fetchall()) if locked else {}
+        if texts := self._settled(stored, rows, force, settle):
+            connection.execute(SET_STATES, [list(texts), list(texts.values())])
         values = {
             "entity": self.entity_type.name,
             "schema_version": self.entity_type.schema_version,
@@ -370,30 +370,38 @@ class EntityStore(Store):
         }
         found = connection.execute(self._sql.write_many, values).fetchone()
         assert found is not None
-        changes, keys, stored, largest_key, largest_bytes = found
-        if stored != keys:
+        changes, keys, written, existing, largest_key, largest_bytes = found
+        if (written, existing) != (keys, locked):
             raise InsertedMeanwhile
         if changes and largest_bytes > self._limit:
             raise ChangeTooLarge(self.entity_type.name, largest_key, largest_bytes, self._limit)
         return WrittenMany(changes=changes, keys=keys, unchanged=len(rows) - changes)
 
-    def _equal_texts(
-        self, stored: Mapping[str, str], rows: Sequence[PreparedRow]
+    def _settled(
+        self,
+        stored: Mapping[str, str],
+        rows: Sequence[PreparedRow],
+        force: bool,
+        settle: Settle | None,
     ) -> dict[int, str]:
-        """The text of the state before it, for each row whose state is equal to that."""
-        before: dict[str, str | None] = dict(stored)
-        kept: dict[int, str] = {}
-        for n, row in enumerate(rows):
-            text = before.get(row.key)
-            if (
-                text is not None
-                and text != row.state
-                and self.entity_type.is_equal(text, row.state)
-            ):
-                kept[n] = text
-            else:
-                before[row.key] = row.state
-        return kept
+        """The states that are written instead of those of their rows, each after the one before.
+
+        A state that is equal to the one before it gets the text of that.
+        """
+        texts = {} if settle is None else settle(stored, rows)
+        if not stored and not self.entity_type.has_many_texts:
+            return texts
+        before = dict(stored)
+        for n, given in enumerate(rows):
+            old = before.get(given.key)
+            row = given if n not in texts else given._replace(state=texts[n])
+            state = carried(self.entity_type, row, old).state or ""
+            if old is not None and not force and self.entity_type.is_equal(old, state):
+                state = old
+            before[given.key] = state
+            if state != given.state:
+                texts[n] = state
+        return texts
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[OutboxConnection]:

@@ -18,8 +18,6 @@ from everstate.errors import PublishRefused
 from everstate.views.control import Connection
 
 LOCK_MS: Final = 200
-_OLD_MARK: Final = "everstate shows "
-"""Beginning of the comment by which earlier releases knew what a name shows."""
 _GRANTED: Final = (
     "CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END, "
     "privilege_type, is_grantable"
@@ -50,8 +48,6 @@ def point_reader(connection: Connection, schema_name: str, name: str, query: sql
     except psycopg.errors.InvalidTableDefinition:
         connection.execute("ROLLBACK TO SAVEPOINT point")
         _make_again(connection, schema_name, name, query)
-    if any(text.startswith(_OLD_MARK) for _, text in _comments(connection, schema_name, name)):
-        connection.execute(sql.SQL("COMMENT ON VIEW {} IS NULL").format(view))
     connection.execute(
         sql.SQL(
             "INSERT INTO {} (name, relation, shows) "

@@ -14,11 +14,6 @@ import pyarrow as pa
 
 from everstate.errors import PositionMoved, ViewFailed
 from everstate.log.positions import Range
-from everstate.testing.view_actors import FOREIGN, UNREAD, RepeatableReader, TwoStores, note
-from everstate.testing.view_memory import MemoryDatabase, Opened
-from everstate.testing.view_memory_orders import LATEST, advance, open_positions, vector_of
-from everstate.testing.view_oracle import accepted
-from everstate.testing.view_orders import PLANNED, TABLES, VIEWS, Log, random_logs
 from everstate.views.batch import Batch
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, ViewVersion
 from everstate.views.core import apply_range
@@ -36,6 +31,11 @@ from everstate.views.tables import (
 )
 from everstate.views.trailing import trail_range
 from everstate.views.versions import registered, steps
+from kit.view_actors import FOREIGN, UNREAD, RepeatableReader, TwoStores, note
+from kit.view_memory import MemoryDatabase, Opened
+from kit.view_memory_orders import LATEST, advance, open_positions, vector_of
+from kit.view_oracle import accepted
+from kit.view_orders import PLANNED, TABLES, VIEWS, Log, random_logs
 
 PARTITIONS: Final = range(2)
 PLANS: Final[Mapping[str, ViewPlan]] = {p.name: p for p in (HistoryPlan.of("order"), *VIEWS)}

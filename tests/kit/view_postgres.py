@@ -12,15 +12,15 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.log.positions import Range
-from everstate.testing.view_contract import KeptOrders
-from everstate.testing.view_oracle import OracleTables, in_order
-from everstate.testing.view_orders import ORDER, TYPES, VIEWS
 from everstate.views.control import Control
 from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
 from everstate.views.stores import PostgresViewStore, close_store, core_tables, view_tables
 from everstate.views.tables import Core, KeptTable, Row
 from everstate.views.trailing import Exceptions
 from everstate.views.versions import registered
+from kit.view_contract import KeptOrders
+from kit.view_oracle import OracleTables, in_order
+from kit.view_orders import ORDER, TYPES, VIEWS
 
 PLANS = (HistoryPlan.of("order"), *VIEWS)
 

@@ -17,15 +17,19 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from everstate.errors import Unavailable as Killed
-from everstate.testing.view_actors import (
+from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
+from everstate.views.publishing import publish
+from everstate.views.tables import Vector, covers, physical
+from everstate.views.versions import passed_by_all, to_come
+from kit.view_actors import (
     FOREIGN,
     MemoryPublisher,
     RepeatableReader,
     Subscriber,
     note,
 )
-from everstate.testing.view_memory import LockTaken
-from everstate.testing.view_memory_orders import (
+from kit.view_memory import LockTaken
+from kit.view_memory_orders import (
     LATEST,
     SHOWN,
     open_positions,
@@ -33,13 +37,9 @@ from everstate.testing.view_memory_orders import (
     trim,
     vector_of,
 )
-from everstate.testing.view_oracle import OracleTables, accepted, expected
-from everstate.testing.view_orders import Log, Logged
-from everstate.testing.view_world import OLDER, PARTITIONS, PLANS, World
-from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
-from everstate.views.publishing import publish
-from everstate.views.tables import Vector, covers, physical
-from everstate.views.versions import passed_by_all, to_come
+from kit.view_oracle import OracleTables, accepted, expected
+from kit.view_orders import Log, Logged
+from kit.view_world import OLDER, PARTITIONS, PLANS, World
 
 _NEST: Final = 0.12
 _KILL: Final = 0.01

@@ -10,20 +10,20 @@ import pyarrow as pa
 
 from everstate.changes.tokens import Spot
 from everstate.serving.in_effect import in_effect
-from everstate.testing.view_memory import (
-    MemoryDatabase,
-    MemoryStore,
-    MemoryTransaction,
-    exceptions_in,
-)
-from everstate.testing.view_memory import MemoryTrailing as Trailing
-from everstate.testing.view_memory_orders import LATEST, vector_of
-from everstate.testing.view_orders import PLANNED, START, TABLES, Log, Logged, images_of, state_text
 from everstate.views.control import KEPT, LIVE, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.publishing import stands_with_core
 from everstate.views.tables import Core, KeptTable, Vector, planned_column
 from everstate.views.trailing import Exceptions
+from kit.view_memory import (
+    MemoryDatabase,
+    MemoryStore,
+    MemoryTransaction,
+    exceptions_in,
+)
+from kit.view_memory import MemoryTrailing as Trailing
+from kit.view_memory_orders import LATEST, vector_of
+from kit.view_orders import PLANNED, START, TABLES, Log, Logged, images_of, state_text
 
 FOREIGN: Final = replace(TABLES["by_region"], view="mirror")
 """A trailing view in another store, which restoring the database does not reset."""

@@ -10,8 +10,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from everstate.testing.view_orders import START, Log, Logged, OrderState, state_text
 from everstate.views.tables import Row
+from kit.view_orders import START, Log, Logged, OrderState, state_text
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Contract of all stores of views; a store's test class inherits `ViewContract`.
 
 It provides the fixture ``kept``: a :class:`KeptOrders`, which drives the store under test. The
-oracle (:mod:`everstate.testing.view_oracle`) uses no SQL, no sums and no batches.
+oracle (:mod:`kit.view_oracle`) uses no SQL, no sums and no batches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ import pytest
 
 from everstate.errors import HeldOverflow, PositionMoved
 from everstate.log.positions import Range
-from everstate.testing.view_oracle import OracleTables, differences, expected
-from everstate.testing.view_orders import (
+from everstate.views.core import Applied, CoreStore, apply_range
+from everstate.views.plain import apply_plain
+from everstate.views.tables import Core, KeptTable, planned_column
+from everstate.views.trailing import Exceptions, TrailingStore, trail_range
+from kit.view_oracle import OracleTables, differences, expected
+from kit.view_orders import (
     HISTORY,
     TABLES,
     Log,
@@ -30,10 +34,6 @@ from everstate.testing.view_orders import (
     random_logs,
     state_of,
 )
-from everstate.views.core import Applied, CoreStore, apply_range
-from everstate.views.plain import apply_plain
-from everstate.views.tables import Core, KeptTable, planned_column
-from everstate.views.trailing import Exceptions, TrailingStore, trail_range
 
 BY_REGION, TOTALS, OPEN = TABLES["by_region"], TABLES["totals"], TABLES["open_orders"]
 

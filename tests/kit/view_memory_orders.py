@@ -10,17 +10,17 @@ from functools import lru_cache
 from typing import Any, Final
 
 from everstate.log.positions import Range
-from everstate.testing.view_contract import KeptOrders
-from everstate.testing.view_memory import (
+from everstate.views.tables import CORE_FINGERPRINT, Core, KeptTable, Row, latest_of, physical
+from everstate.views.trailing import Exceptions
+from kit.view_contract import KeptOrders
+from kit.view_memory import (
     MemoryDatabase,
     MemoryStore,
     MemoryTransaction,
     exceptions_in,
 )
-from everstate.testing.view_oracle import OracleTables, in_order
-from everstate.testing.view_orders import HISTORY, TABLES
-from everstate.views.tables import CORE_FINGERPRINT, Core, KeptTable, Row, latest_of, physical
-from everstate.views.trailing import Exceptions
+from kit.view_oracle import OracleTables, in_order
+from kit.view_orders import HISTORY, TABLES
 
 LATEST = latest_of("order")
 
