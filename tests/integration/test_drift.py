@@ -21,6 +21,7 @@ from cassandra_cases import drop, own_keyspace
 from everstate.changes import Change, ChangeCodec, Kind, new_change_id
 from everstate.changes.drift import Drifted, Truth, What
 from everstate.config import Config
+from everstate.errors import StoreBehindLog
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
@@ -301,6 +302,59 @@ def test_each_kind_of_drift_is_found_named_and_mended(
     assert side.store.get("x-1") is None
     assert side.store.put(StoredOrder(order_id="x-1"), provenance=CLERK).version == 3
     side.publish()
+    check_log(side.config)
+
+
+@pytest.mark.parametrize("side", ["postgres"], indirect=True)
+def test_a_store_restored_from_an_older_backup_gets_above_its_log(
+    side: PostgresSide, check: Callable[..., DriftReport]
+) -> None:
+    """Written since: nothing, less than the log has, as much, and more; deleted on both sides."""
+    put(side, range(7), "a")
+    side.store.delete("o-0005", provenance=CLERK)
+    side.publish()
+    tables = ("order", "outbox", "outbox_pending", "outbox_published", "relay")
+    for name in tables:
+        side.execute(f'CREATE TABLE public."{name}" AS TABLE everstate_store."{name}"')
+    for note in ("b", "c", "d"):
+        put(side, range(5), note)
+        side.publish()
+    for key in ("x-1", "x-2"):
+        side.store.put(StoredOrder(order_id=key), provenance=CLERK)
+    side.store.delete("x-2", provenance=CLERK)
+    side.store.put(StoredOrder(order_id="o-0005"), provenance=CLERK)
+    side.store.delete("o-0005", provenance=CLERK)
+    side.publish()
+
+    for name in tables:
+        side.execute(f'TRUNCATE everstate_store."{name}"')
+        side.execute(
+            f'INSERT INTO everstate_store."{name}" OVERRIDING SYSTEM VALUE'
+            f' SELECT * FROM public."{name}"'
+        )
+    side.execute(
+        "SELECT setval(pg_get_serial_sequence('everstate_store.outbox', 'id'), max(id))"
+        " FROM everstate_store.outbox"
+    )
+    for number in range(1, 5):
+        for note in "efgh"[:number]:
+            put(side, range(number, number + 1), note)
+    with pytest.raises(StoreBehindLog):
+        side.publish()
+    report = check(repair=True, rebuild_share=1.1)
+    assert (report.drifted, report.repaired, report.pending) == (8, 8, 0)
+    side.publish()
+    assert check().drifted == 0
+    check_log(side.config)
+    for number, note in enumerate("aefgh"):
+        order = StoredOrder(order_id=f"o-000{number}", note=note)
+        assert (side.store.get(order.order_id) or [None])[0] == order
+    assert [side.store.get(key) for key in ("x-1", "x-2", "o-0005")] == [None, None, None]
+    put(side, range(7), "i")
+    for key in ("x-1", "x-2"):
+        side.store.put(StoredOrder(order_id=key), provenance=CLERK)
+    side.publish()
+    assert check().drifted == 0
     check_log(side.config)
 
 

@@ -16,7 +16,14 @@ from prometheus_client import REGISTRY
 
 from everstate.changes import DomainEvent
 from everstate.config import Config
-from everstate.errors import ChangeTooLarge, Fenced, LogIdentityChanged, LogTruncated, Unavailable
+from everstate.errors import (
+    ChangeTooLarge,
+    Fenced,
+    LogIdentityChanged,
+    LogTruncated,
+    StoreBehindLog,
+    Unavailable,
+)
 from everstate.log.bound import changelogs
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
@@ -179,10 +186,17 @@ def test_the_memory_of_another_store_is_not_applied_to_this_one(
     store.install()
     put(store, "o-2")
     with Relay(config, [ORDER]) as relay:
-        assert drain(relay) == 1
+        with pytest.raises(StoreBehindLog, match="order") as behind:
+            relay.step()
+        assert behind.value.advice is not None
+        assert "`everstate drift repair order`" in behind.value.advice
+        put(store, "o-1")
+        with pytest.raises(StoreBehindLog):
+            relay.step()
+    assert len(read_topic(config, TopicNames(config.log.prefix).changes(ORDER.name))) == 1
 
 
-def test_rows_written_after_a_restore_are_published_although_their_ids_were_used(
+def test_what_was_written_since_a_restore_is_not_sent_as_versions_that_the_log_has(
     config: Config, store: EntityStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, "o-1")
@@ -191,6 +205,10 @@ def test_rows_written_after_a_restore_are_published_although_their_ids_were_used
         relay.step()
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         connection.execute("UPDATE everstate_store.outbox SET change_id = gen_random_uuid()")
+    with Relay(config, [ORDER]) as relay, pytest.raises(StoreBehindLog):
+        drain(relay)
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE everstate_store.outbox SET version = 2")
     with Relay(config, [ORDER]) as relay:
         assert drain(relay) == 1
 

@@ -159,6 +159,14 @@ def test_an_address_that_leads_nowhere_names_what_there_is(local: FastAPI) -> No
     assert "GET /" in ask(local, "GET", "/somewhere").json()["detail"]
 
 
+def test_an_answer_does_not_repeat_all_of_a_long_request(local: FastAPI) -> None:
+    answer = ask(local, "GET", "/query/v1/bell", params={"limit": "a" * 30_000 + "z"})
+    assert answer.status_code == 400
+    assert len(answer.content) < 3_000
+    assert "characters …" in answer.json()["detail"]
+    assert answer.json()["detail"].startswith("limit is 'aaa")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "detail"),
     [

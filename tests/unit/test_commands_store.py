@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from everstate.errors import StateStoreFailed
+from everstate.errors import LogTruncated, StateStoreFailed
 from everstate.log.slots import Slot
 from everstate.log.state_copy import CopyMeta, StateCopy, open_copy
 from everstate.sources.commands.store import (
@@ -112,6 +112,9 @@ def test_only_ends_that_were_asked_for_before_a_commit_are_proved(tmp_path: Path
     assert copy.next_of(place) == 5
     assert copy.is_ahead({place: 4})
     assert not copy.is_ahead({place: 5})
+    copy.check("the reader", {place: 5})
+    with pytest.raises(LogTruncated, match=r"the reader: .* t\[0\] ends at 4, .* 4 to 4 are lost"):
+        copy.check("the reader", {place: 4})
     copy.close()
 
 

@@ -166,6 +166,17 @@ def test_the_page_of_an_entity_is_small_whatever_its_fields_are_named(character:
     assert page.explain_url(7) == "?explain=1&version=2&nth=7"
 
 
+def test_null_a_missing_field_and_a_text_that_says_so_look_unlike() -> None:
+    shown = version({"gone": None, "text": "not there"}, {"made": None, "text": "null"})
+    page = EntityPage("guest", "g", shown, 9, state_fields(shown), 0, (shown,))
+    made = Pages("hotel", has_login=True).page("entity.html", page=page, entity="guest", at="")
+    text = bytes(made.body).decode()
+    absent = '<span class="dim">not there</span>'
+    assert f'<span class="old"><em>null</em></span></td>\n<td><strong class="new">{absent}' in text
+    assert f'<span class="old">{absent}</span></td>\n<td><strong class="new"><em>null</em>' in text
+    assert '<span class="old">not there</span></td>\n<td><strong class="new">null<' in text
+
+
 def test_a_field_of_a_short_name_is_explained_by_its_name() -> None:
     shown = version(None, {"p": {"ä": 1}})
     page = EntityPage("guest", "g", shown, 9, state_fields(shown), 0, ())

@@ -116,6 +116,30 @@ def test_there_are_no_more_connections_than_allowed() -> None:
     asyncio.run(once())
 
 
+def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def once(*lengths: bytes) -> bytes:
+        lines = b"".join(length + b"\r\n" for length in lengths)
+        async with Served(answered, send_s=60) as served:
+            reader, writer = await served.connect()
+            request = b"POST / HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n0\r\n\r\n"
+            writer.write(
+                request + b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
+            return await asyncio.wait_for(reader.read(), _WAIT_S)
+
+    chunked = b"Transfer-Encoding: chunked"
+    assert asyncio.run(once(chunked)).count(b"HTTP/1.1 200") == 2
+    both = asyncio.run(once(b"Content-Length: 5", chunked))
+    assert both.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in both.lower()
+
+
 def test_requests_that_are_not_http_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("uvicorn.error")
     few = FewInvalid()

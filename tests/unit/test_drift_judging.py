@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from everstate.changes.drift import Drifted, Stored
+from everstate.changes.drift import Drifted, Heard, Stored
 from everstate.changes.keys import OwnKey
 from everstate.pipeline.drift.tasks import (
     SIDES,
@@ -36,8 +36,8 @@ class Listed:
         del piece
         yield from self.entities.values()
 
-    def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
-        there = (key for key in keys if key in self.entities)
+    def look(self, logged: Mapping[str, Heard]) -> Mapping[str, tuple[Stored, bool]]:
+        there = (key for key in logged if key in self.entities)
         return {key: (self.entities[key], key in self.waiting) for key in there}
 
     def repair(self, drifted: Sequence[Drifted]) -> int:
@@ -155,9 +155,9 @@ def test_a_key_that_no_store_can_have_is_reported_and_not_asked_for(key: str) ->
     asked: list[str] = []
 
     class Strict(Listed):
-        def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
-            asked.extend(keys)
-            return super().look(keys)
+        def look(self, logged: Mapping[str, Heard]) -> Mapping[str, tuple[Stored, bool]]:
+            asked.extend(logged)
+            return super().look(logged)
 
     rows = [dict.fromkeys(SIDES) | {"key": each, "logged_version": 1} for each in (key, "k")]
     schema = pa.schema({name: pa.string() if name == "key" else pa.int64() for name in SIDES})

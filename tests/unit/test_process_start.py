@@ -15,7 +15,7 @@ import command_cases as bank
 from everstate.changes import Change, Kind
 from everstate.config import load
 from everstate.declarations.processes import Effect, ProcessManager, ProcessStart
-from everstate.errors import DataLoss, LogIdentityChanged, ProcessFailed
+from everstate.errors import DataLoss, LogTruncated, ProcessFailed
 from everstate.log.positions import Range
 from everstate.sources.commands.process import ProcessWork
 
@@ -74,7 +74,7 @@ def test_one_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_log_that_ends_before_the_position_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(LogIdentityChanged):
+    with pytest.raises(LogTruncated):
         start_at(tmp_path, "oldest", 21, Range(10, 20))
 
 

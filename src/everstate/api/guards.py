@@ -68,6 +68,19 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def handle_events(self) -> None:
+        """Close after a request with two lengths (RFC 9112, 6.1): a proxy may have read the other.
+
+        What the client sent behind its end would be read as a request of its own.
+        """
+        super().handle_events()
+        names = {name for name, _ in self.headers or ()}
+        if self.cycle is not None and names >= {b"content-length", b"transfer-encoding"}:
+            self.cycle.default_headers = [
+                *self.server_state.default_headers,
+                (b"connection", b"close"),
+            ]
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop to measure."""
         self._forget()

@@ -42,6 +42,7 @@ _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 ONLY: Final = "everstate.only"
 """In a request's scope: the methods of a route that took it although it has no such method."""
 _RETRY_AFTER_S: Final = "1"
+_TEXT_MAX: Final = 2_000
 _refused: Final = RateLimitedLogger(logger, logging.WARNING)
 
 
@@ -64,8 +65,22 @@ def problem(
 ) -> Response:
     """A problem response; ``more`` are its extension members."""
     body = {"type": kind, "title": title, "status": status, "detail": detail, **(more or {})}
+    body = _shortened(body)
     encoded = msgspec.json.encode(body)
     return Response(encoded, status, headers=dict(headers or {}), media_type=PROBLEM)
+
+
+def _shortened(part: Any) -> Any:
+    """The part of a problem without the middle of its long texts, which quote what was sent."""
+    if isinstance(part, dict):
+        return {name: _shortened(each) for name, each in part.items()}
+    if isinstance(part, list):
+        return [_shortened(each) for each in part]
+    if not isinstance(part, str) or len(part) <= _TEXT_MAX:
+        return part
+    left_out = len(part) - _TEXT_MAX
+    half = _TEXT_MAX // 2
+    return f"{part[:half]} … {left_out:,} characters … {part[-half:]}"
 
 
 async def _ours(request: Request, error: Exception) -> Response:

@@ -47,6 +47,13 @@ class Stored(NamedTuple):
     state: str | None
 
 
+class Heard(NamedTuple):
+    """The log's newest change of an entity; version 0: it has none that can be read."""
+
+    version: int
+    change_id: str
+
+
 class Drifted(NamedTuple):
     """An entity on which source of truth and log disagree; version 0: that side has none."""
 
@@ -76,8 +83,12 @@ class Truth(Protocol):
     def read(self, piece: str) -> Iterator[Stored]:
         """The entities of one piece."""
 
-    def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
-        """The present entities of these keys, and whether a change of each is still unpublished."""
+    def look(self, logged: Mapping[str, Heard]) -> Mapping[str, tuple[Stored, bool]]:
+        """The present entities of these keys, and whether a change of each is on its way.
+
+        ``logged``: the log's newest version of each key. Unpublished changes that the log cannot
+        take, because it has other changes of these versions, are not on their way.
+        """
 
     def repair(self, drifted: Sequence[Drifted]) -> int:
         """Publish these entities through the source's own path; returns how many were repaired.

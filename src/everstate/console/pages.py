@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 import everstate
 from everstate.changes.row_json import row_json
 from everstate.errors import EverstateError
+from everstate.serving import ABSENT
 from everstate.serving.words import duration_text, moment_text, value_text
 from everstate.telemetry import safe_text
 
@@ -103,6 +104,7 @@ class Pages:
         self._templates.filters.update(
             moment=_moment,
             value=_value,
+            field=_field,
             whole=_whole,
             coded=_coded,
             seconds=duration_text,
@@ -171,6 +173,13 @@ def _value(value: Any, limit: int = VALUE_MAX) -> str:
     if len(shown) == len(text):
         return text
     return f"{shown} … ({len(text):,} characters)"
+
+
+def _field(value: Any, limit: int) -> Markup | str:
+    """The value of a field: null and a field that is not there look unlike each other and texts."""
+    if value is ABSENT:
+        return Markup('<span class="dim">not there</span>')
+    return Markup("<em>null</em>") if value is None else _value(value, limit)
 
 
 def _coded(text: str) -> Markup:

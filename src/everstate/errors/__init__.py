@@ -58,6 +58,7 @@ from everstate.errors.log import (
     LogIdentityChanged,
     LogTruncated,
     RecordRefused,
+    StoreBehindLog,
     TopicResized,
 )
 from everstate.errors.outbox import (
@@ -181,6 +182,7 @@ __all__ = [
     "SourceReplaced",
     "SparkLost",
     "StateStoreFailed",
+    "StoreBehindLog",
     "TableMisread",
     "TableReplaced",
     "ThrottledChangesWait",

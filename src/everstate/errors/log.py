@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from everstate.errors.base import EverstateError
@@ -74,6 +75,26 @@ class LogTruncated(DataLoss):
 
     def __init__(self, message: str, *, advice: str = BEGIN_NEW_LOG) -> None:
         super().__init__(message, advice=advice)
+
+
+class StoreBehindLog(EverstateError):
+    """The log has versions that the store never had: it was restored from an older backup.
+
+    Nothing was published: the log has other changes of the versions that the store would send.
+    """
+
+    exit_code = 9
+
+    def __init__(self, who: str, entities: Sequence[str]) -> None:
+        self.who, self.entities = who, tuple(entities)
+        commands = ", ".join(f"`everstate drift repair {each}`" for each in entities)
+        super().__init__(
+            f"{who}: the log has versions of {', '.join(entities)} that the store does not have: "
+            "the store was restored from an older backup, or made anew. Nothing was published.",
+            advice=f"Stop the writers, or restore a newer backup. {commands} gives each entity in "
+            "which both differ a new version with the state of the store. After that, the relay "
+            "goes on by itself.",
+        )
 
 
 class CorruptRecord(EverstateError):

@@ -23,7 +23,7 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from everstate.errors import StateStoreFailed
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Ends
+from everstate.log.positions import Ends, check_ends
 from everstate.log.record import Record
 from everstate.private import private_folder
 
@@ -162,6 +162,12 @@ class StateCopy:
     def is_ahead(self, ends: Ends) -> bool:
         """Whether the copy is ahead of the log's ends, because the log was truncated."""
         return any(self.next_of(place) > end for place, end in ends.items())
+
+    def check(self, who: str, ends: Ends) -> None:
+        """Raise LogTruncated when the log's ends are before the copy's (C8): it is no copy then."""
+        for (topic, partition), end in ends.items():
+            known = {partition: self.next_of((topic, partition))}
+            check_ends(who, topic, known, {partition: end})
 
     def fill(
         self,

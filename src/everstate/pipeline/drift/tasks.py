@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from everstate.changes.codec import decode_wire
-from everstate.changes.drift import Drifted, Stored, Truth, What
+from everstate.changes.drift import Drifted, Heard, Stored, Truth, What
 from everstate.changes.json_numbers import sorted_text
 from everstate.changes.keys import OwnKey, check_key
 from everstate.errors import InvalidChange
@@ -178,8 +178,12 @@ def judging(truth: Truth, own_key: OwnKey | None) -> Task:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = batch.to_pylist()
-            keys = [row["key"] for row in rows if _may_have(row["key"], row["stored_version"])]
-            now = truth.look(keys) if keys else {}
+            logged = {
+                row["key"]: Heard(max(0, row["logged_version"] or 0), row["logged_change_id"] or "")
+                for row in rows
+                if _may_have(row["key"], row["stored_version"])
+            }
+            now = truth.look(logged) if logged else {}
             found = [
                 judged for row in rows if (judged := _judge(row, now.get(row["key"]), own_key))
             ]

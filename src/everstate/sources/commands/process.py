@@ -23,7 +23,6 @@ from everstate.errors import (
     ChangeTooLarge,
     DataLoss,
     InvalidChange,
-    LogIdentityChanged,
     ProcessFailed,
     TopicResized,
 )
@@ -36,7 +35,7 @@ from everstate.log.loop import (
     TransactionalLoop,
     next_offsets,
 )
-from everstate.log.positions import Offsets, Range
+from everstate.log.positions import Offsets, Range, check_ends
 from everstate.log.slots import Slot
 from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_topic
 from everstate.sources.commands.seen import Seen
@@ -127,20 +126,15 @@ class ProcessWork:
     def start_at(self, place: LogPartition, position: int | None, there: Range) -> int:
         """The offset to resume at, within the offsets ``there``; ``position`` ``None``: never ran.
 
-        Raises DataLoss when unread changes are gone from the log, and LogIdentityChanged when the
-        log ends before its position.
+        Raises DataLoss when unread changes are gone from the log, and LogTruncated when the log
+        ends before its position.
         """
         name, start = self._process.name, self._process.start
         if position is None and start == "end":
             return there.end
         wanted = position or 0
-        if wanted > there.end:
-            raise LogIdentityChanged(
-                f"process manager {name!r} has read {place[0]}[{place[1]}] up to {wanted}, and the"
-                f" log ends at {there.end}: it is another topic, or lost its tail."
-                " Nothing was read.",
-                advice="Give the process manager another name, and choose its start.",
-            )
+        topic, number = place
+        check_ends(f"process manager {name!r}", topic, {number: wanted}, {number: there.end})
         if wanted < there.start:
             lost = (
                 f"process manager {name!r}: {place[0]}[{place[1]}] no longer has the changes from"

@@ -10,6 +10,7 @@ from typing import Final
 
 from everstate.changes.codec import decode_wire
 from everstate.config import Config
+from everstate.errors import LogTruncated
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Ends, Offsets, Range
 from everstate.log.record import Record
@@ -20,6 +21,7 @@ from everstate.sources.commands.store import (
     StoreBatch,
     answer_key,
     open_store,
+    read_state_row,
     state_name,
     state_row,
 )
@@ -64,19 +66,19 @@ class Restorer:
         # The group's offset was read before: after this a former owner cannot commit any more.
         ends = self._offsets.settled_ends(topics, partition, alive)
         store = open_store(path, fingerprint, ids)
-        if store.copy.is_ahead({(topic, partition): end for topic, end in ends.items()}):
-            logger.warning("%s: ahead of the log; it is made again", path)
-            store.destroy()
-            store = open_store(path, fingerprint, ids)
         try:
-            self._fill(store, topics, partition, ends, alive)
+            places = {(topic, partition): end for topic, end in ends.items()}
+            store.copy.check(f"the command handler of {entity}", places)
+            self._fill(store, topics[1:], partition, ends, alive)
+            self._check_whole(store, entity, partition, ends)
+            store.copy.prove(places)
         except BaseException:
             store.close()
             raise
         return store
 
     def ends(self, entities: Iterable[str]) -> Ends:
-        """Present ends of `.state` and `.replies` of these entity types."""
+        """Present ends of `.changes`, `.state` and `.replies` of these entity types."""
         return self._offsets.stable_ends({name for each in entities for name in self._topics(each)})
 
     def extent(self, topic: str, partition: int) -> Range:
@@ -85,8 +87,9 @@ class Restorer:
         first = self._offsets.beginnings([topic])[place]
         return Range(first, self._offsets.high_watermarks([topic])[place])
 
-    def _topics(self, entity: str) -> tuple[str, str]:
-        return self._names.state(entity), self._names.replies(entity)
+    def _topics(self, entity: str) -> tuple[str, str, str]:
+        names = self._names
+        return names.changes(entity), names.state(entity), names.replies(entity)
 
     def _topic_ids(self, *topics: str) -> tuple[str, ...]:
         with Topics(self._config) as asked:
@@ -96,7 +99,7 @@ class Restorer:
     def _fill(
         self,
         store: PartitionStore,
-        topics: tuple[str, str],
+        topics: tuple[str, ...],
         partition: int,
         ends: dict[str, int],
         alive: Alive,
@@ -111,7 +114,49 @@ class Restorer:
         if known == 0:
             start = max(start, self._remembered_from(*replies_place, end))
         self._fill_answers(store, *replies_place, (start, end), alive)
-        store.copy.prove({replies_place: end})
+
+    def _check_whole(
+        self, store: PartitionStore, entity: str, partition: int, ends: dict[str, int]
+    ) -> None:
+        """Raise LogTruncated when `.changes` and `.state` do not end with the same changes (C8).
+
+        A transaction writes to both. Cost: the newest records of both are read.
+        """
+        changes, state, _ = self._topics(entity)
+        newest = self._newest(state, partition, ends[state], 1)
+        wanted = _version_of(newest[-1]) if newest else None
+        found, count = list[tuple[bytes, int]](), _ROWS
+        begin = self._offsets.beginnings([changes])[changes, partition]
+        while True:
+            read = self._newest(changes, partition, ends[changes], count)
+            found = [each for record in read if (each := _version_of(record)) is not None]
+            if wanted is None or wanted in found or count >= ends[changes] - begin:
+                break
+            count *= 10
+        for key, version in found:
+            stated, text, _ = read_state_row(store.state(key) or state_row(0, None))
+            if stated < version and text != _UNREADABLE:
+                self._lost(entity, changes, (key, version), f"{state} has version {stated}")
+        # Old changes may have been dropped, by the retention of the changelog.
+        if wanted is not None and wanted not in found and (found or begin == 0):
+            self._lost(entity, state, wanted, f"{changes} has not")
+
+    def _newest(self, topic: str, partition: int, end: int, count: int) -> list[Record]:
+        """The newest records of a partition, from at least the last ``count`` offsets on."""
+        begin = self._offsets.beginnings([topic])[topic, partition]
+        while True:
+            start = max(begin, end - count)
+            read = list(self._consumer.read(topic, partition, start, end))
+            if read or start == begin:
+                return read
+            count *= 10
+
+    def _lost(self, entity: str, topic: str, has: tuple[bytes, int], lacks: str) -> None:
+        key, version = has
+        raise LogTruncated(
+            f"the command handler of {entity}: {topic} has {key.decode(errors='replace')!r} at "
+            f"version {version}, and {lacks}: the log has lost records. Nothing was decided.",
+        )
 
     def _fill_answers(
         self,
@@ -150,6 +195,14 @@ def _breathe(began: float, alive: Alive) -> float:
         return began
     alive()
     return time.monotonic()
+
+
+def _version_of(record: Record) -> tuple[bytes, int] | None:
+    """Key and version of a change; ``None``: it cannot be read."""
+    try:
+        return record.key or b"", decode_wire(record.value or b"").version
+    except ValueError:
+        return None
 
 
 def _state_rows(record: Record) -> list[tuple[bytes, bytes]]:

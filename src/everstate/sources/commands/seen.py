@@ -67,9 +67,7 @@ class Seen:
         copy = open_copy(path, _FORM, {topic: topic_id})
         try:
             place = (topic, number)
-            if copy.is_ahead({place: end}):
-                copy.destroy()
-                copy = open_copy(path, _FORM, {topic: topic_id})
+            copy.check("the process manager", {place: end})
             start = max(copy.next_of(place), offsets.beginnings([topic])[place])
             with Consumer(config, client_id="everstate-process-seen") as consumer:
                 copy.fill(consumer, {place: (start, end)}, _rows_of, alive)

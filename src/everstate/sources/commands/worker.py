@@ -20,14 +20,13 @@ from everstate.errors import (
     EverstateError,
     InvalidChange,
     LogError,
-    LogIdentityChanged,
     StateStoreFailed,
 )
 from everstate.errors.base import described
 from everstate.log.attempt import Attempt, Incoming
 from everstate.log.client import record_bytes_max
 from everstate.log.loop import LogPartition, Send
-from everstate.log.positions import Ends
+from everstate.log.positions import Ends, check_ends
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.commands.bound import check_log
 from everstate.sources.commands.deciding import (
@@ -208,12 +207,7 @@ class CommandWork:
         # Answers in the log are right even when the group's offset has expired or was reset.
         wanted = max(committed or 0, store.command_next)
         there = self._restorer.extent(topic, number)
-        if wanted > there.end:
-            raise LogIdentityChanged(
-                f"{topic}[{number}] ends at {there.end}, and commands before {wanted} are "
-                "answered: it is not the topic that it was. Nothing was read.",
-                advice="Give the handlers a log.prefix with topics of its own, or the old topic.",
-            )
+        check_ends(f"the command handler of {entity}", topic, {number: wanted}, {number: there.end})
         if 0 < wanted < there.start:
             last = there.start - 1
             logger.error("%s[%d]: commands %d to %d went undecided", *place, wanted, last)
@@ -288,7 +282,7 @@ class CommandWork:
             if each.batch.command_offset < 0:
                 # The commit proves the ownership only of partitions that are in the transaction.
                 continue
-            topics = self._topics[each.entity][1:3]
+            topics = self._topics[each.entity][:3]
             proved = None
             if ends is not None:
                 proved = {(topic, each.number): ends[topic, each.number] for topic in topics}

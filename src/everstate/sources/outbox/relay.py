@@ -23,6 +23,7 @@ from everstate.log.skipping import skip_offsets
 from everstate.log.topics import TopicNames
 from everstate.retrying import until_stopped
 from everstate.sources.outbox import marks, parked
+from everstate.sources.outbox.behind import check_store
 from everstate.sources.outbox.compose import (
     Composer,
     OutboxRow,
@@ -131,7 +132,8 @@ class Relay(Closing):
         """Publish changes until ``stop`` is set, at least once; waits while a server is down.
 
         Raises Fenced when another relay took over, LogTruncated when the log lost batches that
-        were published, and LogError for other errors that do not pass.
+        were published, StoreBehindLog when the store was restored to an older state, and LogError
+        for other errors that do not pass.
         """
         ended = threading.Event()
         trimmer = threading.Thread(
@@ -295,24 +297,22 @@ class Relay(Closing):
             self._parts = dict(note.parts)
         if progress.batch > batch:
             self._batch = progress.batch
-            self._settle(database, progress, note)
+            if not self._settle(database, progress, note):
+                check_store(database, self._config, self._entity_types, f"relay {self.name}")
 
     def _settle(
         self, database: OutboxConnection, progress: PublishedProgress, note: Note | None
-    ) -> None:
-        """Mark the batch that the log has but the outbox still has as unpublished."""
+    ) -> bool:
+        """Mark the batch that the log has but the outbox still has as unpublished.
+
+        ``False``: the outbox does not have it. The store is another one, or an older copy.
+        """
         if note is None or note.store != self._store_id:
-            logger.warning(
-                "the log's progress is of another store than this one; everything that the "
-                "outbox calls unpublished is published"
-            )
-        elif digest_of(marks.pending_change_ids(database, note.runs)) != note.digest:
-            logger.warning(
-                "the log's newest batch is not what the outbox has under its ids (was the store "
-                "restored from a backup?); its unpublished changes are published"
-            )
-        else:
-            marks.mark(database, self.name, progress.batch, note.runs)
+            return False
+        if digest_of(marks.pending_change_ids(database, note.runs)) != note.digest:
+            return False
+        marks.mark(database, self.name, progress.batch, note.runs)
+        return True
 
     def _retry_blocked(self, database: OutboxConnection) -> int:
         """Retry the blocked transaction that is overdue longest; returns its published changes.

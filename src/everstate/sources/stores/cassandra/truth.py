@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from everstate.changes import Kind, new_change_id
-from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Stored, What
+from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Heard, Stored, What
 from everstate.config import Config
 from everstate.sources.stores.cassandra.partition import BUCKET_S, Head, Partitions, WriteStep
 from everstate.sources.stores.cassandra.schema import (
@@ -51,7 +51,7 @@ class CassandraTruth:
                 if row.head_version is not None:
                     yield _stored(row)
 
-    def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
+    def look(self, logged: Mapping[str, Heard]) -> Mapping[str, tuple[Stored, bool]]:
         """Newest rows, and whether each has announced changes that are not yet published.
 
         The reads are SERIAL, which settles writes whose outcome is unknown.
@@ -60,7 +60,7 @@ class CassandraTruth:
             announced, again = self._announced(database)
             index = IndexStatements(database.keyspace)
             statement = CassandraStatements(database.keyspace, self.entity).newest
-            found = database.execute_many(statement, ([key] for key in keys), serial=True)
+            found = database.execute_many(statement, ([key] for key in logged), serial=True)
             stored = [_stored(rows[0]) for rows in found if rows and rows[0].head_version]
             marks = database.execute_many(
                 index.published, ([self.entity, each.key] for each in stored)

@@ -115,7 +115,7 @@ def install(
     if imports:
         tables["import_progress"] = IMPORT_PROGRESS.format()
     with connection.transaction():
-        if _is_installed(connection) and not _missing(connection, tables):
+        if _is_installed(connection) and not missing_tables(connection, tables):
             return
         # IF NOT EXISTS alone fails when two processes install at once.
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [INSTALL_LOCK])
@@ -123,7 +123,7 @@ def install(
         connection.execute("SET LOCAL client_min_messages = error")
         if not _is_installed(connection):
             connection.execute(script())
-        for name in _missing(connection, tables):
+        for name in missing_tables(connection, tables):
             connection.execute(tables[name])
 
 
@@ -139,8 +139,8 @@ def _is_installed(connection: psycopg.Connection[Any]) -> bool:
     return found is not None and bool(found[0])
 
 
-def _missing(connection: psycopg.Connection[Any], names: Iterable[str]) -> list[str]:
-    """Names without a table."""
+def missing_tables(connection: psycopg.Connection[Any], names: Iterable[str]) -> list[str]:
+    """Names of entity types without a table."""
     query = """
         SELECT name FROM unnest(%s::text[]) AS name
         WHERE to_regclass(format('everstate_store.%%I', name)) IS NULL

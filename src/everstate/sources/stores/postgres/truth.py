@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Stored
+from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Heard, Stored
 from everstate.config import Config
 from everstate.errors import SourceError
 from everstate.sources.stores.postgres.database import translated
@@ -29,13 +29,30 @@ _READ: Final = sql.SQL(
     "SELECT key, version, change_id::text, state FROM {table}"
     " WHERE key > %s AND (%s::text IS NULL OR key <= %s)"
 )
-_LOOK: Final = sql.SQL("""
-SELECT entity.key, entity.version, entity.change_id::text, entity.state, pending.key IS NOT NULL
-FROM unnest(%s::text[]) AS wanted (key)
-JOIN {table} AS entity ON entity.key = wanted.key
-LEFT JOIN (
-    SELECT DISTINCT key FROM everstate_store.outbox_unpublished WHERE entity = %s
-) AS pending ON pending.key = entity.key
+_LOGGED: Final = """unnest(%(keys)s::text[], %(versions)s::bigint[], %(ids)s::text[])
+    AS logged (key, version, id)"""
+# Unpublished changes of a key cross the log's newest one when they begin at or below its version,
+# and it is none of them: then the log has other changes of these versions.
+_CROSSING: Final = """
+    SELECT outbox.key, min(outbox.version) <= logged.version
+        AND NOT bool_or(outbox.version = logged.version AND outbox.change_id::text = logged.id)
+        AS crosses
+    FROM {logged}
+    JOIN everstate_store.outbox ON outbox.entity = %(entity)s AND outbox.key = logged.key
+    WHERE outbox.id IN (SELECT id FROM everstate_store.outbox_unpublished WHERE entity = %(entity)s)
+    GROUP BY outbox.key, logged.version, logged.id
+"""
+_LOOK: Final = sql.SQL(f"""
+SELECT entity.key, entity.version, entity.change_id::text, entity.state,
+    coalesce(NOT unpublished.crosses, false)
+FROM {_LOGGED} JOIN {{table}} AS entity USING (key)
+LEFT JOIN ({_CROSSING.format(logged=_LOGGED)}) AS unpublished USING (key)
+""")
+_BEHIND: Final = sql.SQL(f"""
+SELECT FROM {_LOGGED} LEFT JOIN {{table}} AS entity USING (key)
+LEFT JOIN ({_CROSSING.format(logged=_LOGGED)}) AS unpublished USING (key)
+WHERE coalesce(entity.version, 0) < logged.version OR unpublished.crosses
+LIMIT 1
 """)
 _STAGE: Final = sql.SQL("""
 CREATE TEMP TABLE everstate_drift (
@@ -135,6 +152,59 @@ WITH entities AS (
 SELECT count(DISTINCT key) FROM sent
 """)
 
+_DRIFT: Final = """(
+    SELECT key, drift.logged AS version, drift.logged_id AS id FROM pg_temp.everstate_drift AS drift
+    WHERE NOT same AND NOT refused
+) AS logged"""
+# Unpublished changes that the log cannot take: the version that repairs has their last state.
+_WITHDRAW: Final = sql.SQL("""
+WITH crossing AS (
+    SELECT key FROM ({crossing}) AS unpublished WHERE crosses
+), pending AS (
+    DELETE FROM everstate_store.outbox_pending AS waiting USING crossing
+    WHERE waiting.entity = %(entity)s AND waiting.key = crossing.key RETURNING id
+), parked AS (
+    DELETE FROM everstate_store.outbox_parked AS waiting USING crossing
+    WHERE waiting.entity = %(entity)s AND waiting.key = crossing.key RETURNING id
+), freed AS (
+    -- Others may be parked behind these. The relay parks again what must wait.
+    DELETE FROM everstate_store.outbox_parked AS waiting
+    WHERE EXISTS (SELECT FROM parked) AND (waiting.entity <> %(entity)s
+        OR NOT EXISTS (SELECT FROM crossing WHERE crossing.key = waiting.key))
+    RETURNING id, xid, entity, key, bytes
+), again AS (
+    INSERT INTO everstate_store.outbox_pending (id, xid, entity, key, bytes)
+    SELECT id, xid, entity, key, bytes FROM freed ON CONFLICT DO NOTHING
+), unblocked AS (
+    DELETE FROM everstate_store.relay_blocked WHERE EXISTS (SELECT FROM parked)
+)
+DELETE FROM everstate_store.outbox
+WHERE id IN (SELECT id FROM pending UNION ALL SELECT id FROM parked)
+""")
+
+# When neither side has a state, there is nothing to send: the store takes the log's version.
+_FOLLOW: Final = sql.SQL("""
+WITH followed AS (
+    INSERT INTO {table} AS present (key, version, change_id, recorded_at)
+    SELECT drift.key, drift.logged, drift.logged_id::uuid, now()
+    FROM pg_temp.everstate_drift AS drift LEFT JOIN {table} AS entity USING (key)
+    WHERE drift.logged > 0 AND drift.logged_state IS NULL AND entity.state IS NULL
+        AND coalesce(entity.version, 0) = drift.stored
+        AND (entity.version, entity.change_id::text)
+            IS DISTINCT FROM (drift.logged, drift.logged_id)
+        AND NOT EXISTS (
+            SELECT FROM everstate_store.outbox_unpublished AS unpublished
+            WHERE unpublished.entity = %(entity)s AND unpublished.key = drift.key
+        )
+    ORDER BY drift.key
+    ON CONFLICT (key) DO UPDATE
+        SET version = excluded.version, change_id = excluded.change_id
+        WHERE present.state IS NULL
+    RETURNING key
+)
+SELECT count(*) FROM followed
+""")
+
 # Makes a new version above both sides, from the newest state in the log to the state in the store.
 # When neither has a state, there is no change to make.
 _RESTATE: Final = sql.SQL("""
@@ -207,11 +277,20 @@ class PostgresTruth:
             for row in cursor:
                 yield Stored(*row)
 
-    def look(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, bool]]:
-        """Present rows, and whether the outbox has unpublished changes of each."""
+    def look(self, logged: Mapping[str, Heard]) -> Mapping[str, tuple[Stored, bool]]:
+        """Present rows, and whether the outbox has changes of each that the log can take."""
         with self._connected() as connection:
-            rows = connection.execute(self._for(_LOOK), [list(keys), self.entity]).fetchall()
+            rows = connection.execute(self._for(_LOOK), self._values(logged)).fetchall()
         return {row[0]: (Stored(*row[:4]), bool(row[4])) for row in rows}
+
+    def is_behind(self, logged: Mapping[str, Heard]) -> bool:
+        """Whether the log has a version of these keys that the store lacks, or would send again."""
+        with self._connected() as connection:
+            return bool(connection.execute(self._for(_BEHIND), self._values(logged)).fetchall())
+
+    def _values(self, logged: Mapping[str, Heard]) -> dict[str, Any]:
+        versions, ids = [each.version for each in logged.values()], [i for _, i in logged.values()]
+        return {"keys": list(logged), "versions": versions, "ids": ids, "entity": self.entity}
 
     def repair(self, drifted: Sequence[Drifted]) -> int:
         """Put the repairs into the outbox, in one transaction of a few statements."""
@@ -231,7 +310,9 @@ class PostgresTruth:
                     copy.write_row((each.key, resend, same, each.stored, *logged, refused))
             connection.execute("ANALYZE pg_temp.everstate_drift")
             connection.execute(self._for(_LOCK))
-            for statement in (_RESEND, _RESTATE):
+            crossing = sql.SQL(_CROSSING.format(logged=_DRIFT))
+            connection.execute(_WITHDRAW.format(crossing=crossing), values)
+            for statement in (_RESEND, _RESTATE, _FOLLOW):
                 found = connection.execute(self._for(statement), values).fetchone()
                 done += int(found[0]) if found else 0
         return done
