@@ -9,10 +9,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from duck import arrow
+from duck import arrow, in_duckdb
 from everstate.pipeline.proof.as_read import read_differently
 from everstate.pipeline.proof.row_texts import canonical
-from everstate.views.duckdb_sql import in_duckdb
 from everstate.views.plan import compile_view
 from kind_cases import (
     CACHED,

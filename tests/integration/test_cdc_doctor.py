@@ -343,7 +343,8 @@ def test_mariadb_tables_whose_rows_would_be_lost_or_have_no_name_are_found(
         "CREATE TABLE keyless (code int, a int, b int AS (a * 2) STORED)",
         "CREATE TABLE named (id int PRIMARY KEY, a uuid, "
         "b uuid DEFAULT '00000000-0000-4000-8000-000000000001', c blob DEFAULT x'', "
-        "d binary(2) DEFAULT x'ff27', e blob DEFAULT x'ff27')",
+        "d binary(2) DEFAULT x'ff27', e blob DEFAULT x'ff27', t text, n int, "
+        "UNIQUE KEY by_hash (t), UNIQUE KEY by_start (t(20)), UNIQUE KEY by_tree (n) USING HASH)",
     )
 
     def looked_at(**tables: Table) -> tuple[dict[str, Finding], Capturing]:
@@ -362,11 +363,12 @@ def test_mariadb_tables_whose_rows_would_be_lost_or_have_no_name_are_found(
     assert "changed by c_to_p" in found["foreign keys of"].found
     capture = Capture(
         name="shop", kind="mariadb", dsn=maria.dsn,
-        tables={f"{maria.schema}.named": Table(entity="n", drop=("a", "b", "c", "d", "e"))},
+        tables={f"{maria.schema}.named": Table(entity="n", drop=(*"abcdetn",))},
     )  # fmt: skip
     with Capturing(config, capture, local=True).database() as database:
         stops = failed(database.check_tables())
-        assert list(stops) == [f"default of {maria.schema}.named.{name}" for name in "bc"]
+        defaults = [f"default of {maria.schema}.named.{name}" for name in "bc"]
+        assert list(stops) == [*defaults, f"key by_hash of {maria.schema}.named"]
         maria.run(*(statement for each in stops.values() for statement in each.sql))
         assert failed(database.check_tables()) == {}
     found, capturing = looked_at(keyless=Table(entity="k"))

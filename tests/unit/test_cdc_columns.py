@@ -259,6 +259,7 @@ def test_declared_key_columns_of_mariadb_cover_a_unique_key(
         "SET character_set_results": [],
         "SHOW CREATE TABLE": [{"Create Table": made.encode()}],
         "SELECT sum(column_key": [{"keyed": 1}],
+        "SELECT index_name": [],
     }
 
     def rows(query: str, *_arguments: object) -> list[dict[str, Any]]:

@@ -350,6 +350,7 @@ def test_a_database_that_the_binlog_leaves_out_is_a_failure() -> None:
         "SHOW CREATE TABLE": [{"Create Table": ""}],
         "SELECT sum(column_key": [{"keyed": 1}],
         "SELECT column_name": [{"name": "id"}],
+        "SELECT index_name": [{"name": "by_hash"}],
     }
 
     def rows(query: str, *_arguments: object) -> list[dict[str, Any]]:
@@ -358,6 +359,7 @@ def test_a_database_that_the_binlog_leaves_out_is_a_failure() -> None:
     capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": Table(entity="order")})
     found = {each.name: each.outcome for each in checks(rows, capture, OwnTables("shop.s"))}
     assert found["log of shop"] == "fail"
+    assert found["key by_hash of shop.orders"] == "fail"
     told["SHOW MASTER STATUS"] = [{"Binlog_Do_DB": "shop", "Binlog_Ignore_DB": ""}]
     assert "log of shop" not in {each.name for each in checks(rows, capture, OwnTables("shop.s"))}
 

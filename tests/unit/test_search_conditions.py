@@ -55,6 +55,7 @@ def asked(*where: str, columns: list[tuple[str, str, str]] = COLUMNS) -> Asked:
         ('kind="null"', "null", "="),
         ("kind=a ", "a ", "="),
         ("size>=3", 3, ">="),
+        ("size<" + "9" * 40, int("9" * 40), "<"),
     ],
 )
 def test_a_search_reads_a_condition_as_other_reads_do(
@@ -62,7 +63,8 @@ def test_a_search_reads_a_condition_as_other_reads_do(
 ) -> None:
     found = asked(condition)
     assert found.values == ["late", value, 5]
-    assert f"{written} %s::" in found.text
+    of = "text" if condition[0] == "k" else "bigint" if value == 3 else "numeric"
+    assert f"::{of} {written} %s::{of}" in found.text
 
 
 @pytest.mark.parametrize(

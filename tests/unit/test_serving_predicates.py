@@ -66,9 +66,11 @@ GUEST = EntityType("guest", Guest, "guest_id")
         ('name=" a"', ("name",), "=", " a"),
         ('name="a', ("name",), "=", '"a'),
         ("name=a ", ("name",), "=", "a "),
-        ("name = a\t", ("name",), "=", "a\t"),
+        ("name =a\t", ("name",), "=", "a\t"),
         ("nights=3 ", ("nights",), "=", 3),
         ("name=", ("name",), "=", ""),
+        ('name= " a"', ("name",), "=", " a"),
+        ("name = null", ("name",), "=", None),
     ],
 )
 def test_a_condition_is_read_in_the_type_of_its_field(
@@ -105,6 +107,8 @@ def test_a_condition_is_read_in_the_type_of_its_field(
         ("checked_out=2026-01-01T00:00+02:00", "without an offset"),
         ("nights", "cannot be read"),
         ("nights~3", "cannot be read"),
+        ("name= a", "begins with a blank"),
+        ("name = a", 'Write name=a, or name=" a"'),
     ],
 )
 def test_a_condition_that_cannot_hold_is_refused_with_the_reason(text: str, said: str) -> None:

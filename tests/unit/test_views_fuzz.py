@@ -15,12 +15,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from duck import arrow
+from duck import arrow, in_duckdb
 from everstate.errors import InvalidView
 from everstate.pipeline.proof.as_read import read_differently
 from everstate.pipeline.proof.row_texts import row_text
 from everstate.views.definition import ViewDefinition
-from everstate.views.duckdb_sql import in_duckdb
 from everstate.views.kinds.linear import LinearPlan
 from everstate.views.plan import compile_view
 from everstate.views.sums import sum_deltas

@@ -13,9 +13,8 @@ import pytest
 from psycopg.sql import SQL, Composable, Identifier, Literal
 from pydantic import BaseModel
 
-from duck import arrow
+from duck import arrow, in_duckdb
 from everstate.app import App
-from everstate.views.duckdb_sql import in_duckdb
 from everstate.views.kinds.join import JoinPlan
 from everstate.views.kinds.last import LastPlan
 from everstate.views.kinds.linear import LinearPlan

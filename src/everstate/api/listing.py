@@ -18,7 +18,7 @@ from everstate.api.reading import (
     written_by,
 )
 from everstate.app import App
-from everstate.changes.quoting import conditions_in
+from everstate.changes.quoting import conditions_in, order_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidBody, InvalidQuery
@@ -66,7 +66,7 @@ class Listing:
     def entities(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """Entities that meet conditions on their fields, now or at a world time, by pages."""
         known(given, ("where", "order", "at", "limit", "after"))
-        order, limit = _listed(given, "order"), limit_of(given, self.page_max)
+        order, limit = order_in(given.get("order", "")), limit_of(given, self.page_max)
         if order and "after" in given:
             raise ContradictoryQuery(
                 "give one of after and order.", advice="/views/v1 has pages in any order."
@@ -115,10 +115,6 @@ def _cursor(text: str | None) -> ChangesCursor | None:
         raise InvalidQuery(f"after is {text!r}; expected that of an earlier page.")
     recorded_at, version, key = found.groups()
     return _EPOCH + int(recorded_at) * _MICROSECOND, key, int(version)
-
-
-def _listed(given: Parameters, name: str) -> list[str]:
-    return [part for part in given.get(name, "").split(";") if part]
 
 
 def _entity(found: Entity) -> dict[str, Any]:

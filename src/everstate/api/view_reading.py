@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from everstate.api.reading import Parameters, known, limit_of, moment_of
 from everstate.app import App
-from everstate.changes.quoting import conditions_in
+from everstate.changes.quoting import conditions_in, order_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.http.answers import HttpAnswer, HttpRequest, tagged
@@ -61,7 +61,7 @@ class ViewReading:
         known(given, ("where", "order", "limit", "after", "q", "at"))
         asked = RowsQuery(
             where=conditions_in(given.get("where", "")),
-            order=_split(given, "order"),
+            order=order_in(given.get("order", "")),
             after=given.get("after"),
             limit=limit_of(given, self.page_max),
             words=given.get("q"),
@@ -96,10 +96,6 @@ class ViewReading:
 
 def _token(incoming: HttpRequest) -> str | None:
     return text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
-
-
-def _split(given: Parameters, name: str) -> list[str]:
-    return [part for part in given.get(name, "").split(";") if part]
 
 
 def _answer(incoming: HttpRequest, headers: Mapping[str, str], content: Any) -> HttpAnswer:

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from deltalake import DeltaTable
-from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSystem, FileType
 
 from everstate.archive.layout import app_id, archive_errors, table_path
+from everstate.archive.sums import filesystem_of, table_of
 from everstate.config import Config
 from everstate.errors import ArchiveError
 
@@ -200,18 +201,18 @@ class ArchiveLog:
 
     def _table(self) -> DeltaTable:
         with archive_errors(f"opening the archive of {self.entity}"):
-            return DeltaTable(self.path)
+            return table_of(self.path)
 
-    def _files(self) -> DeltaStorageHandler:
+    def _files(self) -> FileSystem:
         with archive_errors(f"opening the archive of {self.entity}"):
-            return DeltaStorageHandler(self.path)
+            return filesystem_of(self.path)
 
-    def _has(self, files: DeltaStorageHandler, version: int) -> bool:
+    def _has(self, files: FileSystem, version: int) -> bool:
         with archive_errors(f"reading the archive of {self.entity}"):
             info = files.get_file_info([f"_delta_log/{version:020d}.json"])[0]
-            return bool(info.is_file)
+            return bool(info.type == FileType.File)
 
-    def _read(self, files: DeltaStorageHandler, version: int) -> Commit | None:
+    def _read(self, files: FileSystem, version: int) -> Commit | None:
         with archive_errors(f"reading commit {version} of the archive of {self.entity}"):
             try:
                 text = files.open_input_file(f"_delta_log/{version:020d}.json").read()

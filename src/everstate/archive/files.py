@@ -7,8 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, PyFileSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,6 @@ def files_of(table: DeltaTable) -> list[ArchiveFile]:
     """The data files of a table, by path. Cost: no file is opened."""
     actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     return sorted((_file(action) for action in actions), key=lambda file: file.path)
-
-
-def filesystem_of(path: str) -> FileSystem:
-    """The filesystem that opens a table's files, given its folder or URL, by paths in its log."""
-    return PyFileSystem(DeltaStorageHandler(path))
 
 
 def _file(action: dict[str, Any]) -> ArchiveFile:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from everstate.config import Config
-from everstate.errors import ArchiveError, ArchiveFull
+from everstate.errors import ArchiveDamaged, ArchiveError, ArchiveFull
 
 INDEXED_COLUMNS: Final = ("partition", "offset", "key", "recorded_at")
 """First columns of the table; only these have statistics. ``recorded_at`` is null only in
@@ -48,10 +49,12 @@ def archive_errors(doing: str) -> Iterator[None]:
         raise ArchiveError(
             f"{doing}: there is no archive yet.", advice="Start one with `everstate run`."
         ) from cause
-    except (DeltaError, OSError, ValueError) as cause:  # ValueError: what is no JSON, or Parquet
+    except (DeltaError, pa.ArrowException, OSError, ValueError) as cause:  # ValueError: no JSON
         reason = _one_line(str(cause))
         if "No space left on device" in reason:
             raise ArchiveFull(f"{doing}: the disk is full ({reason}).") from cause
+        if "CRC checksum" in reason:
+            raise ArchiveDamaged(f"{doing}: a page differs from its sum ({reason}).") from cause
         raise ArchiveError(f"{doing}: {reason}") from cause
 
 

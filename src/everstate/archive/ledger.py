@@ -19,7 +19,9 @@ from everstate.archive.commits import (
     Position,
     PositionForgotten,
 )
+from everstate.archive.files import files_of
 from everstate.archive.layout import archive_errors, ledger_path
+from everstate.archive.sums import CHECKED_PARQUET, check_table, filesystem_of, summed, table_of
 from everstate.config import Config
 from everstate.errors import NoArchive
 
@@ -96,11 +98,25 @@ class Ledger:
                 table = pa.Table.from_pylist(
                     [asdict(row) for row in rows], schema=pa.schema(_FIELDS)
                 )
-                write_deltalake(self.path, table, mode="append")
-                stored = DeltaTable(self.path)
-                if len(stored.file_uris()) > _FILES_MAX:
-                    stored.optimize.compact()
+                with summed(self.path):
+                    write_deltalake(self.path, table, mode="append")
+                    names = self.files()
+                    if len(names) > _FILES_MAX:
+                        # Delta compares no sums when it writes the files' content again.
+                        for damage in check_table(self.path, names)[0]:
+                            raise damage
+                        table_of(self.path).optimize.compact()
         return len(rows)
+
+    def exists(self) -> bool:
+        """Whether it was ever written."""
+        with archive_errors(f"looking for the ledger of {self.entity}"):
+            return bool(DeltaTable.is_deltatable(self.path))
+
+    def files(self) -> list[str]:
+        """Its data files, as its log names them."""
+        with archive_errors(f"reading the ledger of {self.entity}"):
+            return [file.path for file in files_of(table_of(self.path))]
 
     def newest(self) -> int:
         """Newest commit in the ledger, -1: none. Cost: one narrow column."""
@@ -149,9 +165,14 @@ class Ledger:
     def _read(self, **what: Any) -> pa.Table | None:
         """Part of the ledger's table; ``None`` while it does not exist."""
         with archive_errors(f"reading the ledger of {self.entity}"):
-            if not DeltaTable.is_deltatable(self.path):
+            if not self.exists():
                 return None
-            return DeltaTable(self.path).to_pyarrow_dataset().to_table(**what)
+            return ds.dataset(
+                self.files(),
+                schema=pa.schema(_FIELDS),
+                filesystem=filesystem_of(self.path),
+                format=CHECKED_PARQUET,
+            ).to_table(**what)
 
 
 def _newest(found: pa.Table | None, column: str) -> int:

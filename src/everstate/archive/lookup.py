@@ -40,7 +40,8 @@ def records_of_key(
 
     def read(file: ArchiveFile) -> list[pa.Table]:
         with filesystem.open_input_file(file.path) as opened:
-            return _of_file(pq.ParquetFile(opened, pre_buffer=False), key, columns)
+            parquet = pq.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True)
+            return _of_file(parquet, key, columns)
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="lookup") as threads:
         return [part for parts in threads.map(read, files) for part in parts]

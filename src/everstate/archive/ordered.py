@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
 from everstate.archive.files import ArchiveFile
+from everstate.archive.sums import CHECKED_PARQUET
 
 RECORD_COLUMNS: Final = (
     *("partition", "offset", "timestamp", "timestamp_type"),
@@ -159,7 +160,7 @@ class OrderedRecords:
         """The records of one file, which are in order."""
         (file,) = stretch.files
         with self._filesystem.open_input_file(file.path) as opened:
-            parquet = pq.ParquetFile(opened)
+            parquet = pq.ParquetFile(opened, page_checksum_verification=True)
             groups = (parquet.metadata.row_group(at) for at in range(parquet.num_row_groups))
             rows = _slice_rows(file.rows, sum(group.total_byte_size for group in groups))
             for batch in parquet.iter_batches(batch_size=rows, columns=list(self._named)):
@@ -239,7 +240,7 @@ class OrderedRecords:
     def _dataset(self, files: Iterable[ArchiveFile]) -> ds.Dataset:
         paths = [file.path for file in files]
         schema = pa.schema([field for field in self._schema if field.name in self._named])
-        return ds.dataset(paths, schema=schema, filesystem=self._filesystem, format="parquet")
+        return ds.dataset(paths, schema=schema, filesystem=self._filesystem, format=CHECKED_PARQUET)
 
     @cached_property
     def _schema(self) -> pa.Schema:

@@ -16,11 +16,12 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from everstate.archive.commits import ArchiveLog, Position
-from everstate.archive.files import ArchiveFile, files_of, filesystem_of
+from everstate.archive.files import ArchiveFile, files_of
 from everstate.archive.layout import archive_errors, table_path
 from everstate.archive.ledger import Ledger, LedgerRow, last_commit, ledger_rows
 from everstate.archive.lookup import KeyRecords, records_of_key
 from everstate.archive.ordered import RECORD_COLUMNS, OrderedRecords, Where
+from everstate.archive.sums import CHECKED_PARQUET, filesystem_of, table_of
 from everstate.config import Config
 
 _NO_END: Final = 2**63 - 1
@@ -155,9 +156,7 @@ class ArchiveReader:
                 if not mine:
                     continue
                 schema = self._schema([*_PLACE, column])
-                rows = ds.dataset(
-                    mine, schema=schema, filesystem=filesystem_of(self.path), format="parquet"
-                )
+                rows = _dataset(self.path, mine, schema)
                 known = ds.field(column)
                 behind = ds.field("offset") >= start
                 here = (ds.field("generation") == generation) & (ds.field("partition") == partition)
@@ -170,7 +169,9 @@ class ArchiveReader:
         """Value bytes of every readable change, in no order; streamed, 10,000 at a time."""
         readable = ds.field("recorded_at").is_valid()
         with archive_errors(f"reading the archive of {self.entity}"):
-            batches = self._table().to_pyarrow_dataset().to_batches(
+            files = [file.path for file in self.files()]
+            schema = self._schema(["raw_value", "recorded_at"])
+            batches = _dataset(self.path, files, schema).to_batches(
                 columns=["raw_value"], filter=readable, batch_size=10_000
             )  # fmt: skip
             for batch in batches:
@@ -180,7 +181,10 @@ class ArchiveReader:
         """File and commit of one offset; ``None``: not archived (yet), or not a record."""
         condition = _at(generation, partition, offset)
         with archive_errors(f"reading the archive of {self.entity}"):
-            dataset = self._table().to_pyarrow_dataset()
+            files = [
+                file.path for file in self.files() if file.may_hold(partition, offset, offset + 1)
+            ]
+            dataset = _dataset(self.path, files, self._schema(_PLACE))
             file = next(
                 (
                     fragment.path
@@ -206,11 +210,15 @@ class ArchiveReader:
         return None
 
     def _table(self) -> DeltaTable:
-        return DeltaTable(self.path)
+        return table_of(self.path)
 
     def _schema(self, names: Sequence[str]) -> pa.Schema:
         whole = pa.schema(self._table().schema().to_arrow())
         return pa.schema([whole.field(name) for name in names])
+
+
+def _dataset(path: str, files: list[str], schema: pa.Schema) -> ds.Dataset:
+    return ds.dataset(files, schema=schema, filesystem=filesystem_of(path), format=CHECKED_PARQUET)
 
 
 def _at(generation: int, partition: int, offset: int) -> ds.Expression:

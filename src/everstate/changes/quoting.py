@@ -44,6 +44,11 @@ def conditions_in(text: str) -> list[str]:
     return [each for each in found if each]
 
 
+def order_in(*texts: str) -> list[str]:
+    """The fields of an order that has a `;` between them; no field has one in its name."""
+    return [each for text in texts for each in text.split(";") if each]
+
+
 def joined(conditions: Iterable[str]) -> str:
     """The text that has these conditions: a value that would be split is written in quotes."""
     return ";".join(map(_whole, conditions))

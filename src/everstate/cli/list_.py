@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from everstate.changes.quoting import order_in
 from everstate.cli.console import (
     READING,
     AppOption,
@@ -49,7 +50,11 @@ def list_(
     ] = None,
     order: Annotated[
         list[str] | None,
-        typer.Option("--order", "-o", help="Field to sort by; -field for descending order."),
+        typer.Option(
+            "--order",
+            "-o",
+            help="Fields to sort by, with `;` between or repeated; -field for descending order.",
+        ),
     ] = None,
     fields: Annotated[
         str | None, typer.Option("--fields", "-f", help="Fields to show: a,b,c or all.")
@@ -69,7 +74,7 @@ def list_(
             entity,
             at=moment_of(at),
             where=where or (),
-            order=order or (),
+            order=order_in(*(order or ())),
             limit=limit + 1,
             wait_for=wait_for,
         )

@@ -67,6 +67,7 @@ from everstate.errors.outbox import (
     NotRegistered,
 )
 from everstate.errors.pipeline import (
+    ArchiveDamaged,
     ArchiveError,
     ArchiveFull,
     BuildFailed,
@@ -116,6 +117,7 @@ from everstate.errors.servers import (
 __all__ = [
     "HIDDEN",
     "AlreadyExists",
+    "ArchiveDamaged",
     "ArchiveError",
     "ArchiveFull",
     "BuildFailed",

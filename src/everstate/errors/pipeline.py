@@ -27,6 +27,19 @@ class NoArchive(ArchiveError):
         )
 
 
+class ArchiveDamaged(ArchiveError):
+    """Bytes of the archive are not those that were written; the file is named."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            advice="`everstate archive verify` names each damaged file. A file of an archive never "
+            "changes: put the one of the same name from a copy in its place, with its "
+            "`.NAME.crc`. Without a copy, and while the log has all records, set a new "
+            "archive.path: `everstate run` then archives everything again.",
+        )
+
+
 class ArchiveFull(ArchiveError):
     """The disk of the archive is full; nothing was committed, and archiving continues later."""
 

@@ -2,12 +2,14 @@
 
 A condition is written `field=value` with one of `=`, `!=`, `<`, `<=`, `>`, `>=`; nested fields
 are joined by dots; the value `null` means no value, and a value in double quotes is a JSON string.
-Blanks at the end of a text are part of it. Values are always bound parameters in SQL.
+Blanks at the end of a text are part of it; a text that begins with one is written in quotes. Whole
+numbers may have any size, also where the field has 64 bits. Values are bound parameters in SQL.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from everstate.errors import InvalidQuery
 from everstate.serving.moments import parse_moment
 from everstate.views.stores.postgres.tables import typed_field
 
-_CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.*)$", re.DOTALL)
+_CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)(\s*)(.*)$", re.DOTALL)
 _OPERATORS = {
     "=": sql.SQL("IS NOT DISTINCT FROM"),
     "!=": sql.SQL("IS DISTINCT FROM"),
@@ -91,14 +93,19 @@ def _field(path: tuple[str, ...], kind: pa.DataType) -> sql.Composable:
 
 
 def parse_condition(text: str) -> tuple[str, str, str]:
-    """Field, operator and written value of a condition; raises InvalidQuery."""
+    """Field, operator and written value of a condition; raises InvalidQuery.
+
+    Blanks before a value without quotes are part of the written value.
+    """
     match = _CONDITION.match(text)
     if match is None:
         raise InvalidQuery(
             f"condition {text!r} cannot be read.",
             advice="Write field=value, with one of = != < <= > >=.",
         )
-    name, operator, written = match.groups()
+    name, operator, blanks, written = match.groups()
+    if unquoted(written) == written:
+        written = blanks + written
     if written == "null" and operator not in ("=", "!="):
         raise InvalidQuery(f"condition {text!r}: null can only be compared by = and !=.")
     return name, operator, written
@@ -112,6 +119,11 @@ def read_value(text: str, name: str, cast: str, written: str) -> Any:
     meant = unquoted(written)
     if meant is None:
         return None
+    if cast == "text" and meant == written and meant[:1].isspace():
+        raise InvalidQuery(
+            f"condition {text!r}: the value begins with a blank.",
+            advice=f"Write {name}={meant.strip()}, or {name}={json.dumps(meant)} with the blank.",
+        )
     try:
         return exact_value(cast, meant if cast == "text" else meant.strip())
     except (ValueError, InvalidQuery) as cause:

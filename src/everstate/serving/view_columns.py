@@ -39,6 +39,8 @@ _CASTS: Final[Mapping[str, str]] = {
 """PostgreSQL type of a column → the type that it is compared as."""
 _UNSEEN: Final = frozenset({"tsvector"})
 """Types of columns that only searches use."""
+_BITS: Final = 63
+"""A column of whole numbers has so many; a larger value is compared as a numeric."""
 _NEVER_NULL: Final = frozenset({"_key", "_version", "key", "version"})
 _QUERY: Final = (
     "SELECT view.relname, one.attname, format_type(one.atttypid, NULL) FROM pg_attribute AS one "
@@ -73,9 +75,14 @@ class ColumnCondition:
 
     def compose(self) -> tuple[Composable, list[Any]]:
         """SQL, and its parameters."""
-        cast = sql.SQL(self.column.cast or "")
+        cast = self.column.cast or ""
+        if cast == "bigint" and self.value is not None and self.value.bit_length() > _BITS:
+            cast = "numeric"
         text = sql.SQL("{}::{} {} %s::{}").format(
-            sql.Identifier(self.column.name), cast, compared(self.operator, self.value), cast
+            sql.Identifier(self.column.name),
+            sql.SQL(cast),
+            compared(self.operator, self.value),
+            sql.SQL(cast),
         )
         return text, [self.value]
 
@@ -166,7 +173,8 @@ def condition(text: str, view: str, columns: Sequence[ViewColumn]) -> ColumnCond
     """Parse a condition; raises InvalidQuery with the unknown column and the nearest known ones."""
     name, operator, written = parse_condition(text)
     column, cast = _compared(name, view, columns)
-    return ColumnCondition(column, operator, read_value(text, name, cast, written))
+    read_as = "whole" if cast == "bigint" else cast
+    return ColumnCondition(column, operator, read_value(text, name, read_as, written))
 
 
 def term(column: ViewColumn, *, is_descending: bool = False) -> Term:

@@ -51,13 +51,13 @@ CLOCK_NAMES: Final = frozenset({"now", "curdate", "current_time", "unix_timestam
 PLAIN_FUNCTIONS: Final = frozenset(
     """aggregate ascii bigint bin boolean bround btrim char char_length character_length cot csc
     date decimal degrees double e elt endswith equal_null expm1 factorial find_in_set float
-    forall format_number hash hypot ilike int isnotnull isnull len luhn_check make_date mask
+    forall format_number get hash hypot ilike int isnotnull isnull len luhn_check make_date mask
     named_struct negative nvl2 octet_length overlay percentage pmod positive printf radians
     rint sec shiftleft shiftright shiftrightunsigned signum sinh smallint soundex space
     startswith string substring_index timestamp timestamp_micros timestamp_millis
-    timestamp_seconds tinyint to_char to_number translate try_to_number unix_date unix_micros
-    unix_millis unix_seconds url_decode url_encode weekday width_bucket xxhash64 zeroifnull
-    nullifzero""".split()
+    timestamp_seconds tinyint to_char to_number translate try_mod try_to_number unix_date
+    unix_micros unix_millis unix_seconds url_decode url_encode weekday width_bucket xxhash64
+    zeroifnull nullifzero""".split()
 )
 
 PARTS: Final = (

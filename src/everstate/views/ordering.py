@@ -95,10 +95,9 @@ def unordered(select: exp.Select, wanted: Sequence[tuple[str, exp.Expr]]) -> str
 
     Proofs use it, because engines may round the last digits of the values ordered by differently.
     """
-    copied = select.copy()
+    copied, outputs = _as_readers_get(select, wanted)
     for name in _SHOWN:
         copied.set(name, None)
-    outputs = [exp.alias_(each.copy(), name, quoted=True) for name, each in wanted]
     copied.set("expressions", outputs)
     return copied.sql(dialect=DIALECT, comments=False)
 
@@ -107,8 +106,7 @@ def as_shown(
     select: exp.Select, wanted: Sequence[tuple[str, exp.Expr]], ties: Sequence[exp.Expr]
 ) -> str:
     """A definition with its order and limit, for Spark; ``ties``: tie-breakers as in `after`."""
-    copied = select.copy()
-    outputs = [exp.alias_(each.copy(), name, quoted=True) for name, each in wanted]
+    copied, outputs = _as_readers_get(select, wanted)
     copied.set("expressions", outputs)
     order = copied.args.get("order")
     if order is not None:
@@ -147,3 +145,31 @@ def _number(grammar: Grammar, select: exp.Select, name: str) -> int | None:
     if not isinstance(value, exp.Literal) or value.is_string or not str(value.this).isdigit():
         grammar.refuse(f"{name.upper()} is not a whole number", f"Write {name.upper()} 10.")
     return int(value.this)
+
+
+def _as_readers_get(
+    select: exp.Select, wanted: Sequence[tuple[str, exp.Expr]]
+) -> tuple[exp.Select, list[exp.Expr]]:
+    """Copies of a definition and its named outputs, null where readers get null and Spark stops.
+
+    Around aggregates: for a division by zero, and for a number that its CAST cannot hold.
+    """
+    copied = select.copy()
+    outputs: list[exp.Expr] = [exp.alias_(each.copy(), n, quoted=True) for n, each in wanted]
+    group = copied.args.get("group")
+    if group is None and not any(each.find(exp.AggFunc) for each in outputs):
+        return copied, outputs
+    groups = set() if group is None else {each.copy() for each in group.expressions}
+
+    def is_of_spark(node: exp.Expr) -> bool:
+        return isinstance(node, (exp.AggFunc, exp.Filter)) or node in groups
+
+    for part in (*outputs, copied.args.get("having"), copied.args.get("order")):
+        nodes = [] if part is None else list(part.walk(prune=is_of_spark))
+        for node in [each for each in nodes if not is_of_spark(each)]:
+            if isinstance(node, (exp.Div, exp.Mod)):
+                zero = exp.Literal.number(0)
+                node.set("expression", exp.Nullif(this=node.expression, expression=zero))
+            elif isinstance(node, exp.Cast) and node.to.expressions:
+                node.set("safe", True)
+    return copied, outputs

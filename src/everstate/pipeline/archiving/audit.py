@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from everstate.archive import (
     ArchiveLog,
+    ArchiveReader,
     CommitNote,
     Ledger,
     LedgerRow,
@@ -21,6 +22,7 @@ from everstate.archive import (
     table_path,
 )
 from everstate.archive.ordered import RECORD_COLUMNS
+from everstate.archive.sums import check_table
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.log.extent import LogExtent, log_extent
@@ -155,9 +157,14 @@ def audit(
     began = time.monotonic()
     log, ledger = ArchiveLog(config, entity), Ledger(config, entity)
     version, note = frozen(log, ledger)
+    report = AuditReport(entity, version, note.positions)
+    _audit_sums(report, ArchiveReader(config, entity), ledger)
+    if report.problems:
+        report.not_read.append("records and offsets, because of the damaged files")
+        report.seconds = time.monotonic() - began
+        return report
     ledger.sync(log)
     rows = [row for row in ledger.rows() if row.commit_version <= version]
-    report = AuditReport(entity, version, note.positions)
     report.commits = len({row.commit_version for row in rows})
     report.problems += tiling_problems(rows, note)
     path = table_path(config, entity)
@@ -169,6 +176,19 @@ def audit(
         _audit_columns(report, archive, entity_type)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _audit_sums(report: AuditReport, reader: ArchiveReader, ledger: Ledger) -> None:
+    """Each damaged file of the table, its log and its ledger."""
+    files = [(reader.path, [file.path for file in reader.files()])]
+    if ledger.exists():
+        files.append((ledger.path, ledger.files()))
+    for path, names in files:
+        damaged, without = check_table(path, names)
+        report.problems += [Problem("damaged", path, str(each)) for each in damaged]
+        if without:
+            shown = ", ".join(without[:3]) + (" …" if len(without) > 3 else "")
+            report.not_read.append(f"the sums of {len(without)} files of {path}: none ({shown})")
 
 
 def tiling_problems(rows: Sequence[LedgerRow], note: CommitNote) -> Iterator[Problem]:

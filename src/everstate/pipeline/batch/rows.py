@@ -102,6 +102,18 @@ def composed_rows(spark: SparkSession, plan: ComposedPlan, tables: Mapping[str, 
     return rows
 
 
+def rows_as_shown(plan: ViewPlan, accepted: Callable[[str], Accepted]) -> DataFrame:
+    """Rows that readers see of a view that has a text of them; ``accepted``: by entity type."""
+    if not isinstance(plan, ComposedPlan):
+        return as_written(plan, accepted(plan.entity), plan.batch_as_shown)
+    of_parts = {part.name: part.entity for part in plan.parts}
+    inputs = {name: accepted(of_parts.get(name, plan.entity)) for name in plan.inputs}
+    # Spark resolves the names of tables here, so the temporary tables may be dropped after it.
+    with composed_tables(plan, inputs) as tables:
+        spark = next(iter(inputs.values())).changes.sparkSession
+        return spark.sql(plan.as_shown(tables))
+
+
 def as_written(plan: ViewPlan, accepted: Accepted, sql: str) -> DataFrame:
     """Rows of the author's SQL, or of a form of it, over the accepted changes.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf, isfinite
@@ -37,6 +37,7 @@ from everstate.log.topics import TopicIdentity, Topics, check_same_topic
 from everstate.parts import Part, note
 from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
 from everstate.pipeline.keeping.changes import ChangesReader
+from everstate.pipeline.keeping.culprits import culprits
 from everstate.pipeline.keeping.declare import LATER, declare, retire_left, show_core
 from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
 from everstate.pipeline.keeping.metrics import ViewReports, report_misfits, report_step
@@ -95,6 +96,12 @@ class _Unit:
     def cut(self, spans: Mapping[int, Range]) -> _Unit:
         """The same unit, with only these ranges."""
         return replace(self, sources=self.sources.cut(spans))
+
+    def without(self, failing: Collection[KeptView]) -> _Unit:
+        """The same unit, where some views do not ride."""
+        riders = tuple(view for view in self.riders if view not in failing)
+        core = replace(self.core, riders=tuple(view.table for view in riders))
+        return replace(self, riders=riders, core=core)
 
     @property
     def offsets(self) -> int:
@@ -288,22 +295,50 @@ class Keeper:
         except SparkLost:
             raise
         except PipelineError:
-            if self._blamed(units):
-                raise  # the next step leaves out the views that failed
-            return self._keep_each(units)
+            return sum(map(self._keep_alone, units), start=_Done())
 
-    def _keep_each(self, units: Sequence[_Unit]) -> _Done:
-        """Judge each entity type's ranges in a job of its own; only those that fail wait."""
-        done = _Done()
-        for unit in units:
+    def _keep_alone(self, unit: _Unit) -> _Done:
+        """Judge one entity type's ranges, without the views that end the job; else its core waits.
+
+        An error of a view's SQL ends no job. Others, such as too little memory, do.
+        """
+        try:
             try:
-                done += self._run([unit])
+                return self._run([unit])
             except SparkLost:
                 raise
-            except PipelineError as error:
-                self._sizes.failed(unit.core.entity)
-                self._stop(unit.core.view, str(error))
+            except PipelineError:
+                riders = [view for view in unit.riders if view.table.images]
+                failing = culprits(riders, lambda some: self._ends(unit, some))
+                if not failing:
+                    raise
+            done = self._run([unit.without([view for view, _ in failing])])
+        except SparkLost:
+            raise
+        except PipelineError as error:
+            self._sizes.failed(unit.core.entity)
+            self._stop(unit.core.view, str(error))
+            return _Done()
+        # Only now: a view with an error that stands where its core stands has caught up.
+        with self._database.connected() as connection:
+            control = Control(connection, self._config.views.schema_name)
+            for view, reason in failing:
+                self._retries.failed(view.table.name, _RIDER_RETRY_S)
+                _lags(control, view.row.name, view.row.version, reason)
         return done
+
+    def _ends(self, unit: _Unit, riders: Sequence[KeptView]) -> str | None:
+        """Why these views end a job that only computes them; ``None``: they do not."""
+        parsed = self._reader.parsed(unit.core.entity, unit.sources, judged=False)
+        views = [(view.plan, view.table) for view in riders]
+        try:
+            with spark_errors(f"the views of {unit.core.entity}"):
+                planned(parsed, views, caught=True).write.format("noop").mode("append").save()
+        except SparkLost:
+            raise
+        except PipelineError as error:
+            return str(error)
+        return None
 
     def _run(self, units: Sequence[_Unit]) -> _Done:
         """Apply the plain ranges of the units in one job, and judge the others in a second one.
@@ -363,7 +398,7 @@ class Keeper:
             if unit is not None:
                 units.append(unit)
             elif self._retries.forget(latest_of(name)) or self._has_error(views):
-                self._go_on(latest_of(name))
+                self._go_on(latest_of(name), "has nothing to wait for any more")
         return units
 
     def _unit(self, views: EntityViews, topic: str, until: Mapping[int, int]) -> _Unit | None:
@@ -392,7 +427,7 @@ class Keeper:
         task = ApplyTask(config.views_dsn, schema, unit.core, spans, judged=careful)
         parsed = self._reader.parsed(entity, unit.sources, judged=careful, headers=careful)
         views = [(view.plan, view.table) for view in unit.riders]
-        return planned(parsed, views).mapInArrow(task, OUTCOME_DDL)
+        return planned(parsed, views, caught=True).mapInArrow(task, OUTCOME_DDL)
 
     def _settled(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> _Done:
         """Advance partitions without records, and store which core or rider is behind, and why."""
@@ -408,10 +443,19 @@ class Keeper:
                 }
                 if silent:
                     control.advance(unit.core, silent)
+            riders = {
+                (unit.core.entity, v.row.name, v.row.version): v
+                for unit in units
+                for v in unit.riders
+            }
+            starts = {unit.core.entity: unit.sources.spans for unit in units}
             for outcome in outcomes:
-                for view, version, reason in orjson.loads(outcome["failures"] or b"[]"):
-                    logger.error("view %s lags: %s", view, reason)
-                    control.set_error(view, version, reason)
+                entity, partition = outcome["entity"], outcome["partition"]
+                for name, version, reason in orjson.loads(outcome["failures"] or b"[]"):
+                    view = riders[entity, name, version]
+                    # One that lags already is retried by the trailer, which knows its last reason.
+                    if _may_ride(view, partition, starts[entity][partition].start):
+                        _lags(control, name, version, reason)
             if any(unit.careful for unit in units):
                 report_misfits(control)
         failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
@@ -420,7 +464,7 @@ class Keeper:
             if unit.core.entity in failed:
                 self._stop(name, failed[unit.core.entity])
             elif self._retries.forget(name) or self._has_error(unit.views):
-                self._go_on(name)
+                self._go_on(name, "makes progress again")
         return _Done(tuple(outcomes), sum(unit.offsets for unit in units))
 
     def _has_error(self, views: EntityViews) -> bool:
@@ -434,9 +478,9 @@ class Keeper:
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, reason)
 
-    def _go_on(self, view: str) -> None:
-        """Clear the error of a core that waited and moves again."""
-        logger.info("%s makes progress again", view)
+    def _go_on(self, view: str, how: str) -> None:
+        """Clear the error of a core that waited and moves again, or has no record to judge."""
+        logger.info("%s %s", view, how)
         with self._database.connected() as connection:
             Control(connection, self._config.views.schema_name).set_error(view, 1, None)
 
@@ -450,30 +494,6 @@ class Keeper:
                 self._unshown.discard(name)
             else:
                 self._retries.failed(trying, _RIDER_RETRY_S)
-
-    def _blamed(self, units: Sequence[_Unit]) -> bool:
-        """Find the views whose SQL fails on these records, and leave them behind.
-
-        The job failed as a whole, without the name of a view, so each view is evaluated by itself.
-        """
-        found = False
-        for unit in units:
-            parsed = self._reader.parsed(unit.core.entity, unit.sources, judged=False)
-            for view in unit.riders:
-                if not view.table.images:
-                    continue
-                try:
-                    with spark_errors(f"view {view.table.view}"):
-                        job = planned(parsed, [(view.plan, view.table)])
-                        job.write.format("noop").mode("append").save()
-                except PipelineError as blamed:
-                    found = True
-                    self._retries.failed(view.table.name, _RIDER_RETRY_S)
-                    logger.error("view %s lags: %s", view.table.view, blamed)
-                    with self._database.connected() as connection:
-                        control = Control(connection, self._config.views.schema_name)
-                        control.set_error(view.row.name, view.row.version, str(blamed))
-        return found
 
     def _trim(self, control: Control, kept: Mapping[str, EntityViews]) -> None:
         """Delete the core's exceptions that every view and the archive have passed (V3, V4)."""
@@ -504,6 +524,11 @@ def _may_ride(view: KeptView, partition: int, start: int) -> bool:
     if position is None or (view.row.status == LIVE and view.row.error is not None):
         return position == start
     return 0 <= start - position <= MEETING_CHANGES
+
+
+def _lags(control: Control, view: str, version: int, reason: str) -> None:
+    logger.error("view %s lags: %s", view, reason)
+    control.set_error(view, version, reason)
 
 
 def _is_of_one(error: EverstateError | psycopg.Error) -> bool:

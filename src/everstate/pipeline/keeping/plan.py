@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType
 
@@ -42,19 +44,21 @@ _KEPT = (
 )
 
 
-def planned(parsed: DataFrame, views: Sequence[PlannedView]) -> DataFrame:
+def planned(parsed: DataFrame, views: Sequence[PlannedView], *, caught: bool = False) -> DataFrame:
     """Parsed records with a struct per view and image, named by `planned_column`.
 
     A struct is null where the image gives the view no row. The key's bytes are kept only for
-    unreadable records, which are rare.
+    unreadable records, which are rare. With ``caught`` an error of a view's SQL does not end the
+    job: each column of a view is packed into a struct, which is null where the error was.
     """
     application = parsed.sparkSession.sparkContext.applicationId
-    return parsed.select(*_selection(tuple(views), application))
+    return parsed.select(*_selection(tuple(views), application, caught))
 
 
 @lru_cache(maxsize=64)
-def _selection(views: tuple[PlannedView, ...], _application: str) -> list[Column]:
+def _selection(views: tuple[PlannedView, ...], _application: str, caught: bool) -> list[Column]:
     """The columns of `planned`, built once for each Spark application."""
+    pack = _packed if caught else _as_it_is
     columns: list[Column] = [F.col(name) for name in _KEPT]
     unreadable = F.col("reason").isNotNull()
     columns.append(F.when(unreadable, F.col("raw_key")).alias("raw_key"))
@@ -64,10 +68,28 @@ def _selection(views: tuple[PlannedView, ...], _application: str) -> list[Column
             if plan.rules.trigger is not None and image == "original":
                 # With a trigger each firing change is a fact: it adds, and subtracts nothing.
                 worth = F.when(F.lit(False), worth)
-            columns.append(worth.alias(planned_column(table, image)))
+            columns.append(pack(worth).alias(planned_column(table, image)))
         if table.has_rules:
-            columns.append(treatment(plan).alias(rule_column(table)))
+            columns.append(pack(treatment(plan)).alias(rule_column(table)))
     return columns
+
+
+def _as_it_is(column: Column) -> Column:
+    return column
+
+
+def _packed(column: Column) -> Column:
+    """A struct of the column alone; null where Spark cannot compute the column."""
+    context = SparkContext._active_spark_context  # noqa: SLF001 - SQL cannot say it
+    assert context is not None
+    assert context._jvm is not None  # noqa: SLF001
+    sql = context._jvm.org.apache.spark.sql  # noqa: SLF001
+    columns = sql.classic.ExpressionUtils
+    # What two columns have in common Spark computes once, before both, where nothing catches its
+    # error; but not what lies in a branch that may not be taken.
+    branch = F.when(F.col("offset") >= 0, F.struct(column.alias("row")))
+    tried = sql.catalyst.expressions.TryEval(columns.expression(branch._jc))  # noqa: SLF001
+    return ClassicColumn(columns.column(tried))
 
 
 def column_types(

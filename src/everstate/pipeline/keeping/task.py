@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from everstate.errors import HeldOverflow, PositionMoved, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
 from everstate.pipeline.spark.plain_bytes import plain_bytes
-from everstate.views.core import Applied, apply_range
+from everstate.views.core import Applied, Failure, apply_range
 from everstate.views.plain import apply_plain
 from everstate.views.stores import view_store
-from everstate.views.tables import Core, KeptTable
+from everstate.views.tables import Core, KeptTable, planned_columns
 from everstate.views.trailing import trail_range
 
 _TEXT: pa.DataType = pa.string()
@@ -121,12 +121,37 @@ class ApplyTask:
 
     def _apply(self, partition: int, changes: pa.Table) -> Applied | None:
         store, span = view_store(self.dsn, self.schema_name), self.spans[partition]
-        if not self.judged:
-            return apply_plain(store, self.core, partition, span, changes)
-        if self.view is None:
-            return apply_range(store, self.core, partition, span, changes)
-        meets = partition in self.meets
-        return trail_range(store, self.core, self.view, partition, span, changes, meets=meets)
+        if self.view is not None:
+            meets = partition in self.meets
+            return trail_range(store, self.core, self.view, partition, span, changes, meets=meets)
+        core, changes, failures = without_failed(self.core, changes)
+        apply = apply_range if self.judged else apply_plain
+        applied = apply(store, core, partition, span, changes)
+        return applied and replace(applied, failures=(*applied.failures, *failures))
+
+
+def without_failed(core: Core, changes: pa.Table) -> tuple[Core, pa.Table, list[Failure]]:
+    """The columns of the riders, unpacked; a rider whose SQL failed on a change does not ride.
+
+    ``changes`` were planned with ``caught``. A failure names the first change on which the SQL
+    fails. Cost: some array operations for each rider.
+    """
+    columns = dict(zip(changes.column_names, changes.columns, strict=True))
+    riders, failures = [], []
+    for rider in core.riders:
+        packed = {name: columns.pop(name) for name in planned_columns(rider)}
+        failed = [
+            pc.index(column.is_null(), True) for column in packed.values() if column.null_count
+        ]
+        if failed:
+            row = min(found.as_py() for found in failed)
+            change = {name: changes[name][row].as_py() for name in ("offset", "key")}
+            cause = ViewFailed(rider.view, "its SQL cannot be computed for this change", **change)
+            failures.append(Failure(rider.view, rider.version, str(cause)))
+            continue
+        riders.append(rider)
+        columns |= {name: pc.struct_field(column, [0]) for name, column in packed.items()}
+    return replace(core, riders=tuple(riders)), pa.table(columns), failures
 
 
 @cache

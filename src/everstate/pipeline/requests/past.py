@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Final
 
 from psycopg import sql
@@ -21,7 +20,7 @@ from everstate.pipeline.batch.accepted import (
     only_changes,
 )
 from everstate.pipeline.batch.awaiting import await_archive
-from everstate.pipeline.batch.rows import Accepted, as_written, batch_rows, composed_tables
+from everstate.pipeline.batch.rows import Accepted, batch_rows, rows_as_shown
 from everstate.pipeline.batch.rules import taken_by
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.spark.archived import read_archive
@@ -101,33 +100,18 @@ class Past:
         if name not in self._project.views:
             raise UnknownView(name, known_views(self._project))
         plan = self._project.views[name]
-        # Spark resolves the names of tables here, so the temporary tables may be dropped after it.
-        with ExitStack() as stack:
-            stack.enter_context(spark_errors(f"view {name}"))
-            if isinstance(plan, ComposedPlan):
-                tables = stack.enter_context(composed_tables(plan, self._inputs(plan)))
-                return self._spark.sql(plan.as_shown(tables))
-            taken = self._taken(plan)
-            if plan.batch_as_shown:
-                return as_written(plan, taken, plan.batch_as_shown)
+        with spark_errors(f"view {name}"):
+            if isinstance(plan, ComposedPlan) or plan.batch_as_shown:
+                return rows_as_shown(plan, lambda entity: self._taken(plan, entity))
             ship_functions(self._project)
-            rows = stack.enter_context(batch_rows(plan, taken))
-            return rows.where(plan.is_shown).select(
-                *(F.col(column).alias(shown) for column, shown in plan.read_of_batch)
-            )
+            # Spark resolves the name of the table here, so the table may be dropped after it.
+            with batch_rows(plan, self._taken(plan, plan.entity)) as rows:
+                return rows.where(plan.is_shown).select(
+                    *(F.col(column).alias(shown) for column, shown in plan.read_of_batch)
+                )
 
-    def _taken(self, plan: ViewPlan) -> Accepted:
-        entity_type = self._project.entities[plan.entity]
-        return taken_by(plan, entity_type, self._accepted(plan.entity))
-
-    def _inputs(self, plan: ComposedPlan) -> dict[str, Accepted]:
-        """Accepted changes of a view's inputs, by the names of the inputs."""
-        of_parts = {part.name: part.entity for part in plan.parts}
-        entities = {name: of_parts.get(name, plan.entity) for name in plan.inputs}
-        return {
-            name: Accepted(self._project.entities[entity], self._accepted(entity))
-            for name, entity in entities.items()
-        }
+    def _taken(self, plan: ViewPlan, entity: str) -> Accepted:
+        return taken_by(plan, self._project.entities[entity], self._accepted(entity))
 
     def in_order(self, name: str) -> DataFrame:
         """Rows of a view ordered by their first columns, unless its SQL has an order."""

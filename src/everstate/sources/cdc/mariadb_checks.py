@@ -41,6 +41,14 @@ _UNREAD_DEFAULTS: Final[Mapping[str, re.Pattern[str]]] = {
     "X''": re.compile(r"`([^`]+)` \w*blob(?: NOT NULL)? DEFAULT X''"),
 }
 """Defaults that Debezium cannot read, in the result of SHOW CREATE TABLE."""
+_HASHED: Final = (
+    "SELECT index_name AS name FROM information_schema.statistics "
+    "JOIN information_schema.columns USING (table_schema, table_name, column_name) "
+    "WHERE table_schema = %s AND table_name = %s AND index_type = 'HASH' GROUP BY index_name "
+    "HAVING max(sub_part IS NULL AND data_type REGEXP 'text|blob') "
+    "OR sum(if(sub_part IS NULL, character_octet_length, 0)) > 3072 ORDER BY 1"
+)
+"""Unique keys with a hidden column: a key of another type may be declared as HASH, and is none."""
 _COLUMN: Final = re.compile(r"`([^`]+)`")
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
@@ -225,6 +233,14 @@ class _Checks:
             for default, pattern in _UNREAD_DEFAULTS.items()
             for name in pattern.findall(made)
         ]
+        hidden = self._rows(_HASHED, *table.split(".", 1))
+        why = "it is unique over a text, and for it the binlog has a hidden column with a hash, "
+        why += "which Debezium cannot read: the connector fails at the first change of the table"
+        advice = "Then make it of a column with a bounded length, such as varchar(190), or of the "
+        advice += "first characters: ADD UNIQUE KEY (`title`(190))."
+        for key in (str(row["name"]) for row in hidden):
+            drop = f"ALTER TABLE {quoted(table)} DROP KEY {quoted(key)};"
+            found.append(Finding(f"key {key} of {table}", "fail", why, (drop,), advice))
         clauses = ", ".join(unreadable_clauses(made))
         if clauses:
             why = f"it has {clauses}, which Debezium cannot read: the connector fails at the table"

@@ -27,11 +27,13 @@ from everstate.sources.stores.store import Scalar
 
 # Not times and Decimals: their JSON texts differ where the values are equal.
 _SCALARS: Final = (str, int, float, bool, date, UUID, Enum)
-_READ_AS: Final = {bool: "boolean", int: "bigint", float: "float8", date: "date", UUID: "uuid"}
+_READ_AS: Final = {bool: "boolean", int: "whole", float: "float8", date: "date", UUID: "uuid"}
 """Types whose values pydantic also reads from texts of other values, or rounds."""
 _CONVERTING: Final = (BeforeValidator, PlainValidator, WrapValidator)
 RESERVED: Final = frozenset({"limit", "cursor"})
-"""Names of a list's own parameters; an attribute with such a name cannot be a filter."""
+"""Names of a list's own parameters; a filter by an attribute with such a name has the prefix."""
+_PREFIX: Final = "state."
+"""An attribute may be written with it: it is where the attribute is in the answer."""
 
 
 class Filters:
@@ -43,7 +45,7 @@ class Filters:
         self._read_as: dict[str, str] = {}
         for name, info in entity_type.model.model_fields.items():
             shown = written_name(name, info)
-            if shown not in RESERVED and _is_scalar(info.annotation):
+            if _is_scalar(info.annotation):
                 self._adapters[shown] = _adapter(info)
                 read_as = _read_as(info.annotation, info.metadata)
                 if read_as is not None:
@@ -51,12 +53,15 @@ class Filters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Attributes that can be filters, in the model's order."""
-        return tuple(self._adapters)
+        """Names of filters, in the order of the model's attributes."""
+        return tuple(f"{_PREFIX}{each}" if each in RESERVED else each for each in self._adapters)
 
     def schema(self, name: str) -> dict[str, Any]:
-        """JSON schema of an attribute's values."""
-        return self._adapters[name].json_schema()
+        """JSON schema of a filter's values."""
+        return self._adapters[self._attribute(name)].json_schema()
+
+    def _attribute(self, name: str) -> str:
+        return name if name in self._adapters else name.removeprefix(_PREFIX)
 
     def parse(self, parameters: Iterable[tuple[str, str]]) -> dict[str, Scalar]:
         """Values by attribute; `null` is null where the field may be null, and `"null"` is a text.
@@ -64,12 +69,17 @@ class Filters:
         Raises InvalidQuery naming the attribute, and those that can be filters.
         """
         found: dict[str, Scalar] = {}
-        for name, value in parameters:
-            if name in RESERVED:
+        for given, value in parameters:
+            if given in RESERVED:
                 continue
+            name = self._attribute(given)
             if name not in self._adapters:
-                known = ", ".join(self._adapters)
-                raise InvalidQuery(f"{self._entity} cannot be filtered by {name!r} ({known}).")
+                known = ", ".join(self.names)
+                raise InvalidQuery(
+                    f"{self._entity} cannot be filtered by {given!r} ({known}).",
+                    advice=f"GET /query/v1/{self._entity}?where=… also compares times, Decimals "
+                    "and nested fields.",
+                )
             if name in found:
                 raise InvalidQuery(f"{name} is given twice.")
             found[name] = self._value(name, value)
