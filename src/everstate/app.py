@@ -17,7 +17,7 @@ from everstate.config import Config, load
 from everstate.declarations.captures import Capture, DatabaseKind, Table, check_declaration
 from everstate.declarations.commands import CommandGroup, Decide, Evolve
 from everstate.declarations.processes import ProcessManager, ProcessStart, React
-from everstate.declarations.project import Source
+from everstate.declarations.source import Source
 from everstate.errors import (
     InvalidCapture,
     InvalidDerivation,

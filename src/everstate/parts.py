@@ -63,7 +63,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class PartFinding:
+class PartConcern:
     """Something that a part found and that needs attention, while the part itself runs."""
 
     what: str
@@ -89,7 +89,7 @@ class RoleState:
     """Address at which the role serves its API."""
     figures: str | None = None
     """Address at which the role serves its metrics for Prometheus."""
-    findings: Mapping[str, PartFinding] = field(default_factory=dict)
+    findings: Mapping[str, PartConcern] = field(default_factory=dict)
     mark: str | None = None
     """:func:`start_mark` of its process; ``None``: this system has none, or an earlier release
     wrote the state."""
@@ -190,7 +190,7 @@ class Journal:
             parts = {**self._state.parts, name: part}
             self._replace(parts=parts)
 
-    def found(self, name: str, finding: PartFinding | None) -> None:
+    def found(self, name: str, finding: PartConcern | None) -> None:
         """Record what a part found; ``None``: it is not there any more."""
         with self._lock:
             others = {key: each for key, each in self._state.findings.items() if key != name}
@@ -282,7 +282,7 @@ def note(name: str, part: Part | None) -> None:
         _own.journal.note(name, part)
 
 
-def found(name: str, finding: PartFinding | None) -> None:
+def found(name: str, finding: PartConcern | None) -> None:
     """Record what this thread's part found; ``None``: it is not there any more."""
     if hasattr(_own, "journal"):
         _own.journal.found(name, finding)
@@ -316,7 +316,7 @@ def _states(folder: Path) -> list[tuple[Path, RoleState]]:
             told: dict[str, Any] = json.loads(path.read_text("utf-8"))
             parts = {name: Part(**part) for name, part in told.pop("parts").items()}
             findings = {
-                name: PartFinding(**each) for name, each in told.pop("findings", {}).items()
+                name: PartConcern(**each) for name, each in told.pop("findings", {}).items()
             }
             found.append((path, RoleState(**told, parts=parts, findings=findings)))
         except (OSError, ValueError, TypeError, KeyError):

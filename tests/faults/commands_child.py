@@ -61,7 +61,7 @@ def plant(defect: str, handler: CommandHandler) -> None:
         handle = CommandWork.handle
 
         def ahead(
-            self: CommandWork, batch: Sequence[Incoming], send: Send, attempt: Attempt | None = None
+            self: CommandWork, batch: Sequence[Incoming], send: Send, attempt: Attempt
         ) -> None:
             handle(self, batch, send, attempt)
             for partition in self._partitions.values():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
+from time import monotonic, sleep
 from typing import Annotated, Any
 
 import psycopg
@@ -25,7 +26,7 @@ from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
-from everstate.log.record import OutRecord
+from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.archiving.archiver import Archiver
 from everstate.pipeline.keeping.build import Builder
@@ -166,6 +167,16 @@ class World:
         with Offsets(self.config) as offsets:
             found = offsets.stable_ends([self.topic])
         return {partition: end for (_, partition), end in found.items()}
+
+    def letters(self) -> list[Record]:
+        """The dead letters; a committed one is readable some milliseconds later."""
+        topic, deadline = TopicNames(self.config.log.prefix).dead(self.entity), monotonic() + 30
+        with Offsets(self.config) as offsets:
+            while offsets.stable_ends([topic]) != offsets.high_watermarks([topic]):
+                assert monotonic() < deadline, "the newest commit is not readable"
+                sleep(0.01)
+        with Consumer(self.config) as consumer:
+            return list(consumer.read_topic(topic))
 
     def wrong(self) -> list[str]:
         """Tables that are not what a plain fold of the log comes to; no Spark has a part in it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -11,35 +10,22 @@ from uuid import UUID
 import psycopg
 from pydantic import BaseModel
 
-from everstate.changes import EntityType
-from everstate.changes.derived import Derivation
-from everstate.errors import InvalidView
-from everstate.views.kinds import ViewPlan
+from everstate.app import App
 from kit.view_postgres import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "everstate_views"
 
 
+HOTEL = App("hotel")
+
+
+@HOTEL.entity("guest", key="guest_id")
 class Guest(BaseModel):
     guest_id: str
     name: str
     nights: int | None = None
     born: date | None = None
-
-
-@dataclass(frozen=True)
-class Hotel:
-    name: str = "hotel"
-    entities: dict[str, EntityType] = field(
-        default_factory=lambda: {"guest": EntityType("guest", Guest, "guest_id")}
-    )
-    views: dict[str, ViewPlan] = field(default_factory=dict)
-    refused_views: dict[str, InvalidView] = field(default_factory=dict)
-    derivations: dict[str, Derivation] = field(default_factory=dict)
-
-    def keeps_history(self, entity: str) -> bool:
-        return entity in self.entities
 
 
 PROVENANCE = json.dumps({"apiVersion": "v1", "serviceName": "desk", "identifier": "clerk"})
@@ -65,7 +51,7 @@ HISTORIES: list[tuple[str, float, dict[str, Any] | None]] = [
 
 def fill(connection: psycopg.Connection[Any]) -> None:
     """Make the tables of the views and put every version of every guest into them."""
-    install_entity(connection, SCHEMA, Hotel().entities["guest"], {0: 8})
+    install_entity(connection, SCHEMA, HOTEL.entities["guest"], {0: 8})
     versions: dict[str, int] = {}
     for offset, (key, hours, state) in enumerate(HISTORIES):
         version = versions[key] = versions.get(key, 0) + 1

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from commands_rig import owned, running, until
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from pydantic import BaseModel
 
 import command_cases as bank
 from everstate.app import App
@@ -225,6 +227,42 @@ def test_a_parked_command_that_is_given_up_is_answered(
         until(lambda: read_parked(config, bank.ENTITY) == [])
         answer = send(client, "a1", bank.Audit(), command_id=audit_id)
     assert (answer.outcome, answer.code) == (Outcome.REJECTED, "discarded")
+
+
+def test_code_that_takes_long_parks_its_command_and_holds_up_no_other(config: Config) -> None:
+    woken, app = threading.Event(), App("bank")
+    app.entity(bank.ENTITY, key="account_id", source="commands")(bank.Account)
+
+    def decide(account: bank.Account | None, command: Any) -> Any:
+        if isinstance(command, bank.Audit):
+            woken.wait(60)
+        return bank.decide(account, command)
+
+    kinds: list[type[BaseModel]] = [bank.Open, bank.Deposit, bank.Audit]
+    app.commands(bank.ENTITY, decide=decide, evolve=bank.evolve, commands=kinds)
+    quick = {"transaction_timeout_s": 2, "batch_wait_ms": 300}
+    changed = config.model_copy(update={"commands": config.commands.model_copy(update=quick)})
+    keys = [f"a{number}" for number in range(6)]
+    with running(changed, app), CommandClient(changed, app) as client:
+        for key in keys:
+            opened(client, key)
+        began = time.monotonic()
+        asked = [
+            client.submit(bank.ENTITY, key, command, provenance=bank.TELLER)
+            for key in keys
+            for command in (bank.Audit() if key == "a3" else bank.Deposit(amount=1),) * 2
+        ]
+        answers = wait_all(asked, 60)
+        took_s = time.monotonic() - began
+        after = send(client, "a3", bank.Deposit(amount=1))
+        woken.set()
+    told = [(each.outcome, each.version, each.reason) for each in answers]
+    accepted = [(Outcome.ACCEPTED, version, None) for version in (2, 3)]
+    parked = [(Outcome.PARKED, 1, "its code took longer than 0.5 s")] * 2
+    assert told == [*accepted * 3, *parked, *accepted * 2]
+    assert (after.outcome, after.version) == (Outcome.ACCEPTED, 2)
+    assert took_s < 30
+    assert [each.key for each in read_parked(config, bank.ENTITY)] == ["a3", "a3"]
 
 
 def test_two_handlers_share_the_partitions_and_hand_them_over(

@@ -13,9 +13,8 @@ from prometheus_client.samples import Sample
 
 from everstate.changes import new_change_id
 from everstate.errors import LogIdentityChanged
-from everstate.log.consumer import Consumer
-from everstate.log.record import OutRecord, Record
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.record import OutRecord
+from everstate.log.topics import Topics
 from everstate.parts import Journal, Part, run_parts, states_folder
 from everstate.pipeline.keeping.dead import DeadLetterSender
 from everstate.pipeline.keeping.keep import Keeper
@@ -78,10 +77,7 @@ def test_c19_unreadable_records_and_conflicts_are_dead_once_and_byte_exact(world
         pass
     assert sender.step() == 0
     sender.close()
-    with Consumer(world.config) as consumer:
-        letters: list[Record] = list(
-            consumer.read_topic(TopicNames(world.config.log.prefix).dead("ordr"))
-        )
+    letters = world.letters()
     by_reason = {
         (dict(letter.headers)["everstate_reason"] or b"").decode(): letter for letter in letters
     }
@@ -103,8 +99,7 @@ def test_a_dead_letter_of_a_topic_that_was_made_again_is_not_another_record(worl
     world.change_tables("UPDATE dead SET raw_value = '{of the topic before'")
     with closing(DeadLetterSender(world.config)) as sender:
         assert (sender.step(), sender.step()) == (1, 0)
-    with Consumer(world.config) as consumer:
-        (letter,) = consumer.read_topic(TopicNames(world.config.log.prefix).dead("ordr"))
+    (letter,) = world.letters()
     assert (letter.key, letter.value) == (b"o-2", b"{of the topic before")
     assert letter.headers[0] == ("everstate_headers", b"lost with the log's record")
 

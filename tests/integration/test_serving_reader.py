@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from serving_cases import SCHEMA, START, Hotel, fill
+from serving_cases import HOTEL, SCHEMA, START, fill
 
 from everstate.config import Config, load
 from everstate.errors import InvalidQuery, NotFound, Unavailable, UnknownEntity
@@ -25,7 +25,7 @@ def config(database: str) -> Config:
 
 @pytest.fixture
 def reader(config: Config) -> Iterator[Reader]:
-    with Reader(config, Hotel()) as made:
+    with Reader(config, HOTEL) as made:
         yield made
 
 
@@ -184,13 +184,13 @@ def test_a_reader_goes_on_after_its_connection_broke(reader: Reader, database: s
 
 def test_a_database_that_does_not_answer_is_told_as_unavailable(config: Config) -> None:
     away = load(store={"dsn": "postgresql://nobody@127.0.0.1:1/none"})
-    with Reader(away, Hotel()) as reader, pytest.raises(Unavailable, match="does not answer"):
+    with Reader(away, HOTEL) as reader, pytest.raises(Unavailable, match="does not answer"):
         reader.get("guest", "eva")
 
 
 def test_views_that_were_never_made_are_told(stack: Any) -> None:
     with (
-        Reader(stack.config, Hotel()) as reader,
+        Reader(stack.config, HOTEL) as reader,
         pytest.raises(NotFound, match=r"do(es)? not exist yet"),
     ):
         reader.get("guest", "eva")

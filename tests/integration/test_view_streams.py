@@ -118,7 +118,7 @@ def test_folded_events_are_the_rows_of_the_view_whoever_leaves_and_comes_back(
         paid = Follower(address, "order", Random(8), where="status=paid")
         every = [*restless.values(), *steady.values(), paid]
         writer.start()
-        until(lambda: sum(v for v, _ in orders.versions.values()) > 500, 120)
+        until(lambda: sum(v for v, _ in list(orders.versions.values())) > 500, 120)
         until(lambda: sum(each.left for each in every) > 15, 120)
         ended.set()
         writer.join()

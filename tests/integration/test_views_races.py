@@ -304,13 +304,16 @@ def test_c17_two_partitions_that_cross_deadlock_only_in_one_shard_and_the_loser_
     """One takes `by_region` then `totals`, the other the other way round, both half-way at once."""
     kept.reset(2)
     logs, core = hot_logs(2, 5), kept.core()
-    half_way = threading.Barrier(2)
+    half_way, won = threading.Barrier(2), threading.Event()
     begun: list[int] = []
     sums = [rider for rider in core.riders if isinstance(rider, SumTable)]
 
     class Crossing(planted):  # type: ignore[valid-type, misc]
         def take(self, start: int, end: int) -> bool:
             begun.append(self.partition)
+            if begun.count(self.partition) > 1:
+                # Otherwise the loser could insert its group again before the winner does.
+                assert won.wait(_MEET_S)
             return bool(super().take(start, end))
 
         def _ride_together(
@@ -324,13 +327,12 @@ def test_c17_two_partitions_that_cross_deadlock_only_in_one_shard_and_the_loser_
             super()._ride_together([crossed[1]], start, end, batch)
 
     crossing = with_core(kept, Crossing)
-    race(
-        kept,
-        *(
-            lambda p=number, log=log: crossing.apply(p, 0, 5, log.between(0, 5), core=core)
-            for number, log in enumerate(logs)
-        ),
-    )
+
+    def keep(partition: int) -> None:
+        crossing.apply(partition, 0, 5, logs[partition].between(0, 5), core=core)
+        won.set()
+
+    race(kept, *(lambda p=partition: keep(p) for partition in range(2)))
     assert len(begun) == attempts
     check(kept, logs)
 

@@ -22,12 +22,12 @@ from everstate.attention.alerting import WATCH, WEBHOOK, Alerting
 from everstate.attention.alerts import Alert, Alerts
 from everstate.attention.conditions import (
     Concern,
+    all_concerns,
     of_capture,
     of_dead_letters,
     of_readers,
     of_roles,
     of_views,
-    told_once,
 )
 from everstate.attention.looking import SeenProject
 from everstate.attention.webhook import deliver
@@ -37,7 +37,7 @@ from everstate.log.lag import LagRow
 from everstate.parts import (
     Journal,
     Part,
-    PartFinding,
+    PartConcern,
     RoleState,
     read_states,
     run_parts,
@@ -185,7 +185,7 @@ def test_a_problem_of_a_capture_is_resolved_when_it_is_gone_and_no_other_is() ->
 def test_roles_and_what_their_parts_found_are_conditions(tmp_path: Path) -> None:
     journal = Journal("pipeline", tmp_path)
     journal.note("keeper", Part("waiting", 0, "Kafka is away"))
-    drifted = PartFinding("drift of guest:", "3 of 9 entities had drifted.", "Look.", is_bad=False)
+    drifted = PartConcern("drift of guest:", "3 of 9 entities had drifted.", "Look.", is_bad=False)
     journal.found("drift of guest", drifted)
     (state,) = read_states_of(tmp_path)
     found = {each.key: each for each in of_roles([state])}
@@ -202,7 +202,7 @@ def test_a_version_that_cannot_be_built_is_one_condition(tmp_path: Path) -> None
     for part in ("view by_city, version 1", "view by_city, version 2", "keeper"):
         journal.note(part, Part("stopped", 0, "refused: no such column"))
     behind = of_views([view(status="building", error="refused: no such column")], LIMITS)
-    found = told_once(of_roles(read_states_of(tmp_path)), [*behind])
+    found = all_concerns(of_roles(read_states_of(tmp_path)), [*behind])
     assert sorted(each.key for each in found) == [
         "part:pipeline: keeper",
         "part:pipeline: view by_city, version 2",
@@ -219,7 +219,7 @@ def test_what_was_found_stays_while_its_role_is_started_again(tmp_path: Path) ->
                 "started": 1.0,
                 "beat": 1.0,
                 "parts": {},
-                "findings": {"drift of guest": asdict(PartFinding("drift", "3 of 9"))},
+                "findings": {"drift of guest": asdict(PartConcern("drift", "3 of 9"))},
             }
         )
     )

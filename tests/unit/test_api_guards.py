@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from callers import caller_entry
 from everstate.api.application import create_api
-from everstate.api.gate import Gate
 from everstate.api.headers import secure_headers
 from everstate.api.health import Health
+from everstate.api.only_admitted import OnlyAdmitted
 from everstate.api.problems import handle_errors
 from everstate.api.server import _listen, certificate_of, check_reach
 from everstate.api_config import ApiConfig
@@ -441,7 +441,7 @@ def test_a_websocket_of_a_route_that_did_not_check_its_caller_is_not_opened() ->
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/a", "headers": [], "scheme": "ws"}
-    asyncio.run(Gate(forgets)(scope, receive, send))
+    asyncio.run(OnlyAdmitted(forgets)(scope, receive, send))
     assert [message["type"] for message in sent] == [
         "websocket.http.response.start",
         "websocket.http.response.body",

@@ -48,12 +48,12 @@ class Connector:
         self.gives_up: str | None = None
         self.nudges = 0
         self.reads_anew = 0
-        self.moves, self.is_former = 0, False
+        self.updates, self.is_former = 0, False
         self.replaced: EverstateError | None = None
         self.is_paused = False
 
     def bring_up_to_date(self) -> bool:
-        self.moves += 1
+        self.updates += 1
         was, self.is_former = self.is_former, False
         return was
 
@@ -251,12 +251,12 @@ def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
     assert connector.restarts == 1
 
 
-def test_a_connector_of_an_earlier_version_is_moved_to_the_one_raw_log_once() -> None:
+def test_a_connector_of_an_earlier_version_gets_the_settings_of_this_one_once() -> None:
     rig = Rig()
     rig.connector.is_former = True
     for _ in range(5):
         rig.look()
-    assert (rig.connector.moves, rig.connector.is_former) == (1, False)
+    assert (rig.connector.updates, rig.connector.is_former) == (1, False)
 
 
 def test_a_connector_whose_database_was_replaced_stops_and_says_why(

@@ -30,7 +30,6 @@ from everstate.sources.cdc.connectors import (
     Peculiarities,
     connector_settings,
     is_current,
-    writes_one_log,
 )
 from everstate.sources.cdc.database import key_values
 from everstate.sources.cdc.inexact import (
@@ -41,7 +40,7 @@ from everstate.sources.cdc.inexact import (
 )
 from everstate.sources.cdc.mariadb import mariadb_address
 from everstate.sources.cdc.mariadb_checks import _grants, checks, quoted
-from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
+from everstate.sources.cdc.names import CaptureNames, names_of
 from everstate.sources.cdc.notifications import (
     INITIAL,
     Notification,
@@ -88,17 +87,16 @@ def test_sessions_of_postgres_have_settings_of_their_own_after_those_that_are_de
     tmp_path: Path,
 ) -> None:
     config, options = load(tmp_path), "driver.options"
-    names = names_of("p", declared())
     plain = settings(config, declared())
     assert "-c bytea_output=hex" in plain[options]
     assert plain[options].endswith("-c row_security=off")
     own = declared(settings={options: "-c bytea_output=escape -c work_mem=8MB"})
     made = settings(config, own)[options]
     assert made == f"-c bytea_output=escape -c work_mem=8MB {plain[options]}", "the last one holds"
-    assert is_current(plain, declared(), names)
+    assert is_current(plain, declared())
     former = {name: value for name, value in plain.items() if name != options}
-    assert not is_current(former, declared(), names)
-    assert is_current(former, declared("mariadb"), names)
+    assert not is_current(former, declared())
+    assert is_current(former, declared("mariadb"))
 
 
 @pytest.mark.parametrize(
@@ -139,8 +137,7 @@ def test_everything_goes_to_one_raw_log_and_what_is_no_row_says_so(tmp_path: Pat
     assert names.raw_log == "p.raw.shop"
     made = settings(load(tmp_path), capture)
     assert made["transforms"].split(",")[-1] == "one"
-    assert writes_one_log(made, names)
-    assert not writes_one_log({"transforms.short.replacement": "p.raw.shop.$1"}, names)
+    assert made["transforms.one.replacement"] == names.raw_log
     topics = {
         "p.raw.shop.transaction": "transaction",
         "p.raw.shop.message": "message",
@@ -154,11 +151,6 @@ def test_everything_goes_to_one_raw_log_and_what_is_no_row_says_so(tmp_path: Pat
     routed = [*topics, "p.raw.shop.public.orders"]
     assert all(re.fullmatch(made["transforms.one.regex"], topic) for topic in routed)
     assert not re.fullmatch(made["transforms.one.regex"], names.notifications)
-    former = former_topics(names, capture)
-    assert former == [
-        "p.raw.shop.orders", "p.raw.shop.transaction", "p.raw.shop.message",
-        "p.capture.heartbeats.p.raw.shop",
-    ]  # fmt: skip
 
 
 def test_settings_of_a_connector_hold_no_password(tmp_path: Path) -> None:

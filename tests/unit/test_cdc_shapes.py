@@ -372,14 +372,6 @@ def test_what_cannot_be_read_says_why(form: str, value: Any, reason: str) -> Non
             {"scn": "9", "rs_id": " 0x0000e2.0000037c.01a0 "},
         ),
         ("mongodb", {"ts_ms": 5000, "ord": 2}, {"ts_ms": 5000, "ord": 3}),
-        ("spanner", _s := {"server_transaction_id": "a", "ts_us": 5}, {**_s, "mod_number": 1}),
-        ("cockroachdb", {"ts_hlc": "17.0000000001"}, {"ts_hlc": "17.0000000002"}),
-        ("yashandb", {"position_scn": 5, "group_lsn": 9}, {"position_scn": 6, "group_lsn": 1}),
-        (
-            "vitess",
-            {"shard": "-80", "vgtid": '[{"shard":"-80","gtid":"MariaDB/0-159-45"}]'},
-            {"shard": "-80", "vgtid": '[{"shard":"-80","gtid":"MariaDB/0-159-46"}]'},
-        ),
     ],
 )
 def test_places_in_the_logs_of_the_connectors_are_ordered_as_their_databases_wrote(

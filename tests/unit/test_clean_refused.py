@@ -9,7 +9,7 @@ import pytest
 
 from clean_cases import Cleaner, capture_of
 from everstate.sources.cdc.columns import ENDED, REFUSED, WHOLE, Rows, Slices
-from everstate.sources.cdc.stream import Stream, StreamStanding, behind_all
+from everstate.sources.cdc.stream import Stream, StreamStanding
 
 Record = tuple[bytes | None, bytes, tuple[bytes | None, bytes | None]]
 
@@ -76,7 +76,7 @@ def test_rows_of_one_copy_that_have_no_readable_key_are_each_a_dead_letter(resta
     now = Stream("shop", StreamStanding())
     now.scan(read(cleaner, *written[:3]))
     if restarts:
-        now.know(None, {})
+        now.release(None, {})
         cleaner.run(now.take())
         now = Stream("shop", now.standing())
     now.scan(read(cleaner, *again, end(5)))
@@ -85,10 +85,3 @@ def test_rows_of_one_copy_that_have_no_readable_key_are_each_a_dead_letter(resta
     assert sum(batch.skipped["read before"] for batch in cleaner.batches) == 3
     block = cleaner.changes[0].value["provenance"].get("transaction")
     assert block == (None if restarts else {"id": "pg:5", "index": 1, "count": 4})
-
-
-def test_rows_without_a_readable_key_are_told_apart_behind_topics_of_tables_too() -> None:
-    rows = read(cleaner_of(), *(event(100, 5, **row(key)) for key in ("bad-a", "bad-b")))
-    standing = behind_all(None, rows)
-    assert standing is not None
-    assert len(standing.group) == 2

@@ -101,14 +101,14 @@ def cleaned(source: Source, cuts: list[int], kills: set[int], large: int = 10**9
         now.scan(source.read(read_to, end))
         read_to = end
         if now.is_waiting and now.waits > large:
-            counting, at = now.counts_on(), now.first_offset
+            counting, at = now.counter(), now.first_offset
             assert at is not None
             closed = None
             while closed is None and at < len(source.raw):
                 closed = counting.scan(source.read(at, at + 5), keep=False)
                 at += 5
             if closed is not None:
-                now.know(closed.count, closed.notes)
+                now.release(closed.count, closed.notes)
         rows = now.take()
         for at, block in enumerate(rows.block):
             if rows.what[at] == WHOLE and block is not SEEN:
@@ -249,9 +249,9 @@ def test_an_unfinished_transaction_waits_and_goes_without_its_block_when_that_is
     source.run(0, 3)
     out, now = cleaned(source, [], set())
     assert (out, now.is_waiting, now.first_offset) == ([], True, 0)
-    (counting := now.counts_on()).scan(source.read(0, 3), keep=False)
+    (counting := now.counter()).scan(source.read(0, 3), keep=False)
     assert counting.notes == now.notes == {"actor": "ann"}
-    now.know(None, {"reason": "audit"})
+    now.release(None, {"reason": "audit"})
     told = {(one.count, *one.notes.items()) for one in now.take().block if one is not None}
     assert told == {(None, ("actor", "ann"), ("reason", "audit"))}
     source.run(2, 5)
@@ -275,12 +275,12 @@ def test_provenance_of_a_transaction_is_known_to_all_its_rows_after_any_restart(
             while offset < len(source.raw):
                 now.scan(source.read(offset, offset + 1))
                 if now.is_waiting and now.waits > limit:
-                    counting = now.counts_on()
+                    counting = now.counter()
                     first = now.first_offset
                     assert first is not None
                     closed = counting.scan(source.read(first, len(source.raw)), keep=False)
                     assert closed is not None
-                    now.know(closed.count, closed.notes)
+                    now.release(closed.count, closed.notes)
                 rows = now.take()
                 offset += 1
                 for at, block in enumerate(rows.block):

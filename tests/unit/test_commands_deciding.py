@@ -318,7 +318,7 @@ def test_a_group_knows_its_commands_and_its_code() -> None:
     )
     assert other.fingerprint != bank.GROUP.fingerprint
     with pytest.raises(UnknownEntity):
-        group_of(bank.app, "ship")
+        group_of(bank.app.command_groups, "ship")
 
 
 def test_an_entity_type_has_one_source_of_truth() -> None:

@@ -112,7 +112,7 @@ class Fuzz:
         for offset in range(ROUNDS):
             key, value, headers = command(source)
             self.sent.clear()
-            self.work.handle([self.message(offset, key, value, headers)], self.send)
+            self.work.handle([self.message(offset, key, value, headers)], self.send, Attempt())
             self.work.settle()
             for topic, _, answer in self.sent:
                 if topic.endswith(".replies.g1"):
@@ -161,7 +161,7 @@ def test_a_command_that_is_too_large_to_be_parked_stops_no_handler(
     }
     for sent in (value, json.dumps(fields).encode()):
         message = fuzz.message(0, b"a1", sent, headers)
-        fuzz.work.handle([message], fuzz.send)
+        fuzz.work.handle([message], fuzz.send, Attempt())
         fuzz.work.handle([message], fuzz.send, Attempt({place_of(message): "it is too large"}))
         fuzz.work.settle()
     assert {topic.split(".")[-2] for topic, _, _ in fuzz.sent} >= {"parked", "replies"}
@@ -194,7 +194,7 @@ def test_whatever_the_projects_code_raises_parks_its_command_only(
         }
         return fuzz.message(0, key.encode(), json.dumps(fields).encode(), [])
 
-    fuzz.work.handle([opening("a1")], fuzz.send)
+    fuzz.work.handle([opening("a1")], fuzz.send, Attempt())
     fuzz.work.settle()
     fuzz.partition.cache.clear()
     with monkeypatch.context() as patched:
@@ -207,8 +207,8 @@ def test_whatever_the_projects_code_raises_parks_its_command_only(
         else:
             patched.setattr(type(bank.GROUP.entity_type), "validate_json", fails)
         fuzz.sent.clear()
-        fuzz.work.handle([opening("a1" if where == "state" else "a2")], fuzz.send)
-        fuzz.work.handle([opening("a3")], fuzz.send)
+        fuzz.work.handle([opening("a1" if where == "state" else "a2")], fuzz.send, Attempt())
+        fuzz.work.handle([opening("a3")], fuzz.send, Attempt())
     outcomes = [
         decode_answer(value or b"") for topic, _, value in fuzz.sent if topic.endswith("replies.g1")
     ]
@@ -232,7 +232,7 @@ def test_the_reason_of_an_unreadable_command_is_logged_in_part(
         "provenance": {"api_version": "v1", "service_name": "s", "identifier": "i"},
     }
     message = fuzz.message(0, b"a1", json.dumps(fields).encode(), [])
-    fuzz.work.handle([message], fuzz.send)
+    fuzz.work.handle([message], fuzz.send, Attempt())
     assert [topic.split(".")[-2] for topic, _, _ in fuzz.sent] == ["parked"]
     assert "unreadable: it is to xxx" in caplog.text
     assert len(caplog.text) < 3_000

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import threading
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -41,6 +44,7 @@ from everstate.parts import Part, RoleState
 from everstate.serving import ABSENT, Place, Reader, Version, differences
 from everstate.serving.answers import Explanation, ViewRow
 from everstate.serving.log_state import PartitionState, TopicState
+from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.troubles import troubles
 from everstate.serving.words import duration_text
 from everstate.sources.cdc.balance import Balance
@@ -275,6 +279,30 @@ def test_the_page_of_an_entity_names_the_server_that_does_not_answer() -> None:
         assert gone.status_code == 503
         assert "database (PostgreSQL) does not answer" in gone.text
         assert "127.0.0.1:1" not in gone.text
+
+
+def test_the_page_of_a_view_waits_a_moment_for_the_log_and_says_what_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, answers = App("hotel"), threading.Event()
+    app.entity("guest", key="id", source="capture")(create_model("Guest", id=(str, ...)))
+    seen = SimpleNamespace(project=app, rows=lambda *_, **__: (("key", "n"), [("eva", 7)]))
+
+    def views_page(_: object) -> ViewsPage:
+        answers.wait(20)  # as Kafka does that takes connections and does not answer
+        return ViewsPage((), {})
+
+    monkeypatch.setattr("everstate.console.router._WAIT_S", 0.05)
+    monkeypatch.setattr("everstate.console.views.views_page", views_page)
+    monkeypatch.setattr(ReaderPool, "lent", lambda *_: nullcontext(seen))
+    begun = time.monotonic()
+    try:
+        told = ask(create_api(Config(), app), "GET", "/console/-/views/guest_latest").text
+        assert time.monotonic() - begun < 10
+    finally:
+        answers.set()
+    assert "The state of its versions is not known: a server takes long to answer." in told
+    assert '<div class="cell">7</div>' in told
 
 
 @pytest.mark.parametrize(

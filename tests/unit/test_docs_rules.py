@@ -32,6 +32,15 @@ def test_each_law_names_its_test() -> None:
     assert [law for law in shown if not _TEST.search(law)] == []
 
 
+def test_each_rule_of_what_is_built_names_its_test() -> None:
+    built, _, planned = PAGE.read_text("utf-8").partition("## Rules of what is not built")
+    rules = [part for part in built.split("\n\n") if _RULE.match(part)]
+    assert [rule for rule in rules if not _TEST.search(rule)] == []
+    assert len(rules) > 40
+    assert planned
+    assert not _TEST.search(planned)
+
+
 def test_the_tests_that_the_rules_name_exist() -> None:
     named = set(_TEST.findall(PAGE.read_text("utf-8")))
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("src/everstate/testing/*.py")]

@@ -167,6 +167,18 @@ def test_a_file_of_no_bytes_is_refused(tmp_path: Path, name: str) -> None:
         check(file(tmp_path, name, ""))
 
 
+def test_a_page_that_differs_from_its_sum_is_refused(tmp_path: Path) -> None:
+    rows = pa.table({"guest_id": [f"g{n}" for n in range(99)], "name": ["Eva Lovelace"] * 99})
+    path = tmp_path / "g.parquet"
+    pq.write_table(
+        rows, path, compression="none", use_dictionary=False, write_page_checksum=True
+    )  # fmt: skip
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"g42", b"g24", 1))
+    with pytest.raises(ImportFailed, match="CRC checksum verification failed"):
+        check(path)
+
+
 def test_a_file_without_rows_has_nothing_to_import(tmp_path: Path) -> None:
     assert check(file(tmp_path, "g.csv", "guest_id,name\n")) == Checked(done=1.0)
     assert check(file(tmp_path, "g.jsonl", "\n\n")) == Checked(done=1.0)

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from everstate.app import App
+from everstate.config import Config
+from everstate.console.pages import Pages, view_url
+from everstate.console.views import ShownView, ViewsPage
 from everstate.pipeline.keeping.kept import ForeignVersion, StalledVersions
 from everstate.pipeline.keeping.publish import composed_waiting
 from everstate.serving.answers import ViewRow
+from everstate.serving.overview import views
 from everstate.views.control import BUILDING, LIVE, RETIRED, ViewVersion
 from everstate.views.versions import registered
 from kind_cases import Shop
@@ -77,3 +81,36 @@ def test_a_join_that_an_operator_asked_for_is_published_when_its_inputs_are() ->
     assert [row.name for row, _ in composed_waiting(control, app.entities)] == ["rows"]
     rows[1] = replace(rows[1], built={"tables": []})
     assert [row.name for row, _ in composed_waiting(control, app.entities)] == ["rows", "sums"]
+
+
+def test_a_part_of_views_comes_last_and_is_told_as_their_part() -> None:
+    app = App("shops")
+    app.entity("sale", key="sale_id")(Sale)
+    app.entity("shop", key="code")(Shop)
+    joined = "SELECT s.shop, h.city FROM sale s JOIN shop h ON s.shop = h.code"
+    app.view("towns", sql=joined)
+    app.view("towns_named", sql=f"{joined} WHERE h.city <> ''")
+    app.view("tills", sql="SELECT shop, count(*) AS n FROM sale GROUP BY shop")
+    plans = [part for plan in app.views.values() for part in (*plan.parts, plan)]
+    stored = {plan.name: registered(plan, 1, published=True) for plan in plans}
+    control = SimpleNamespace(
+        versions=lambda: list(stored.values()),
+        positions=list,
+        deferred_counts=dict,
+        misfits=list,
+    )
+    connection: Any = SimpleNamespace(standings=lambda _: control)
+    told = {row.name: row for row in views(Config(), connection, is_counted=False)}
+    declared, parts = list(told)[:3], list(told)[3:]
+    assert set(declared) == set(app.views)
+    assert parts
+    assert {told[name].told_kind for name in parts} <= {
+        "part of towns",
+        "part of towns_named",
+        "part of towns, towns_named",
+    }
+    assert [told[name].told_kind for name in ("tills", "towns")] == ["linear", "join"]
+    page = ViewsPage(tuple(ShownView(row, None, "") for row in told.values()), {})
+    made = Pages("shops", has_login=False).page("views_part.html", found=page, age_s=0)
+    assert [name for name in told if view_url(name) in bytes(made.body).decode()] == declared
+    assert "<td>part of towns, towns_named</td>" in bytes(made.body).decode()

@@ -14,7 +14,8 @@ import pytest
 
 from everstate.config import load
 from everstate.errors import RecordRefused, Unavailable
-from everstate.log.attempt import Attempt, Incoming
+from everstate.log import attempt
+from everstate.log.attempt import Attempt, Incoming, TookTooLong
 from everstate.log.loop import LogPartition, Membership, Send, TransactionalLoop
 
 LIMIT_S = 0.8
@@ -175,6 +176,62 @@ def test_code_that_works_without_end_is_ended(rig: Rig) -> None:
     rig.work.code = works
     assert rig.run(4) == ["0", "1", "2 refused: its code took longer than 0.2 s", "3"]
     assert ended.wait(10)
+
+
+def test_code_that_catches_what_ends_it_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "_AGAIN_S", 0.02)
+    tried, ended, enough = Attempt(batch_s=0.2), threading.Event(), threading.Event()
+
+    def catches() -> None:
+        for _ in range(3):
+            try:
+                while not enough.is_set():
+                    pass
+            except BaseException:
+                continue
+
+    def works() -> None:
+        try:
+            tried.call(message(0), catches)
+        finally:
+            ended.set()
+
+    with pytest.raises(TookTooLong):
+        tried.run(works)
+    try:
+        assert ended.wait(10)
+    finally:
+        enough.set()
+
+
+def test_what_follows_a_call_that_was_given_up_is_not_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call ends while it is interrupted; a work that goes on can call nothing more."""
+    tried, interrupt = Attempt(batch_s=0.2), attempt._interrupt
+    may_end, called, cleaned = threading.Event(), threading.Event(), threading.Event()
+
+    def late(thread: int, error: type[BaseException] | None) -> None:
+        may_end.set()
+        time.sleep(0.2)
+        interrupt(thread, error)
+
+    def works() -> None:
+        try:
+            tried.call(message(0), may_end.wait, 60)
+        finally:
+            with pytest.raises(attempt._LeftBehind):
+                tried.call(message(1), called.set)
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                pass
+            cleaned.set()
+
+    monkeypatch.setattr(attempt, "_interrupt", late)
+    with pytest.raises(TookTooLong):
+        tried.run(works)
+    assert cleaned.wait(10)
+    assert not called.is_set()
 
 
 def test_batches_become_smaller_after_any_failure(rig: Rig) -> None:

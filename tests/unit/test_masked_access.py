@@ -77,7 +77,7 @@ def test_a_view_is_refused_to_a_masked_caller_also_when_its_declaration_has_a_mi
 
 @pytest.mark.parametrize("notes", [WELL, MISTAKEN])
 def test_a_reader_with_masks_shows_no_rows_of_a_refused_view(notes: str) -> None:
-    caller = reading_desk({"*": ("read",)}).know(request())
+    caller = reading_desk({"*": ("read",)}).identify(request())
     config = Config(store=StoreConfig(dsn="host=never.invalid"))
     with Reader(config, hotel(notes)) as reader:
         reader.masks = caller.mask

@@ -40,7 +40,7 @@ def a_history(folder: Path, number: str) -> object:
 
 
 def a_page_of_the_console(_folder: Path, number: str) -> object:
-    return rows_page(NOTHING, "late", {"page": number})
+    return rows_page(NOTHING, "late", (), {"page": number})
 
 
 @pytest.mark.parametrize("ask", [a_list_of_changes, a_view, a_history, a_page_of_the_console])

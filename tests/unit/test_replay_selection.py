@@ -91,6 +91,17 @@ def test_what_is_selected_is_shown_and_written_byte_for_byte(
     assert written == [RECORDS[p][offset] for p in (0, 1) for offset in offsets]
 
 
+def test_pages_of_a_replayed_file_have_sums(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "out.parquet"
+    replay_to_file(config, "order", Selection(), file)
+    group, content = pq.read_metadata(file).row_group(0), bytearray(file.read_bytes())
+    column = next(group.column(at) for at in range(group.num_columns))
+    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(OSError, match="CRC checksum"):
+        pq.read_table(file, page_checksum_verification=True)
+
+
 def test_lines_of_json_are_messages_and_what_is_none_is_kept_as_bytes(
     config: Config, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from everstate.app import App
 from everstate.cli.standing import ahead_of_views
 from everstate.config import Config, load
-from everstate.declarations.project import Source
+from everstate.declarations.source import Source
 from everstate.serving import Reader
 
 

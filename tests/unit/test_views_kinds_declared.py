@@ -383,8 +383,8 @@ def test_a_function_gets_whole_keys_whatever_the_batches() -> None:
     schema = input_schema(kept)
     inside = ["event", "provenance", "current", "original"]
     rows = pa.Table.from_pylist(changes(counts), schema=schema).combine_chunks()
-    worth = pa.StructArray.from_arrays([rows[name].chunk(0) for name in inside], inside)
-    given = rows.drop_columns(inside).append_column("worth", worth)
+    argument = pa.StructArray.from_arrays([rows[name].chunk(0) for name in inside], inside)
+    given = rows.drop_columns(inside).append_column("argument", argument)
     found = pa.Table.from_batches(InBatch(kept)(iter(given.to_batches(max_chunksize=7_001))))
     assert dict(zip(found["key"].to_pylist(), found["n"].to_pylist(), strict=True)) == counts
 

@@ -63,7 +63,7 @@ def _check_field(setting: str, kind: EntityType, field: str) -> None:
 
 
 def _check_former(setting: str, kind: EntityType, field: str) -> None:
-    """No model says which fields there were; one that there is would be listed at a wrong place."""
+    """Raise InvalidConfig for a field that the model has: it belongs in `api.masks`."""
     if _known_at(kind, field) is None or not all(field.split(".")):
         expected = f"a field that {kind.name} does not have any more; others belong in api.masks"
         raise InvalidConfig(setting, field, expected)

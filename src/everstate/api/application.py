@@ -15,12 +15,12 @@ from everstate.api.access import check_access
 from everstate.api.audit import noted_in
 from everstate.api.feed_router import feed_router
 from everstate.api.feeding import Feeding
-from everstate.api.gate import Gate
 from everstate.api.guards import HeadAsGet, OnlyLocalNames, OnlyOwnPages
 from everstate.api.headers import SecureHeaders
 from everstate.api.health import Health, health_router
 from everstate.api.listing import Listing
 from everstate.api.listing_router import listing_router
+from everstate.api.only_admitted import OnlyAdmitted
 from everstate.api.problems import PREFIXES, VIEWS, handle_errors, places
 from everstate.api.reading import Reading
 from everstate.api.reading_router import past_of, reading_router
@@ -110,7 +110,7 @@ def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], No
 def _guard(api: FastAPI, settings: ApiConfig, *, is_local: bool) -> None:
     """What wraps the routes: guards, the innermost first, and answers for errors."""
     handle_errors(api)
-    api.add_middleware(Gate, note=noted_in(settings.audit_reads))
+    api.add_middleware(OnlyAdmitted, note=noted_in(settings.audit_reads))
     if is_local:
         api.add_middleware(OnlyLocalNames)
     api.add_middleware(OnlyOwnPages)

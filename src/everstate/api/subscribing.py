@@ -496,9 +496,9 @@ def _trigger(entity_type: EntityType, given: Mapping[str, str], mask: Mask) -> T
 
 
 def _becomes(entity_type: EntityType, field: str, text: str) -> Trigger:
-    """The value is the text as it is, or what it is in JSON: whichever the field can have.
+    """A trigger for the text as a value; where the field cannot have that, for its value as JSON.
 
-    As in all filters `null` is no value, and `"null"` in double quotes is the text.
+    As in all filters, `null` is no value, and `"null"` in double quotes is the text.
     """
     try:
         return _checked(entity_type, "becomes", when(field).changes(to=unquoted(text)))

@@ -18,7 +18,7 @@ from prometheus_client import Counter, Gauge
 
 from everstate.app import App
 from everstate.attention.alerts import Alert, Alerts
-from everstate.attention.conditions import NO_ROLE, Concern
+from everstate.attention.conditions import NO_ROLE
 from everstate.attention.looking import Looking, SeenProject
 from everstate.attention.webhook import deliver
 from everstate.config import Config
@@ -83,7 +83,8 @@ class Alerting:
     def take(self, seen: SeenProject, now_s: float) -> None:
         """Log and store the alerts that follow from what was seen."""
         self._measuring.set(seen)
-        conditions = [each for each in seen.conditions if _is_sent(each)]
+        # Roles of other machines leave no state here, and the webhook cannot report itself.
+        conditions = [each for each in seen.conditions if each.key not in (NO_ROLE, _OWN)]
         with self._lock:
             alerts = self._alerts.step(conditions, seen.unknown, now_s)
             for alert in alerts:
@@ -152,11 +153,6 @@ class Alerting:
             write_private(self._file, json.dumps(state))
         except OSError as error:
             logger.warning("the state of the alerts is not written: %s", error)
-
-
-def _is_sent(condition: Concern) -> bool:
-    """Roles of other machines leave no state here, and the webhook cannot report itself."""
-    return condition.key not in (NO_ROLE, _OWN)
 
 
 class _Values:

@@ -45,7 +45,9 @@ def server_checks(
     if config.log.bootstrap_servers is not None:
         yield from _guarded("kafka", lambda: _kafka(config, app))
         if probe:
-            yield from _guarded("kafka clock", lambda: [_kafka_clock(config, clock)])
+            yield from _guarded(
+                "kafka clock", lambda: [clock_check("kafka clock", clock_ahead_s(config, clock))]
+            )
     if config.store.dsn is not None:
         store = app is None or bool(app.entities_from("store"))
         dsns = {config.store.dsn: [STORE_SCHEMA] if store else []}
@@ -165,10 +167,6 @@ def topic_settings(config: Config, differences: Iterable[TopicDifference]) -> It
             )
             value = f"{each.setting}={each.wanted}"
             yield Check("topics", outcome, str(each), _configs(config, "topics", each.topic, value))
-
-
-def _kafka_clock(config: Config, clock: Clock) -> Check:
-    return clock_check("kafka clock", clock_ahead_s(config, clock))
 
 
 def _postgres(dsn: str, schemas: list[str], clock: Clock) -> Iterator[Check]:

@@ -121,8 +121,8 @@ def of_views(rows: Iterable[ViewRow], limits: AlertsConfig) -> Iterator[Concern]
             )
 
 
-def told_once(seen: Iterable[Concern], views: Sequence[Concern]) -> list[Concern]:
-    """Both, without a part of the pipeline that is a view whose own condition says why."""
+def all_concerns(seen: Iterable[Concern], views: Sequence[Concern]) -> list[Concern]:
+    """``seen`` and ``views``, without a part of a role whose view has a concern of its own."""
     named = {each.what for each in views if each.kind == "view-behind"}
     return [*(each for each in seen if each.what.partition(": ")[2] not in named), *views]
 

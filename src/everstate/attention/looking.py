@@ -14,12 +14,12 @@ from everstate.attention.conditions import (
     Area,
     Concern,
     WayStep,
+    all_concerns,
     of_capture,
     of_dead_letters,
     of_readers,
     of_roles,
     of_views,
-    told_once,
 )
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
@@ -80,7 +80,7 @@ class Looking:
         seen.views = self._asked("the views' database (PostgreSQL)", "views", seen, self._views)
         if seen.views is not None:
             found = [*of_views(seen.views, limits)]
-            seen.conditions = told_once(seen.conditions, found)
+            seen.conditions = all_concerns(seen.conditions, found)
         seen.topics = self._asked("the log (Kafka)", "log", seen, self._topics)
         dead = None
         if seen.topics is not None:

@@ -114,14 +114,6 @@ _decode = bounded(msgspec.json.Decoder(WireChange).decode)
 _decode_fields = bounded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
 
 
-def encode_wire(wire: WireChange, extra: Mapping[str, Any] | None = None) -> bytes:
-    """JSON bytes of an envelope; ``extra`` fields follow the known ones."""
-    value = encode_json(wire)
-    if extra:
-        value = value[:-1] + b"," + encode_json(_plain(extra))[1:]
-    return value
-
-
 def decode_wire(value: bytes) -> WireChange:
     """Read an envelope without parsing its states.
 

@@ -62,7 +62,7 @@ def send(
     from everstate.sources.commands.client import CommandClient
 
     config, project = project_of(context, app)
-    group = group_of(project, entity)
+    group = group_of(project.command_groups, entity)
     if name not in group.by_name:
         raise InvalidCommand(
             f"{entity} takes no command {name!r} (it takes {', '.join(group.by_name)})."

@@ -32,7 +32,7 @@ from everstate.serving.answers import standing_text
 from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.troubles import supervised, troubles
 from everstate.telemetry import without_secret
-from everstate.views.control import BUILDING, LIVE, WAITING, Standings
+from everstate.views.control import BUILDING, LIVE, WAITING, ViewStatuses
 from everstate.views.database import connect_views, views_errors
 
 _GONE = 6
@@ -150,7 +150,7 @@ def _views(config: Config) -> list[dict[str, Any]]:
     with suppress(EverstateError, psycopg.Error):
         dsn = resolve(config, needs=READING).views_dsn
         with views_errors(dsn), connect_views(dsn) as connection:
-            rows = Standings(connection, config.views.schema_name).versions()
+            rows = ViewStatuses(connection, config.views.schema_name).versions()
             return [
                 {
                     "view": row.name,

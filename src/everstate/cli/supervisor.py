@@ -91,7 +91,8 @@ class Supervisor:
                     self._look_after(role)
                 if on_poll is not None:
                     on_poll()
-                self._check_left()
+                if len(self._ended) == len(self.roles):
+                    raise self._ended[0]
                 if time.monotonic() > beat_due:
                     self._journal.beat()
                     beat_due = time.monotonic() + _BEAT_S
@@ -125,10 +126,6 @@ class Supervisor:
         role.next_start_at = time.monotonic() + delay_s
         retry_at = time.time() + delay_s
         self._journal.note(role.name, Part("waiting", time.time(), reason, advice, retry_at))
-
-    def _check_left(self) -> None:
-        if len(self._ended) == len(self.roles):
-            raise self._ended[0]
 
     def _start_or_wait(self, role: SupervisedRole) -> None:
         """Start a role; where the system refuses that, it waits as one that ended."""

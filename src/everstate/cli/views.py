@@ -63,7 +63,7 @@ views.command("query")(query)
 
 @views.command("list")
 def list_(context: typer.Context, app: AppOption = None, json: JsonOption = False) -> None:
-    """List every view: rows, position, lag, and when it was last proved."""
+    """List every view, and the parts of views: rows, position, lag, and when it was last proved."""
     config, project = project_of(context, app, needs=READING)
     with Reader(config, project) as reader:
         found = reader.views()
@@ -85,7 +85,7 @@ def list_(context: typer.Context, app: AppOption = None, json: JsonOption = Fals
             (
                 view.name,
                 view.version,
-                view.kind,
+                view.told_kind,
                 view.entity,
                 view.rows,
                 sum(view.position.values()),
@@ -188,7 +188,10 @@ def recompute(
             tell_error(error)
         else:
             _print(reports, json, is_line=every_s is not None)
-            _tell_promoted(promoted)
+            for name in promoted:
+                err.print(
+                    f"{name} is built again; `everstate views list` shows how far", style="cyan"
+                )
             if every_s is None:
                 check_reports(reports, are_named=bool(names))
                 return
@@ -201,11 +204,6 @@ def seconds_of(text: str) -> float:
     if unit not in _UNITS_S or not number.isdecimal() or not int(number):
         raise InvalidQuery(f"--schedule {text}: a number and s, m, h or d, such as 6h.")
     return float(number) * _UNITS_S[unit]
-
-
-def _tell_promoted(names: Sequence[str]) -> None:
-    for name in names:
-        err.print(f"{name} is built again; `everstate views list` shows how far", style="cyan")
 
 
 def _print(reports: Sequence[ViewReport], json: bool, *, is_line: bool = False) -> None:

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from fastapi import Request, Response
 
 from everstate.errors import InvalidRequest, Unauthenticated
-from everstate.http.callers import Callers
 
 COOKIE: Final = "everstate_token"
 _BYTES_MAX: Final = 4096
@@ -27,11 +26,6 @@ def headers_of_page(request: Request) -> dict[str, str]:
     given = request.headers.get("authorization")
     token = _token_of(request.cookies.get(COOKIE, ""))
     return {"authorization": f"Bearer {token}" if given is None else given}
-
-
-def check_token(callers: Callers, token: str) -> None:
-    """Raise Unauthenticated for a token that no caller has."""
-    callers.caller({"authorization": f"Bearer {token}"})
 
 
 def set_cookie(response: Response, request: Request, token: str) -> None:

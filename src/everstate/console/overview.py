@@ -14,6 +14,7 @@ from everstate.attention.conditions import Concern, WayStep
 from everstate.attention.looking import Looking, SeenProject
 from everstate.config import Config
 from everstate.console.pages import PLACE, view_url
+from everstate.declarations.source import Source
 from everstate.parts import RoleState
 from everstate.serving.log_state import ARCHIVE
 from everstate.serving.words import duration_text
@@ -136,7 +137,7 @@ def _views(seen: SeenProject) -> Stage:
     step = _stage(seen, "Views", "views", "views")
     if seen.views is None:
         return step
-    live = [row for row in seen.views if row.status in (LIVE, "behind")]
+    live = [r for r in seen.views if r.part_of is None and r.status in (LIVE, "behind")]
     late_s = max((row.lag_seconds or 0.0 for row in live), default=0.0)
     lag = max((row.lag_changes or 0 for row in live), default=0)
     step.facts += [
@@ -168,7 +169,7 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more
 
 
-_SOURCES: Final[Mapping[Literal["store", "cassandra", "log", "commands", "capture"], str]] = {
+_SOURCES: Final[Mapping[Source, str]] = {
     "store": "PostgreSQL and its outbox",
     "cassandra": "Cassandra",
     "log": "events",

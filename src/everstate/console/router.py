@@ -92,7 +92,7 @@ class WebConsole:
         async def guarded(request: Request) -> Response:
             part = "part" in request.query_params
             try:
-                self.desk.know(request, access.headers_of_page(request))
+                self.desk.identify(request, access.headers_of_page(request))
                 return await answer(request)
             except Unauthenticated:
                 tried = access.COOKIE in request.cookies
@@ -112,7 +112,7 @@ class WebConsole:
 
         Who may not see it is led to the entities.
         """
-        if request.url.path == "/" and not self.desk.know(request).may(EVERY, "operate"):
+        if request.url.path == "/" and not self.desk.identify(request).may(EVERY, "operate"):
             self.desk.admit_any(request)
             return self._pages.redirect(ROOT)
         self.desk.admit(request, EVERY, "operate")
@@ -151,8 +151,10 @@ class WebConsole:
         given, name = dict(request.query_params), request.path_params["name"]
         for entity in entities_read_by(self._app, name):
             self.desk.admit(request, entity, "read")
-        page = await self._read(self._masks(request), views.rows_page, name, given)
-        return self._pages.page("view.html", page=page)
+        kept = await self._kept.look(_WAIT_S)
+        versions = None if kept is None else kept.of(name)
+        page = await self._read(self._masks(request), views.rows_page, name, versions, given)
+        return self._pages.page("view.html", page=page, age_s=self._kept.age_s)
 
     async def _log(self, request: Request) -> Response:
         self.desk.admit(request, EVERY, "operate")
@@ -232,7 +234,7 @@ class WebConsole:
 
     def _masks(self, request: Request) -> Masks:
         """What the caller of a page does not see."""
-        return self.desk.know(request).mask
+        return self.desk.identify(request).mask
 
     async def _read(self, masks: Masks, question: Callable[..., Any], *given: Any) -> Any:
         """Ask a reader in a thread."""
@@ -265,7 +267,7 @@ class WebConsole:
             form = await _form(request)
             next_path = access.path_within(form.get("next", [""])[0])
             token = access.token_in_form(form)
-            access.check_token(self.desk.callers, token)
+            self.desk.callers.caller({"authorization": f"Bearer {token}"})
         except Unauthenticated:
             client = request.client.host if request.client else "?"
             _refused.log("login to the console refused, from %s", client)

@@ -74,7 +74,8 @@ class RowsPage:
     """A page of a view's rows."""
 
     name: str
-    versions: tuple[ShownView, ...]
+    versions: tuple[ShownView, ...] | None
+    """``None``: not known, because a server takes long to answer."""
     entity: str | None
     """The entity type whose keys its first column has; ``None``: it has none."""
     columns: tuple[str, ...]
@@ -91,13 +92,14 @@ class RowsPage:
         return max(20, min(VALUE_MAX, _ROW_MAX // max(1, len(self.columns))))
 
 
-def rows_page(reader: Reader, name: str, given: Mapping[str, str]) -> RowsPage:
-    """A page of the rows of a view, all or those with a `first` column.
+def rows_page(
+    reader: Reader, name: str, versions: tuple[ShownView, ...] | None, given: Mapping[str, str]
+) -> RowsPage:
+    """A page of the rows of a view, all or those with a `first` column; it asks no log.
 
     Raises UnknownView and InvalidQuery. Cost: the rows up to the end of the page.
     """
     number, first = _number(given.get("page", "1")), given.get("first", "")
-    versions = views_page(reader).of(name)
     if name in reader.project.derivations:
         why = f"it is a derived topic; `everstate views show {name}` prints its records."
         return RowsPage(name, versions, None, (), (), 1, False, "", why)

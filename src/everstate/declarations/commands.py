@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,14 +22,6 @@ Decide = Callable[[Any, Any], Any]
 
 Evolve = Callable[[Any, Any], Any]
 """``evolve(state, fact)`` → the state after it; ``None``: the entity is deleted."""
-
-
-class TakesCommands(Protocol):
-    """The interface of an app that clients and handlers need."""
-
-    @property
-    def command_groups(self) -> Mapping[str, CommandGroup]:
-        """Handler groups by the name of their entity type."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +89,8 @@ class CommandGroup:
         return name
 
 
-def group_of(app: TakesCommands, entity: str) -> CommandGroup:
+def group_of(groups: Mapping[str, CommandGroup], entity: str) -> CommandGroup:
     """Handler group of an entity type; raises UnknownEntity when it has no commands."""
-    groups = app.command_groups
     if entity not in groups:
         raise UnknownEntity(entity, tuple(groups))
     return groups[entity]

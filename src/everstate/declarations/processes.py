@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from pydantic import BaseModel
 
-from everstate.changes import Change, EntityType
+from everstate.changes import Change
 from everstate.changes.keys import NAME
-from everstate.declarations.commands import TakesCommands
 from everstate.errors import InvalidEntityType
 
 _COMMANDS: Final = uuid5(NAMESPACE_URL, "urn:everstate:process")
@@ -64,15 +63,3 @@ class ProcessManager:
     def id_of(self, change_id: UUID, index: int) -> UUID:
         """Id of the ``index``-th command that follows a change."""
         return uuid5(_COMMANDS, f"{self.name}\n{change_id}\n{index}")
-
-
-class HasProcesses(TakesCommands, Protocol):
-    """The interface of an app that a runner of its process managers needs."""
-
-    @property
-    def entities(self) -> Mapping[str, EntityType]:
-        """Entity types by name."""
-
-    @property
-    def processes(self) -> Mapping[str, ProcessManager]:
-        """Process managers by name."""

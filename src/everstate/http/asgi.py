@@ -47,7 +47,7 @@ class Desk:
 
     Calls of stores block, and the event loop must not. Every route asks the desk who calls, and
     says what for: the answer of one that did not ask is not sent, see
-    :class:`~everstate.api.gate.Gate`.
+    :class:`~everstate.api.only_admitted.OnlyAdmitted`.
     """
 
     def __init__(
@@ -91,14 +91,16 @@ class Desk:
 
         Raises Unauthenticated, TooManyRequests and NotPermitted.
         """
-        caller, admission = self.know(connection), admission_of(connection)
+        caller, admission = self.identify(connection), admission_of(connection)
         admission.is_decided = True
         caller.require(entity, right)
         admission.checked.append((entity, right))
         return caller
 
-    def know(self, connection: HTTPConnection, headers: Mapping[str, str] | None = None) -> Caller:
-        """Who sends a request, for a route that checks rights later; the first look counts.
+    def identify(
+        self, connection: HTTPConnection, headers: Mapping[str, str] | None = None
+    ) -> Caller:
+        """The caller of a request, for a route that checks rights later; found at the first call.
 
         ``headers``: where its token is, if not in its own. Raises Unauthenticated and
         TooManyRequests.
@@ -119,7 +121,7 @@ class Desk:
 
         Raises Unauthenticated and TooManyRequests.
         """
-        caller = self.know(connection)
+        caller = self.identify(connection)
         admission_of(connection).is_decided = True
         return caller
 

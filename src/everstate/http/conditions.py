@@ -77,11 +77,6 @@ class Conditions:
         """Whether the request has any condition."""
         return self.match is not None or self.none_match is not None
 
-    @property
-    def only_create(self) -> bool:
-        """Whether the request requires that the entity does not exist: `If-None-Match: *`."""
-        return self.none_match is not None and self.none_match.any
-
     def check(self, entity: str, key: str, version: int | None) -> None:
         """Raise PreconditionFailed when a condition does not hold; ``None``: no such entity."""
         match, none_match = self.match, self.none_match

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Final, ParamSpec, TypeAlias, TypeVar
 
 from confluent_kafka import Message
 
@@ -16,6 +16,8 @@ RecordPlace = tuple[str | None, int | None, int | None]
 
 Incoming: TypeAlias = Message
 """A record as the driver's message: ``key()``, ``value()``, ``headers()``, ``partition()``, …"""
+
+_AGAIN_S: Final = 1.0
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,8 +39,9 @@ class Attempt:
     """Runs the work on a batch in a thread of its own, which a slow function cannot hold up.
 
     Python cannot interrupt a function that waits. So its thread is left behind: it ends when the
-    function returns, before it can change anything. A function that keeps the interpreter's lock
-    for ever (in C) stops the whole process, and this too. Cost: a thread a batch, some 0.1 ms.
+    function returns, before it can change anything. A function that works gets an exception, again
+    each second while it catches them. One that keeps the interpreter's lock for ever (in C) stops
+    the whole process, and this too. Cost: a thread a batch, some 0.1 ms.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class Attempt:
     ) -> _R:
         """Call code of the project for a record."""
         with self._lock:
+            if self._is_over:
+                raise _LeftBehind
             now = time.monotonic()
             if now - self._began > self._batch_s:
                 raise TookTooLong(f"a batch took longer than {self._batch_s:g} s")
@@ -75,6 +80,7 @@ class Attempt:
             with self._lock:
                 self._busy = None
                 if self._is_over:
+                    _interrupt(threading.get_ident(), None)
                     raise _LeftBehind
 
     def run(self, work: Callable[[], None]) -> None:
@@ -107,10 +113,23 @@ class Attempt:
                 return
             self._is_over = True
             place = self._busy[0]
-        # A function that works, and does not wait, ends here.
-        ident = ctypes.c_ulong(thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(_LeftBehind))
+        threading.Thread(target=self._end, args=[thread], daemon=True).start()
         raise TookTooLong(f"its code took longer than {self._call_s:g} s", place)
+
+    def _end(self, thread: threading.Thread) -> None:
+        """Interrupt the call until it ends."""
+        while thread.is_alive():
+            with self._lock:  # which the call takes to end: no other code is interrupted
+                if self._busy is None:
+                    return
+                _interrupt(thread.ident or 0, _LeftBehind)
+            thread.join(_AGAIN_S)
+
+
+def _interrupt(thread: int, error: type[BaseException] | None) -> None:
+    """Let a thread raise an error at its next step; ``None``: it shall raise none."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 def place_of(message: Incoming) -> RecordPlace:

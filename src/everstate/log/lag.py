@@ -11,6 +11,7 @@ from typing import Final
 from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import DataLoss
+from everstate.log.client import ADMIN_TIMEOUT_S
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 
@@ -63,12 +64,15 @@ def is_reachable(config: Config) -> bool:
 class Lag(Closing):
     """Measures lag repeatedly over one pair of connections; close it.
 
-    Cost: one request, and one small fetch for each distinct position that lags.
+    Cost: one request, and one small fetch for each distinct position that lags. A log that does
+    not answer is waited for as long as by :class:`Offsets`.
     """
 
     def __init__(self, config: Config) -> None:
         self._offsets = Offsets(config)
-        self._consumer = Consumer(config, client_id="everstate-lag", read_ahead=False)
+        self._consumer = Consumer(
+            config, client_id="everstate-lag", timeout_s=ADMIN_TIMEOUT_S, read_ahead=False
+        )
 
     def close(self) -> None:
         """Close the connections."""

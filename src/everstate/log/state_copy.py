@@ -56,14 +56,16 @@ class StateCopy:
     """Rows by name; one process at a time.
 
     A write is atomic, and a prefix of the writes survives a crash, so that reading the log from
-    :attr:`meta` on completes the copy. Every error is StateStoreFailed: delete the copy then. Cost:
-    about 3 µs for a row that is read and written again.
+    :attr:`meta` on completes the copy. RocksDB compares all that it reads with its own sums. Every
+    error is StateStoreFailed; :meth:`close` deletes a copy that was found damaged. Cost: about 3 µs
+    for a row that is read and written again.
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self.path = path
+        self._is_damaged = False
         private_folder(path.parent)
-        with _translated(path):
+        with self._translated():
             # Its type hints allow numbers and text as keys; in raw mode all keys are bytes.
             self._db: Any = Rdict(str(path), _options())
             # No WAL: rows that a crash loses are read from the log again.
@@ -80,9 +82,15 @@ class StateCopy:
         self._asked: Ends | None = None
 
     def close(self) -> None:
-        """Close the files; they stay on disk."""
-        with _translated(self.path):
+        """Close the files; they stay on disk, unless their bytes are not those that were written.
+
+        Such a copy would fail again at each start; the next one is made anew from the log.
+        """
+        with self._translated():
             self._db.close()
+        if self._is_damaged:
+            logger.warning("%s: its files are damaged; it is rebuilt from the log", self.path)
+            throw_away(self.path)
 
     def destroy(self) -> None:
         """Delete the files."""
@@ -95,12 +103,12 @@ class StateCopy:
         try:
             found: bytes | None = self._db.get(_ROW + name)
         except Exception as cause:
-            raise _failed(self.path, cause) from cause
+            raise self._failed(cause) from cause
         return found
 
     def get_many(self, names: Sequence[bytes]) -> list[bytes | None]:
         """Rows in the order of their names; quickest when these are sorted."""
-        with _translated(self.path):
+        with self._translated():
             found: list[bytes | None] = self._db.get([_ROW + name for name in names])
         return found
 
@@ -109,7 +117,7 @@ class StateCopy:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose names begin with ``prefix``, in the order of their names."""
         wanted = _ROW + prefix
-        with _translated(self.path):
+        with self._translated():
             for name, row in self._db.items(from_key=_ROW + (prefix if start is None else start)):
                 if not name.startswith(wanted):
                     return
@@ -126,7 +134,7 @@ class StateCopy:
                 batch.put(_ROW + name, row)
         if meta is not None:
             batch.put(_META, json.dumps(asdict(meta)).encode())
-        with _translated(self.path):
+        with self._translated():
             self._db.write(batch, self._quick)
         if meta is not None:
             self.meta = meta
@@ -195,6 +203,20 @@ class StateCopy:
             self.write(rows, replace(self.meta, next=done))
         return count
 
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        # rocksdict raises plain Exceptions; DbClosedError and OSError are among them.
+        try:
+            yield
+        except StateStoreFailed:
+            raise
+        except Exception as cause:
+            raise self._failed(cause) from cause
+
+    def _failed(self, cause: Exception) -> StateStoreFailed:
+        self._is_damaged = self._is_damaged or "Corruption" in str(cause)
+        return StateStoreFailed(f"local state {self.path}: {cause}.")
+
 
 def open_copy(path: Path, fingerprint: str, topics: Mapping[str, str]) -> StateCopy:
     """The copy at ``path``; an unreadable or outdated one is deleted and begun again.
@@ -239,21 +261,6 @@ def _later(known: Mapping[str, int], ends: Ends) -> dict[str, int]:
         name = _named(place)
         found[name] = max(found.get(name, 0), end)
     return found
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    # rocksdict raises plain Exceptions; DbClosedError and OSError are among them.
-    try:
-        yield
-    except StateStoreFailed:
-        raise
-    except Exception as cause:
-        raise _failed(path, cause) from cause
-
-
-def _failed(path: Path, cause: Exception) -> StateStoreFailed:
-    return StateStoreFailed(f"local state {path}: {cause}.")
 
 
 def _options() -> Options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Final, Protocol
@@ -48,12 +48,10 @@ _COMPACT_POLL_S: Final = 5.0
 _PREPARE_AGAIN_S: Final = 1.0
 
 
-class PublishedProject(Project, Protocol):
-    """A project whose changes are also published in other forms."""
+class _Work(Protocol):
+    def run(self, stop: threading.Event) -> None: ...
 
-    @property
-    def debezium_forms(self) -> tuple[str, ...]:
-        """Entity types that are published in Debezium's form too."""
+    def close(self) -> None: ...
 
 
 class PipelineApplication:
@@ -68,7 +66,7 @@ class PipelineApplication:
     def __init__(
         self,
         config: Config,
-        project: PublishedProject,
+        project: Project,
         truths: Mapping[str, Truth] | None = None,
         *,
         deployment: int | None = None,
@@ -105,32 +103,34 @@ class PipelineApplication:
 
     def _parts(self, spark: SparkSession, offsets: Offsets, topics: Topics) -> dict[str, PartRun]:
         """The function of each part; it is called again when the part is started again."""
-        names = list(self._project.entities)
-        changelogs = [topics.names.changes(name) for name in names]
+        config, project = self._config, self._project
+        changelogs = [topics.names.changes(name) for name in project.entities]
+        work: dict[str, Callable[[], _Work]] = {
+            "trailing-views": lambda: Trailer(spark, config, project, self._turns),
+            "builds": lambda: Builder(spark, config, project),
+            "refreshes": lambda: Refresher(config, project),
+            "throttled": lambda: Releaser(config, project),
+            "answers": lambda: Answers(spark, config, project),
+        }
         parts: dict[str, PartRun] = {
             "keeper": partial(self._keep, spark),
-            "trailing-views": partial(self._catch_up, spark),
-            "builds": partial(self._build, spark),
-            "refreshes": self._refresh,
-            "throttled": self._release,
-            "answers": partial(self._answer, spark),
-            "dead-letters": self._send_dead_letters,
+            **{name: partial(self._run, make) for name, make in work.items()},
+            "dead-letters": partial(_run_at_once, lambda: DeadLetterSender(config)),
             "compaction": self._compact_on_schedule,
             "transactions": lambda stop: HangingTransactions(offsets, changelogs).run(stop),
         }
-        for name, entity_type in self._project.entities.items():
+        for name, entity_type in project.entities.items():
             parts[f"archive-{name}"] = partial(
-                _archive, spark, self._config, entity_type, offsets, topics
+                _archive, spark, config, entity_type, offsets, topics
             )
-        if self._truths and self._config.drift.every_s > 0:
-            parts["drift"] = drift_on_schedule(
-                spark, self._config, self._project.entities, self._truths
-            )
-        if self._config.views.recompute_every_s > 0:
-            parts["recompute"] = recompute_on_schedule(spark, self._config, self._project)
-        for name in self._project.debezium_forms:
-            parts[f"debezium-{name}"] = partial(self._publish_debezium, name)
-        for name, derivation in self._project.derivations.items():
+        if self._truths and config.drift.every_s > 0:
+            parts["drift"] = drift_on_schedule(spark, config, project.entities, self._truths)
+        if config.views.recompute_every_s > 0:
+            parts["recompute"] = recompute_on_schedule(spark, config, project)
+        for name in project.debezium_forms:
+            form = partial(DebeziumForm, config, project.entities[name])
+            parts[f"debezium-{name}"] = partial(_run_at_once, form)
+        for name, derivation in project.derivations.items():
             if not derivation.is_raw:
                 parts[f"derive-{name}"] = partial(self._derive, spark, derivation)
         return parts
@@ -169,71 +169,16 @@ class PipelineApplication:
                 declared = {*self._project.derivations, *self._project.refused_views}
                 retire_topics(control, declared)
 
-    def _catch_up(self, spark: SparkSession, stop: threading.Event) -> None:
-        """Let views that are behind catch up, once the keeper has created the tables."""
+    def _run(self, make: Callable[[], _Work], stop: threading.Event) -> None:
+        """Do the work of a part that needs the tables, once the keeper has created them."""
         if _either(self._prepared, stop):
-            trailer = Trailer(spark, self._config, self._project, self._turns)
-            try:
-                trailer.run(stop)
-            finally:
-                trailer.close()
-
-    def _build(self, spark: SparkSession, stop: threading.Event) -> None:
-        """Build the versions of views that wait to be built."""
-        if _either(self._prepared, stop):
-            builder = Builder(spark, self._config, self._project)
-            try:
-                builder.run(stop)
-            finally:
-                builder.close()
-
-    def _refresh(self, stop: threading.Event) -> None:
-        """Refresh aggregates over joins."""
-        if _either(self._prepared, stop):
-            with closing(Refresher(self._config, self._project)) as refresher:
-                refresher.run(stop)
-
-    def _release(self, stop: threading.Event) -> None:
-        """Let throttled views apply their pending changes."""
-        if _either(self._prepared, stop):
-            releaser = Releaser(self._config, self._project)
-            try:
-                releaser.run(stop)
-            finally:
-                releaser.close()
+            _run_at_once(make, stop)
 
     def _derive(self, spark: SparkSession, derivation: Derivation, stop: threading.Event) -> None:
-        """Keep a derived topic, once the keeper has created the tables."""
         if _either(self._prepared, stop):
-            deriver = Deriver(self._config, self._project, derivation, spark)
-            try:
+            with closing(Deriver(self._config, self._project, derivation, spark)) as deriver:
                 deriver.prepare()
                 deriver.run(stop)
-            finally:
-                deriver.close()
-
-    def _answer(self, spark: SparkSession, stop: threading.Event) -> None:
-        """Carry out the requests of commands."""
-        if _either(self._prepared, stop):
-            answers = Answers(spark, self._config, self._project)
-            try:
-                answers.run(stop)
-            finally:
-                answers.close()
-
-    def _send_dead_letters(self, stop: threading.Event) -> None:
-        sender = DeadLetterSender(self._config)
-        try:
-            sender.run(stop)
-        finally:
-            sender.close()
-
-    def _publish_debezium(self, name: str, stop: threading.Event) -> None:
-        form = DebeziumForm(self._config, self._project.entities[name])
-        try:
-            form.run(stop)
-        finally:
-            form.close()
 
     def _compact_on_schedule(self, stop: threading.Event) -> None:
         """Compact each archive every `archive.compact_every_s`; an error waits for the next."""
@@ -251,6 +196,11 @@ class PipelineApplication:
                     logger.warning(
                         "the archive of %s cannot be compacted now: %s", entity_type.name, error
                     )
+
+
+def _run_at_once(make: Callable[[], _Work], stop: threading.Event) -> None:
+    with closing(make()) as work:
+        work.run(stop)
 
 
 def _either(event: threading.Event, stop: threading.Event) -> bool:

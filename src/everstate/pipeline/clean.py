@@ -87,14 +87,6 @@ class RawSlices(Protocol):
         """Begin a slice."""
 
 
-class TransactionRest(Protocol):
-    """The rest of a large transaction, which has to be read before the log is read further."""
-
-    @property
-    def read_to(self) -> int:
-        """Next offset to be read."""
-
-
 class Cleaned(Protocol):
     """A capture that is cleaned (:class:`everstate.sources.cdc.cleaning.Cleaning` is one)."""
 
@@ -123,9 +115,6 @@ class Cleaned(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
-
-    def has_moved(self) -> bool:
-        """Whether its raw log is another one from here on; then it must be opened again."""
 
     def add(self, columns: pa.Table, spans: Mapping[int, Range]) -> None:
         """Add the columns that were read from these offsets, in order."""
@@ -299,8 +288,6 @@ class Cleaner:
         """Add the next range's columns, and start the job for the range after it."""
         job = self._job or self._launch(self._cleaned.read_to, wait_s)
         if job is None:
-            if self._cleaned.has_moved():
-                self.open()
             return
         columns = job.columns.result()
         self._adapt(columns, job.spans)

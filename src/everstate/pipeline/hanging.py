@@ -10,7 +10,7 @@ from typing import Final
 
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, OpenTransactions
-from everstate.parts import PartFinding, found
+from everstate.parts import PartConcern, found
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ class HangingTransactions:
         return late
 
 
-def finding_of(late: Mapping[tuple[str, int], float]) -> PartFinding | None:
+def finding_of(late: Mapping[tuple[str, int], float]) -> PartConcern | None:
     """What needs attention about partitions that are held back; ``None``: nothing."""
     if not late:
         return None
     places = ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(late))
     why = f"a transaction that does not end holds back the readers of {places}."
-    return PartFinding("open transaction", why, "The broker ends it after its writer's time-out.")
+    return PartConcern("open transaction", why, "The broker ends it after its writer's time-out.")

@@ -6,8 +6,8 @@ from everstate.serving.answers import (
     Explanation,
     FoundRow,
     Place,
-    Standing,
     Version,
+    ViewLag,
     ViewRow,
 )
 from everstate.serving.differences import ABSENT, Difference, differences
@@ -23,8 +23,8 @@ __all__ = [
     "FoundRow",
     "Place",
     "Reader",
-    "Standing",
     "Version",
+    "ViewLag",
     "ViewRow",
     "differences",
     "parse_moment",

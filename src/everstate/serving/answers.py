@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from everstate.serving.differences import Difference
+from everstate.views.control.registry import reasons_text
 from everstate.views.misfits import Misfit
 
 
@@ -126,7 +127,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ViewLag:
     """State and lag of a view: how much its answers may lack."""
 
     view: str
@@ -174,12 +175,20 @@ class ViewRow:
     """Of `latest`: values of its entity type that do not fit the model."""
     overflows: dict[str, int] = field(default_factory=dict)
     """Output → number of groups in which it is NULL, because its CAST cannot hold the value."""
+    part_of: tuple[str, ...] | None = None
+    """Of a table that nobody declared: the views that are read from it; ``None``: a view."""
+
+    @property
+    def told_kind(self) -> str:
+        """Its kind, or of which views it is a part, in words."""
+        if self.part_of is None:
+            return self.kind
+        return f"part of {', '.join(self.part_of) or 'a view that was dropped'}"
 
     @property
     def why(self) -> str | None:
-        """Why it is not simply kept, in words; ``None``: it is, or only its progress tells."""
-        said = (self.error, self.waits_for, self.status_reason)
-        return "; ".join(each for each in said if each is not None) or None
+        """Its error, what it waits for and the reason of its status; ``None``: it has none."""
+        return reasons_text(self.error, self.waits_for, self.status_reason)
 
     @property
     def progress_text(self) -> str:

@@ -12,7 +12,7 @@ from psycopg.types.json import set_json_loads
 
 from everstate.changes.json_numbers import decode
 from everstate.errors import InvalidQuery, NotFound, NoViews, Unavailable
-from everstate.views.control import Standings
+from everstate.views.control import ViewStatuses
 from everstate.views.tables import Row
 
 Query = Composed | bytes
@@ -47,10 +47,10 @@ class ReadConnection:
         cursor = self._run(query, parameters)
         return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
 
-    def standings(self, schema_name: str) -> Standings:
+    def standings(self, schema_name: str) -> ViewStatuses:
         """The control tables with the state of the views, for reading."""
-        # `Standings` uses only `execute`, which this connection has.
-        return Standings(cast("psycopg.Connection[Any]", self), schema_name)
+        # `ViewStatuses` uses only `execute`, which this connection has.
+        return ViewStatuses(cast("psycopg.Connection[Any]", self), schema_name)
 
     def execute(self, query: Query, parameters: Any = ()) -> psycopg.Cursor[Row]:
         """Run a statement."""

@@ -92,14 +92,13 @@ class Subscription:
             is_asleep = not self._waiting
             self._waiting.append(delivery)
             self._waiting_bytes += _bytes_of(delivery)
-            while len(self._waiting) > self._limit or self._is_too_large():
+            while len(self._waiting) > self._limit or (
+                self._waiting_bytes > _WAITING_BYTES and len(self._waiting) > 1
+            ):
                 self._waiting_bytes -= _bytes_of(self._waiting.popleft())
                 self._dropped += 1
         if is_asleep:
             self._wake()
-
-    def _is_too_large(self) -> bool:
-        return self._waiting_bytes > _WAITING_BYTES and len(self._waiting) > 1
 
     def end(self, failure: EverstateError) -> None:
         """Hand over no more changes, because of ``failure``."""

@@ -15,7 +15,7 @@ from everstate.log.topics import TopicNames
 from everstate.retrying import within
 from everstate.serving.places import core_position
 from everstate.serving.pool import pooled
-from everstate.views.control import Standings
+from everstate.views.control import ViewStatuses
 from everstate.views.control.notes import Judged, Notes
 from everstate.views.tables import Core
 
@@ -34,7 +34,7 @@ class CoreNotes:
         entity = self._core.entity
         with pooled(self._dsn) as connection:
             try:
-                return core_position(Standings(connection, self._schema), entity)
+                return core_position(ViewStatuses(connection, self._schema), entity)
             except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
                 raise NotFound(
                     f"no changes of {entity} are kept yet.",

@@ -11,7 +11,7 @@ from everstate.errors import LogError, MissingExtra
 from everstate.log.lag import Lag, LagRow, ReaderPosition
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
-from everstate.views.control import KEPT, RETIRED, Standings
+from everstate.views.control import KEPT, RETIRED, ViewStatuses
 
 ARCHIVE: Final = "archive"
 """The reader that copies the log to the lake."""
@@ -106,7 +106,7 @@ def retention_s(settings: Mapping[str, str]) -> float | None:
 
 
 def log_readers(
-    config: Config, control: Standings, topics: Iterable[TopicState], entities: Iterable[str]
+    config: Config, control: ViewStatuses, topics: Iterable[TopicState], entities: Iterable[str]
 ) -> list[LogReader]:
     """The archive and the views, by topic, each with its lag and the retention of the topic.
 
@@ -131,7 +131,7 @@ def log_readers(
 
 
 def _positions(
-    config: Config, control: Standings, entities: Iterable[str]
+    config: Config, control: ViewStatuses, entities: Iterable[str]
 ) -> dict[tuple[str, str], list[ReaderPosition]]:
     """Positions by reader and topic."""
     names = TopicNames(config.log.prefix)

@@ -12,7 +12,7 @@ from everstate.config import Config
 from everstate.errors import LogError, Unavailable
 from everstate.log.lag import Lag, LagRow, ReaderPosition, is_reachable
 from everstate.log.topics import TopicNames
-from everstate.serving.answers import Standing, ViewRow
+from everstate.serving.answers import ViewLag, ViewRow
 from everstate.serving.connection import ReadConnection
 from everstate.serving.overflows import overflows
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
@@ -29,7 +29,7 @@ def views(
     *,
     is_counted: bool = True,
 ) -> list[ViewRow]:
-    """One row for each version of a view, but for replaced ones (``kept``).
+    """One row for each version of a view, but for replaced ones (``kept``); parts of views last.
 
     Rows are counted exactly, if they are counted; with ``plans`` by name, the declared views, also
     groups in which an output is too large for its CAST. Lag is ``None`` while the log does not
@@ -37,7 +37,12 @@ def views(
     """
     schema = config.views.schema_name
     control = connection.standings(schema)
-    versions = [row for row in control.versions() if row.status != KEPT]
+    stored = control.versions()
+    versions = [row for row in stored if row.status != KEPT]
+    by_input: dict[str, set[str]] = defaultdict(set)
+    for row in stored:
+        for name in row.inputs:
+            by_input[name].add(row.name)
     places = _by_version(control.positions())
     inputs = {(row.name, row.version): _inputs(row, versions) for row in versions if row.inputs}
     for version, rows in inputs.items():
@@ -46,7 +51,7 @@ def views(
     waiting = control.deferred_counts()
     misfits = control.misfits()
     found = []
-    for row in sorted(versions, key=lambda row: (row.entity, row.name, row.version)):
+    for row in sorted(versions, key=lambda row: (row.is_part, row.entity, row.name, row.version)):
         mine = places.get((row.name, row.version), [])
         lags = behind.get((row.name, row.version))
         told = replace(row, error=row.error or _error(inputs.get((row.name, row.version), ())))
@@ -73,12 +78,13 @@ def views(
                 progress=None if row.progress is None else dict(row.progress),
                 overflows=dict(overflows(connection, schema, row, plan)),
                 misfits=tuple(each for each in misfits if row.name == latest_of(each.entity)),
+                part_of=tuple(sorted(by_input[row.name])) if row.is_part else None,
             )
         )
     return found
 
 
-def standing(config: Config, connection: ReadConnection, name: str) -> Standing | None:
+def standing(config: Config, connection: ReadConnection, name: str) -> ViewLag | None:
     """State and lag of a view's published version; ``None``: there is none."""
     control = connection.standings(config.views.schema_name)
     row = next((row for row in control.versions(name) if row.published), None)
@@ -89,7 +95,7 @@ def standing(config: Config, connection: ReadConnection, name: str) -> Standing 
     mine = [place for each in versions for place in places.get((each.name, each.version), [])]
     lags = _lags(config, {(row.name, row.version): mine}).get((row.name, row.version))
     told = replace(row, error=row.error or _error(versions[1:]))
-    return Standing(
+    return ViewLag(
         view=name,
         status=told.shown,
         reason=told.why,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from everstate.changes.tokens import LogPosition, Partition, Spot, log_mark
 from everstate.errors import InvalidToken, NotFound
-from everstate.views.control import Standings, ViewVersion
+from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project
 from everstate.views.tables import latest_of
 
 
-def published(control: Standings, project: Project, name: str) -> ViewVersion:
+def published(control: ViewStatuses, project: Project, name: str) -> ViewVersion:
     """The version that readers of a view see; for an entity type's name, `latest`.
 
     Raises NotFound while there is none.
@@ -24,7 +24,7 @@ def published(control: Standings, project: Project, name: str) -> ViewVersion:
     return row
 
 
-def position_of(control: Standings, row: ViewVersion) -> dict[str, LogPosition]:
+def position_of(control: ViewStatuses, row: ViewVersion) -> dict[str, LogPosition]:
     """The position of a version of a view, by entity type."""
     return {
         entity: LogPosition(mark_of(control, entity), spots)
@@ -32,7 +32,7 @@ def position_of(control: Standings, row: ViewVersion) -> dict[str, LogPosition]:
     }
 
 
-def spots_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition, Spot]]:
+def spots_of(control: ViewStatuses, row: ViewVersion) -> dict[str, dict[Partition, Spot]]:
     """The positions of a version of a view, by entity type.
 
     For a view over other views: their positions, or those stored at its last refresh.
@@ -52,7 +52,7 @@ def spots_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition, 
     return found
 
 
-def applied_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition, Spot]]:
+def applied_of(control: ViewStatuses, row: ViewVersion) -> dict[str, dict[Partition, Spot]]:
     """Where a version of a view has applied everything before: throttled changes come later."""
     found = spots_of(control, row)
     if row.inputs:
@@ -64,18 +64,18 @@ def applied_of(control: Standings, row: ViewVersion) -> dict[str, dict[Partition
     return found
 
 
-def has_deferred(control: Standings, row: ViewVersion) -> bool:
+def has_deferred(control: ViewStatuses, row: ViewVersion) -> bool:
     """Whether a version of a view has throttled changes that it did not apply yet."""
     return bool(control.deferred_first(row.name, row.version))
 
 
-def core_position(control: Standings, entity: str) -> LogPosition:
+def core_position(control: ViewStatuses, entity: str) -> LogPosition:
     """The position of an entity type's core; raises NotFound while it has none."""
     spots = _spots(control, entity, latest_of(entity), 1)
     return LogPosition(mark_of(control, entity), spots)
 
 
-def _spots(control: Standings, entity: str, view: str, version: int) -> dict[Partition, Spot]:
+def _spots(control: ViewStatuses, entity: str, view: str, version: int) -> dict[Partition, Spot]:
     return {
         (place.generation, place.partition): Spot(place.next_offset)
         for place in control.positions(entity)
@@ -83,7 +83,7 @@ def _spots(control: Standings, entity: str, view: str, version: int) -> dict[Par
     }
 
 
-def mark_of(control: Standings, entity: str) -> bytes:
+def mark_of(control: ViewStatuses, entity: str) -> bytes:
     """The mark of the log that the views of an entity type are kept from; raises NotFound."""
     stored = control.stored_topics(entity)
     if not stored:

@@ -27,8 +27,8 @@ from everstate.serving.answers import (
     Explanation,
     FoundRow,
     Place,
-    Standing,
     Version,
+    ViewLag,
     ViewRow,
 )
 from everstate.serving.connection import ReadConnection
@@ -284,7 +284,7 @@ class Reader(Closing):
 
         return overview.views(self.config, self.connection, self.project.views)
 
-    def standing(self, view: str) -> Standing | None:
+    def standing(self, view: str) -> ViewLag | None:
         """State and lag of a view's published version; ``None``: there is none."""
         # Imported here: a look-up needs no client of the log.
         from everstate.serving import overview

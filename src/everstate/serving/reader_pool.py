@@ -1,4 +1,4 @@
-"""ReaderPool that the requests of one process share: as many connections as questions at once."""
+"""A pool of readers for the requests of one process; each reader has a connection of its own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from everstate.serving.places import has_deferred, position_of, published
 from everstate.serving.pool import pooled
 from everstate.serving.reader import WAIT_S
 from everstate.serving.waiting import wait_until
-from everstate.views.control import Standings, ViewVersion
+from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project, known_views
 from everstate.views.tables import latest_of
 
@@ -115,7 +115,7 @@ def at_one_position(
         wait_until(config, project, view, wait_for, wait_s)
     for _ in range(_TRIES_MAX):
         with pooled(config.views_dsn) as connection:
-            control = Standings(connection, config.views.schema_name)
+            control = ViewStatuses(connection, config.views.schema_name)
             try:
                 with connection.transaction():
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

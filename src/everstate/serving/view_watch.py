@@ -36,7 +36,7 @@ from everstate.serving.pool import pooled
 from everstate.serving.snapshots import at_one_position
 from everstate.serving.view_columns import ViewColumn, check_known, columns_of, key_of
 from everstate.telemetry import RateLimitedLogger
-from everstate.views.control import Standings, ViewVersion
+from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project
 from everstate.views.tables import Row
 
@@ -260,7 +260,7 @@ class ViewWatch:
     def _marked(self) -> object:
         """What differs whenever the view was changed."""
         with pooled(self._config.views_dsn) as connection, _missing(self._view):
-            control = Standings(connection, self._config.views.schema_name)
+            control = ViewStatuses(connection, self._config.views.schema_name)
             row = published(control, self._project, self._view)
             names = row.inputs or (row.name,)
             places = [

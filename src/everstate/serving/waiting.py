@@ -14,7 +14,7 @@ from everstate.config import Config
 from everstate.errors import InvalidToken, NotCaughtUp, NotFound
 from everstate.serving.places import applied_of, check_log, mark_of, published, spots_of
 from everstate.serving.pool import pooled
-from everstate.views.control import Standings
+from everstate.views.control import ViewStatuses
 from everstate.views.project import Project
 from everstate.views.tables import latest_of
 
@@ -66,8 +66,8 @@ class _Waiting:
 
     def missing(self, connection: Executes) -> str | None:
         """What the view lacks, in words; ``None``: nothing is missing."""
-        # `Standings` uses only `execute`.
-        control = Standings(cast("psycopg.Connection[Any]", connection), self._schema)
+        # `ViewStatuses` uses only `execute`.
+        control = ViewStatuses(cast("psycopg.Connection[Any]", connection), self._schema)
         try:
             row = published(control, self._project, self._view)
         except NotFound as cause:
@@ -77,7 +77,7 @@ class _Waiting:
             self._begin(control, list(spots_of(control, row)))
         return self._claimed(control) or _behind(self._wanted, applied_of(control, row))
 
-    def _begin(self, control: Standings, entities: Sequence[str]) -> None:
+    def _begin(self, control: ViewStatuses, entities: Sequence[str]) -> None:
         self._claims = [claim for claim in self._token.claims if claim.entity in entities]
         for entity in entities:
             position = self._token.positions.get(entity)
@@ -86,7 +86,7 @@ class _Waiting:
                 wanted = {at: spot.covered_by for at, spot in position.spots.items()}
                 self._wanted[entity] = wanted
 
-    def _claimed(self, control: Standings) -> str | None:
+    def _claimed(self, control: ViewStatuses) -> str | None:
         """Turn accepted claims into positions; returns why one is not accepted yet, in words."""
         for claim in list(self._claims or ()):
             query = sql.SQL(

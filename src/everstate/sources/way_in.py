@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from everstate.changes import EntityType
 from everstate.changes.drift import Truth
 from everstate.config import Config
-from everstate.declarations.project import Declarations
 from everstate.parts import PartRun
+from everstate.views.project import Project
 
 if TYPE_CHECKING:
     # The web framework and the client of Kafka are loaded by those who use them.
@@ -74,7 +74,7 @@ class WayIn(ABC):
     role: ClassVar[str | None] = None
     """Name of the role that publishes its changes."""
 
-    def __init__(self, config: Config, project: Declarations) -> None:
+    def __init__(self, config: Config, project: Project) -> None:
         self.config, self.project = config, project
 
     @property

@@ -8,12 +8,12 @@ from typing import Final
 
 from everstate.changes.drift import Truth
 from everstate.config import Config
-from everstate.declarations.project import Declarations
 from everstate.sources.cdc.way_in import Captures
 from everstate.sources.commands.way_in import Commands
 from everstate.sources.crud.way_in import CassandraCrud, Events, PostgresCrud
 from everstate.sources.outbox.way_in import OutboxRelay
 from everstate.sources.way_in import Served, Serving, WayIn
+from everstate.views.project import Project
 
 WAYS_IN: Final[tuple[type[WayIn], ...]] = (
     PostgresCrud,
@@ -25,12 +25,12 @@ WAYS_IN: Final[tuple[type[WayIn], ...]] = (
 )
 
 
-def ways_in(config: Config, project: Declarations) -> tuple[WayIn, ...]:
+def ways_in(config: Config, project: Project) -> tuple[WayIn, ...]:
     """The ways in of a project; opens nothing."""
     return tuple(way_in(config, project) for way_in in WAYS_IN)
 
 
-def truths_of(config: Config, project: Declarations) -> dict[str, Truth]:
+def truths_of(config: Config, project: Project) -> dict[str, Truth]:
     """Sources of truth that can be compared with the log, by entity type.
 
     Opens no connection; raises InvalidConfig while a store has no address.

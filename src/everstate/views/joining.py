@@ -145,11 +145,6 @@ def sides(text: str) -> set[str]:
     return set(_SIDE.findall(text))
 
 
-def of_side(text: str, side: Side) -> str:
-    """Canonical text of one side, without the side's name in its paths."""
-    return text.replace(f"`{IMAGE}`.`{side}`.", f"`{IMAGE}`.")
-
-
 def in_definition(node: exp.Expr, alias: str | None = None) -> exp.Expr:
     """A canonical expression of one side as in a definition, with or without an alias."""
 

@@ -23,11 +23,6 @@ _COLUMN: Final = "late"
 _ADVICE: Final = 'Write lateness="1 hour", late="count" (or "aside").'
 
 
-def late_name(name: str) -> str:
-    """Name of the view that has another view's late changes."""
-    return f"{name}_late"
-
-
 def aside(definition: ViewDefinition) -> ViewDefinition | None:
     """The view of a definition's late changes; ``None``: it has none."""
     if definition.late != ASIDE:
@@ -45,9 +40,8 @@ def aside(definition: ViewDefinition) -> ViewDefinition | None:
     if where is not None:
         made = made.where(where.this.copy())
     made = made.where(exp.Not(this=exp.paren(_on_time(size))))
-    return ViewDefinition(
-        late_name(definition.name), made.sql(dialect=DIALECT), rules=definition.rules
-    )
+    name = f"{definition.name}_late"
+    return ViewDefinition(name, made.sql(dialect=DIALECT), rules=definition.rules)
 
 
 def without_late(grammar: Grammar) -> None:
@@ -71,7 +65,9 @@ def without_late(grammar: Grammar) -> None:
     if declared.late == ASIDE:
         grammar.select.where(_on_time(size), copy=False)
         return
-    counted = [n for n in grammar.select.find_all(*SUPPORTED_AGGREGATES) if not _inside(n)]
+    # One inside another is refused later.
+    aggregates = grammar.select.find_all(*SUPPORTED_AGGREGATES)
+    counted = [each for each in aggregates if each.find_ancestor(*SUPPORTED_AGGREGATES) is None]
     if not counted:
         grammar.refuse(
             'late="count" needs groups, in which late changes are counted',
@@ -92,11 +88,6 @@ def _only_on_time(node: exp.Expr, on_time: exp.Expr) -> None:
     else:
         made = exp.Filter(this=node.copy(), expression=exp.Where(this=on_time))
         node.replace(made)
-
-
-def _inside(node: exp.Expr) -> bool:
-    """Whether an aggregate is inside another one, which is refused later."""
-    return node.find_ancestor(*SUPPORTED_AGGREGATES) is not None
 
 
 def _on_time(size: int) -> exp.Expr:

@@ -24,11 +24,8 @@ def _is_of_rows(grammar: Grammar) -> bool:
 
 
 def _is_of_live_rows(grammar: Grammar) -> bool:
-    return _is_of_rows(grammar) and not grammar.of_changes and not _is_qualified(grammar)
-
-
-def _is_qualified(grammar: Grammar) -> bool:
-    return isinstance(grammar.select.args.get("qualify"), exp.Qualify)
+    is_qualified = isinstance(grammar.select.args.get("qualify"), exp.Qualify)
+    return _is_of_rows(grammar) and not grammar.of_changes and not is_qualified
 
 
 _WANTED: Final[dict[str, tuple[_Holds, str]]] = {

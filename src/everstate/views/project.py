@@ -1,4 +1,4 @@
-"""The declarations of a project that commands need: its entity types and its views."""
+"""The declarations of a project: its entity types, what writes them, and its views."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from everstate.changes import EntityType
+from everstate.declarations.captures import Capture
+from everstate.declarations.commands import CommandGroup
+from everstate.declarations.processes import ProcessManager
+from everstate.declarations.source import Source
 
 if TYPE_CHECKING:
     # The SQL parser takes a fifth of a second, which reading an entity does not need.
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Project(Protocol):
-    """A project's declarations; :class:`everstate.app.App` is one."""
+    """A project's declarations, as the rooms see an :class:`everstate.app.App`."""
 
     @property
     def name(self) -> str:
@@ -24,6 +28,24 @@ class Project(Protocol):
     @property
     def entities(self) -> Mapping[str, EntityType]:
         """Entity types by name."""
+
+    def entities_from(self, source: Source) -> tuple[EntityType, ...]:
+        """Entity types that have this source of truth."""
+
+    @property
+    def command_groups(self) -> Mapping[str, CommandGroup]:
+        """Handler groups of commands by the name of their entity type."""
+
+    @property
+    def processes(self) -> Mapping[str, ProcessManager]:
+        """Process managers by name."""
+
+    @property
+    def captures(self) -> Mapping[str, Capture]:
+        """Captures by name."""
+
+    def capture_of(self, name: str) -> Capture:
+        """Capture of that name; raises UnknownCapture."""
 
     @property
     def views(self) -> Mapping[str, ViewPlan]:
@@ -36,6 +58,10 @@ class Project(Protocol):
     @property
     def derivations(self) -> Mapping[str, Derivation]:
         """Derived topics by name."""
+
+    @property
+    def debezium_forms(self) -> tuple[str, ...]:
+        """Entity types that are published in Debezium's form too."""
 
     def keeps_history(self, entity: str) -> bool:
         """Whether an entity type has a history in the store."""

@@ -25,7 +25,7 @@ def sum_deltas(table: SumTable, changes: pa.Table) -> pa.Table:
     Out: groups, then sums; counts as int64, sums as int64 or decimal without overflow. Groups
     whose sums do not change are left out.
     """
-    sides = [_worth(table, changes[planned_column(table, image)]) for image in table.images]
+    sides = [_counted(table, changes[planned_column(table, image)]) for image in table.images]
     rows = pa.concat_tables(sides).combine_chunks()
     taken = sides[0].num_rows if table.images[0] == "original" else 0
     is_added = pa.array(np.arange(rows.num_rows) >= taken)
@@ -73,7 +73,7 @@ def grouped(values: pa.Array) -> pa.Array:
     return json_texts(values) if pa.types.is_nested(values.type) else one_zero(values)
 
 
-def _worth(table: SumTable, images: pa.ChunkedArray) -> pa.Table:
+def _counted(table: SumTable, images: pa.ChunkedArray) -> pa.Table:
     """Groups and inputs of the images that count in the view: one row or several for each."""
     present = images.combine_chunks()
     present = present.filter(present.is_valid())

@@ -114,11 +114,14 @@ class InBatch:
 
 
 def unpacked(table: PythonTable, changes: pa.Table) -> pa.Table:
-    """The argument of a function from planned changes; `worth` has the columns not beside it."""
-    worth = changes["worth"].combine_chunks()
+    """The argument of a function from planned changes.
+
+    The column `argument` is a struct of what the changes have no column of their own for.
+    """
+    inside = changes["argument"].combine_chunks()
     columns: dict[str, Any] = {
         name: changes[name] for name in ("key", "version", "kind", "occurred_at", "recorded_at")
     }
-    columns |= dict(zip([field.name for field in worth.type], worth.flatten(), strict=True))
+    columns |= dict(zip([field.name for field in inside.type], inside.flatten(), strict=True))
     schema = input_schema(table)
     return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)

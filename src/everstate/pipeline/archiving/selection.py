@@ -286,7 +286,11 @@ def _parquet(path: Path) -> Iterator[WriteTable]:
 
         def write(records: pa.Table) -> None:
             if not writers:
-                writers.append(pq.ParquetWriter(sink, records.schema, compression="zstd"))
+                writers.append(
+                    pq.ParquetWriter(
+                        sink, records.schema, compression="zstd", write_page_checksum=True
+                    )
+                )
             writers[0].write_table(records)
 
         try:

@@ -63,10 +63,12 @@ def _take(control: Control, step: Step, derivation: Derivation) -> None:
         control.set_status(name, version, BUILDING)
         begun = any(control.core_vector(derivation.entity).values())
         if derivation.is_raw or not begun:
-            born(control, derivation, version, control.core_vector(derivation.entity), zero=True)
+            open_topic_version(
+                control, derivation, version, control.core_vector(derivation.entity), zero=True
+            )
 
 
-def born(
+def open_topic_version(
     control: Control,
     derivation: Derivation,
     version: int,

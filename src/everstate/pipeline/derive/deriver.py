@@ -26,7 +26,7 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
 from everstate.parts import waits, works
 from everstate.pipeline.derive.building import TopicBuild
-from everstate.pipeline.derive.declare import born, declare_topic
+from everstate.pipeline.derive.declare import declare_topic, open_topic_version
 from everstate.pipeline.derive.joining import JoinGate, entities_as_of, history_vector
 from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader, check_source
 from everstate.pipeline.keeping.spans import ArchivedOffsets
@@ -239,7 +239,7 @@ class Deriver:
         vector = self._vector(control)
         with control.connection.transaction():
             control.close_positions(self.name, row.version)
-            born(control, self._known[row.version], row.version, vector)
+            open_topic_version(control, self._known[row.version], row.version, vector)
         entity_type = self._project.entities[self.entity]
         refused = control.dead_places(self.entity)
         given = (self._spark, self._config, entity_type, vector, refused)

@@ -25,7 +25,7 @@ from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicNames, Topics
-from everstate.parts import PartFinding, found
+from everstate.parts import PartConcern, found
 from everstate.pipeline.drift import tasks
 from everstate.pipeline.spark.parse import state_fault
 from everstate.pipeline.spark.session import spark_errors
@@ -348,14 +348,14 @@ def drift_on_schedule(
     return run
 
 
-def finding_of(report: DriftReport) -> PartFinding | None:
+def finding_of(report: DriftReport) -> PartConcern | None:
     """What needs attention after a comparison, until the next one; ``None``: nothing."""
     if not report.drifted:
         return None
     share = f"{report.drifted:,} of {report.stored:,} entities"
     why = f"{share} had drifted, and {report.repaired:,} were repaired."
     advice = f"`everstate drift check {report.entity}` lists them."
-    return PartFinding(f"drift of {report.entity}:", why, advice, is_bad=not report.holds)
+    return PartConcern(f"drift of {report.entity}:", why, advice, is_bad=not report.holds)
 
 
 def _tell(report: DriftReport) -> None:

@@ -92,7 +92,7 @@ class Refresher:
         for name in marking(connection, schema, resting):
             try:
                 with connection.transaction():
-                    if control.rests(resting[name].name, resting[name].version):
+                    if control.mark_unrefreshed(resting[name].name, resting[name].version):
                         stop_marking(connection, schema, name)
             except psycopg.errors.LockNotAvailable:
                 logger.info("the triggers of %s are dropped later: a side is locked", name)

@@ -30,7 +30,6 @@ from everstate.sources.cdc.connectors import (
     connector_settings,
     is_current,
     not_left_out,
-    writes_one_log,
 )
 from everstate.sources.cdc.database import (
     CapturedDatabase,
@@ -189,12 +188,11 @@ class Capturing(CaptureConnector):
     def bring_up_to_date(self) -> bool:
         """Give a connector of an earlier version what cleaning needs; out: whether it lacked it.
 
-        One that wrote a topic per table is stopped first: what it writes afterwards is in the one
-        raw log. Sessions of PostgreSQL get fixed settings. Raises Unavailable.
+        Sessions of PostgreSQL get fixed settings. Raises Unavailable.
         """
         try:
             found = self._connect.config(self.names.connector)
-            if is_current(found, self.capture, self.names):
+            if is_current(found, self.capture):
                 return False
         except NoSuchConnector:
             return False
@@ -413,7 +411,7 @@ class Capturing(CaptureConnector):
                     steps.append(SetupStep(f"slot {self.names.identifier}", "kept"))
         doomed = [self.names.schema_history] if drop else []
         if topics:
-            doomed += self._topics()
+            doomed += [self.names.raw_log, self.names.notifications]
         with Topics(self._config) as admin:
             doomed = sorted(set(doomed) & admin.existing())
             admin.delete(doomed)
@@ -524,18 +522,13 @@ class Capturing(CaptureConnector):
         what = f"connector {connector}"
         if found == settings:
             return [*steps, SetupStep(what, "there")]
-        is_moving = found is not None and not writes_one_log(found, self.names)
-        if is_moving:
-            # All that it has read so far must be written before the one raw log begins.
-            self._connect.stop(connector)
-            self._wait_for("STOPPED", 60.0)
-        if is_new or is_moving:
-            mark = new_mark(database) if is_new and (after is not None or not position) else None
+        if is_new:
+            mark = new_mark(database) if after is not None or not position else None
             write_source(self._config, self.names, identity, epoch, mark)
             if mark is not None and snapshot:
                 tell_begun(self._config, self.names)
         self._put(self._connect.put, settings)
-        if is_moving or (is_new and (was_read or found is not None)):
+        if is_new and (was_read or found is not None):
             self._connect.resume(connector)
             self._wait_for("RUNNING", 60.0)
         return [*steps, SetupStep(what, "made" if is_new else "changed")]

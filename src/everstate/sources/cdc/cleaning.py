@@ -20,7 +20,6 @@ from everstate.changes import EntityType
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.declarations.captures import Capture
-from everstate.declarations.project import Declarations
 from everstate.errors import DataLoss, EverstateError, LogError
 from everstate.log.client import record_bytes_max
 from everstate.log.consumer import Consumer
@@ -49,7 +48,7 @@ from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.lost import doubt_all
 from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.overlaps import Overlaps
-from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of, raw_topic
+from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of
 from everstate.sources.cdc.restoring import Restoring
 from everstate.sources.cdc.showing import CaptureMetrics
 from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
@@ -59,8 +58,8 @@ from everstate.sources.cdc.stream import (
     Open,
     Stream,
     StreamStanding,
-    behind_all,
 )
+from everstate.views.project import Project
 
 logger = logging.getLogger("everstate.sources.cdc")
 
@@ -217,17 +216,6 @@ class Cleaning:
         tables = self._capture.tables.values()
         return self._capture.parents_first or any(table.translations for table in tables)
 
-    def has_moved(self) -> bool:
-        """Whether the connector of an earlier version's capture writes to the one raw log now.
-
-        Called when the former topics are read to their ends: :meth:`open` then continues with the
-        one raw log.
-        """
-        if self._stream is not None or not self._capture.is_ours:
-            return False
-        one = raw_topic(self._topics.names, self._capture)
-        return any(self._offsets.stable_ends([one]).values())
-
     @property
     def waiting(self) -> int:
         """Rows that were read and are not published, those of open transactions included."""
@@ -271,7 +259,7 @@ class Cleaning:
         if stream.is_waiting and stream.waits > _CUT_ROWS:
             start = stream.first_offset
             assert start is not None
-            self.counting = Counting(stream.counts_on(), start)
+            self.counting = Counting(stream.counter(), start)
 
     def add_counted(self, columns: pa.Table, end: int) -> None:
         """Add the rows that were read for :attr:`counting`, up to the offset ``end``."""
@@ -283,11 +271,11 @@ class Cleaning:
         if counting.count != before:
             self._news_s = self._clock()
         if complete_count is not None:
-            self._know(*complete_count)
+            self._release_open(*complete_count)
 
-    def _know(self, count: int | None, notes: Mapping[str, str]) -> None:
+    def _release_open(self, count: int | None, notes: Mapping[str, str]) -> None:
         assert self._stream is not None
-        self._released = self._stream.know(count, notes)
+        self._released = self._stream.release(count, notes)
         self.counting = None
 
     def step(self, *, has_read_all: bool = True) -> CleanedBatch | None:
@@ -301,7 +289,7 @@ class Cleaning:
         now_s, copy = self._clock(), self._copy
         assert copy is not None, "open() comes first"
         if not self.is_cut:
-            self._let_late_go(now_s, has_read_all=has_read_all)
+            self._release_late(now_s, has_read_all=has_read_all)
         if now_s >= self._prove_at:
             # Read before the transaction: if it commits, no other writer wrote before these ends.
             copy.ask(self._restoring.ends(self._offsets))
@@ -409,7 +397,7 @@ class Cleaning:
         )
         return batch
 
-    def _let_late_go(self, now_s: float, *, has_read_all: bool) -> None:
+    def _release_late(self, now_s: float, *, has_read_all: bool) -> None:
         """Release an open transaction without a block after ``transaction_wait_s`` without rows."""
         stream, wait_s = self._stream, self._capture.transaction_wait_s
         if stream is None or not stream.is_waiting or not has_read_all:
@@ -420,7 +408,7 @@ class Cleaning:
                 "within %.0f s after its last row",
                 *(self.name, wait_s),
             )
-            self._know(None, {} if self.counting is None else self.counting.notes)
+            self._release_open(None, {} if self.counting is None else self.counting.notes)
 
     def _publish(self, records: Sequence[OutRecord], note: CaptureNote) -> None:
         self._publisher.publish(self._batch + 1, records, encode_note(note), timeout_s=_PUBLISH_S)
@@ -439,8 +427,6 @@ class Cleaning:
             at.setdefault(self._parts.names[number], {})[partition] = self._read_to[number]
         standing = self._note.stream
         if self._stream is None:
-            if self._capture.is_ours:
-                standing = behind_all(standing, rows)
             left = zip(self._rows.part, self._rows.offset, strict=True)
             for part, offset in reversed(list(left)):
                 at[self._parts.names[part]][self._parts.places[part][1]] = offset
@@ -592,7 +578,7 @@ def _unstopped(rows: Rows, ends: dict[int, int]) -> Rows:
     return rows.where([ends[p] > o for p, o in zip(rows.part, rows.offset, strict=True)])
 
 
-def cleaning_of(config: Config, project: Declarations, name: str) -> Cleaning:
+def cleaning_of(config: Config, project: Project, name: str) -> Cleaning:
     """The cleaning of a declared capture; the caller closes it. Raises UnknownCapture."""
     capture = project.capture_of(name)
     asker = asker_of(config, capture) if capture.outbox is None else None

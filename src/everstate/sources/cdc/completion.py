@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from everstate.changes import Kind
-from everstate.declarations.captures import Translation
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.rows import SNAPSHOT, is_after, is_same
 
@@ -204,13 +203,9 @@ def _completed(
             elif translation.missing == "wait" and not is_overdue:
                 return HeldBack(WAITS_CODE, translation.entity, str(code))
             else:
-                named[field] = _without_name(translation, code)
+                named[field] = None if translation.missing == "null" else code
         fields = named
     return mapping.encode(fields, row.key)
-
-
-def _without_name(translation: Translation, code: Any) -> Any:
-    return None if translation.missing == "null" else code
 
 
 def _base(

@@ -108,7 +108,7 @@ def origin_of(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
     )
 
 
-class Way:
+class TableTarget:
     """What the changes of one table have in common."""
 
     __slots__ = (
@@ -154,7 +154,7 @@ class CaptureComposer:
             for name in capture.entities
         }
         self.ways = [
-            Way(capture.name, number, name, table, self._codecs[table.entity], self._names)
+            TableTarget(capture.name, number, name, table, self._codecs[table.entity], self._names)
             for number, (name, table) in enumerate(capture.tables.items())
         ]
         """One for each table, in the order of the declaration."""
@@ -181,7 +181,7 @@ class CaptureComposer:
 
     def make(
         self,
-        way: Way,
+        target: TableTarget,
         origin: Origin,
         version: int,
         kind: Kind,
@@ -198,20 +198,20 @@ class CaptureComposer:
         records only by :meth:`take`.
         """
         try:
-            source, has_provenance = self._source(way, origin, is_baseline=is_baseline)
+            source, has_provenance = self._source(target, origin, is_baseline=is_baseline)
             self.composed += 1
             self.with_provenance += has_provenance
-            if not way.is_plain:
-                return self._others(way, origin, version, kind, current, original, part, source)
-            name = _id_text(way, origin, part)
+            if not target.is_plain:
+                return self._others(target, origin, version, kind, current, original, part, source)
+            name = _id_text(target, origin, part)
             us = origin.time_us
             if us is not None and us > self._latest_us:
                 raise ValueError(ahead_fault(self._ahead_hours))
             block = None
             if origin.rows is not None and origin.order is not None:
                 block = (f"{self._short}:{origin.tx}", origin.order, origin.rows)
-            key, value, headers = way.codec.finish(
-                way.codec.head(
+            key, value, headers = target.codec.finish(
+                target.codec.head(
                     name,
                     origin.key,
                     version,
@@ -227,20 +227,22 @@ class CaptureComposer:
                 block,
                 current,
                 original,
-                b"%b%b}" % (way.extra, origin.position or b"{}"),
+                b"%b%b}" % (target.extra, origin.position or b"{}"),
             )
         except _UNSENDABLE as cause:
             raise Unreadable(str(cause)) from cause
-        state = OutRecord(way.state, key, value, headers)
-        return [state, OutRecord(way.changes, key, value, headers)]
+        state = OutRecord(target.state, key, value, headers)
+        return [state, OutRecord(target.changes, key, value, headers)]
 
-    def take(self, way: Way, key: str, made: Sequence[OutRecord]) -> None:
+    def take(self, target: TableTarget, key: str, made: Sequence[OutRecord]) -> None:
         """Add the records of one change to the batch."""
         state, *records = made
-        self._newest[way.prefix + key] = state
+        self._newest[target.prefix + key] = state
         self._records += records
 
-    def _source(self, way: Way, origin: Origin, *, is_baseline: bool) -> tuple[ReadySource, bool]:
+    def _source(
+        self, target: TableTarget, origin: Origin, *, is_baseline: bool
+    ) -> tuple[ReadySource, bool]:
         """The provenance of a change, and whether the source gave any of it."""
         has_block = origin.rows is not None
         named = (origin.who, origin.tx, has_block, is_baseline, origin.is_snapshot)
@@ -267,14 +269,14 @@ class CaptureComposer:
             causation_id=given.get("causation_id"),
         )
         # A reason alone does not tell who wrote the change.
-        made = ready_source(way.entity, origin.key, provenance), bool(given.keys() - {"reason"})
+        made = ready_source(target.entity, origin.key, provenance), bool(given.keys() - {"reason"})
         if not origin.notes:
             self._sources[named] = made
         return made
 
     def _others(
         self,
-        way: Way,
+        target: TableTarget,
         origin: Origin,
         version: int,
         kind: Kind,
@@ -284,7 +286,7 @@ class CaptureComposer:
         source: ReadySource,
     ) -> list[OutRecord]:
         """The records of a table with events, partial changes or a time of its own."""
-        table, us = way.table, origin.time_us
+        table, us = target.table, origin.time_us
         occurred_at = self._recorded_at if us is None else _time(us)
         if table.occurred_at is not None and current is not None:
             occurred_at = _world_time(current, table.occurred_at, occurred_at)
@@ -293,11 +295,11 @@ class CaptureComposer:
             name = f"{self._short}:{origin.tx}"
             block = SourceTransaction(id=name, index=origin.order, count=origin.rows)
         position = {} if origin.position is None else _decode(origin.position)
-        place = {"capture": way.capture, "table": way.name, "position": position}
+        place = {"capture": target.capture, "table": target.name, "position": position}
         change: Change[bytes] = Change(
-            id=UUID(_id_text(way, origin, part)),
-            entity=way.entity,
-            schema_version=way.codec.entity_type.schema_version,
+            id=UUID(_id_text(target, origin, part)),
+            entity=target.entity,
+            schema_version=target.codec.entity_type.schema_version,
             key=origin.key,
             version=version,
             kind=kind,
@@ -310,11 +312,11 @@ class CaptureComposer:
             transaction=block,
             extra={"source": place},
         )
-        key, value, headers = way.codec.encode(change)
-        made = [OutRecord(way.state, key, value, headers)]
-        made.append(OutRecord(way.changes, key, value, headers))
+        key, value, headers = target.codec.encode(change)
+        made = [OutRecord(target.state, key, value, headers)]
+        made.append(OutRecord(target.changes, key, value, headers))
         if table.partials:
-            made.append(_partial(way, change, headers))
+            made.append(_partial(target, change, headers))
         if table.events is not None and change.event is not None:
             made.append(self._event_change(table.events, change))
         return made
@@ -362,7 +364,7 @@ def dead_letter(
     return OutRecord(topic, key, value, place_headers(why, *place))
 
 
-def _partial(way: Way, change: Change[bytes], headers: Any) -> OutRecord:
+def _partial(target: TableTarget, change: Change[bytes], headers: Any) -> OutRecord:
     """The changed fields only."""
     before = {} if change.original is None else _decode(change.original)
     after = {} if change.current is None else _decode(change.current)
@@ -381,10 +383,10 @@ def _partial(way: Way, change: Change[bytes], headers: Any) -> OutRecord:
             "changedFields": changed,
         }
     )
-    return OutRecord(way.partials, change.key.encode(), value, headers)
+    return OutRecord(target.partials, change.key.encode(), value, headers)
 
 
-def _id_text(way: Way, origin: Origin, part: int) -> str:
+def _id_text(target: TableTarget, origin: Origin, part: int) -> str:
     """Id of a change, derived from the row's source position, so that a re-read gives the same id.
 
     Only the first scheme is used: positions in binlog files differ between servers.
@@ -397,7 +399,7 @@ def _id_text(way: Way, origin: Origin, part: int) -> str:
         at = f"{origin.place.topic} {origin.place.partition} {origin.place.offset} {origin.op}"
     if origin.repeats:
         at = f"{at} {origin.repeats}"
-    return derived_id_text(way.source + origin.key, at, part)
+    return derived_id_text(target.source + origin.key, at, part)
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from everstate.log.topics import Topics
 from everstate.retrying import within
 from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, SetupStep
 from everstate.sources.cdc.mariadb import mariadb_address
-from everstate.sources.cdc.names import CaptureNames, former_topics, names_of
+from everstate.sources.cdc.names import CaptureNames, names_of
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.raw_log import ensure_raw_log, newest_lsn
 from everstate.sources.cdc.replaced import EPOCH
@@ -186,10 +186,6 @@ class CaptureConnector:
             lsn = max(int(position.get("lsn") or 0), newest_lsn(self._config, self.capture))
             found = database.standing({**position, "lsn": lsn})
         return found
-
-    def _topics(self) -> list[str]:
-        former = former_topics(self.names, self.capture)
-        return [self.names.raw_log, self.names.notifications, *former]
 
     def _once_stopped(self, change: Callable[[], None]) -> None:
         """Change a stored position; retried while Connect refuses it because a task still runs."""

@@ -321,14 +321,9 @@ def _pattern(names: CaptureNames, table: str) -> str:
     return rf"{re.escape(names.topic_prefix)}\.{re.escape(table)}"
 
 
-def is_current(settings: Mapping[str, str], capture: Capture, names: CaptureNames) -> bool:
+def is_current(settings: Mapping[str, str], capture: Capture) -> bool:
     """Whether a connector has what the clean role needs; one of an earlier version may lack it."""
-    return writes_one_log(settings, names) and _session(capture).items() <= settings.items()
-
-
-def writes_one_log(settings: Mapping[str, str], names: CaptureNames) -> bool:
-    """Whether a connector with these settings writes to the one raw log."""
-    return settings.get("transforms.one.replacement") == names.raw_log
+    return _session(capture).items() <= settings.items()
 
 
 def _routing(outbox: Outbox, names: CaptureNames) -> dict[str, str]:

@@ -81,9 +81,9 @@ def converter(kind: Convert | str, annotation: Any) -> Converter:
 
 
 def reads_as(declared: Convert | None, annotation: Any) -> FieldUnit | None:
-    """What a field takes a column's numbers for; ``None``: for numbers, or for what it says itself.
+    """Whether a field reads a column's numbers as times or as days; ``None``: as neither.
 
-    ``declared``: the column's conversion, if there is one.
+    ``declared``: the column's conversion, which decides where there is one.
     """
     if declared is not None:
         return "days" if declared == "days" else "times" if declared in (*_UNITS, "ns") else None

@@ -7,7 +7,7 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from everstate.declarations.captures import Capture, topic_table
+from everstate.declarations.captures import Capture
 from everstate.log.topics import TopicNames
 
 _IDENTIFIER_MAX = 44
@@ -69,11 +69,3 @@ class CaptureNames:
 def names_of(prefix: str, capture: Capture) -> CaptureNames:
     """The names of a declared capture."""
     return CaptureNames(prefix, capture.name)
-
-
-def former_topics(names: CaptureNames, capture: Capture) -> list[str]:
-    """Raw topics that captures of earlier versions had in place of the one raw log."""
-    topics = TopicNames(names.prefix)
-    parts = [topic_table(table) for table in capture.tables]
-    own = [topics.raw(names.source, part) for part in (*parts, "transaction", "message")]
-    return [*own, f"{names.heartbeat_prefix}.{names.topic_prefix}"]

@@ -150,7 +150,7 @@ class Numbering:
         for table, count in Counter(number for number, what in done if what <= REFUSED).items():
             batch.read[self._names[table] if table >= 0 else ""] += count
         if has_read_all and batch.cut is None:
-            self._let_overdue_go(batch)
+            self._release_overdue(batch)
         self._make_room(batch)
         return batch
 
@@ -565,7 +565,7 @@ class Numbering:
             self._take(batch, gone, absent.place)
         return batch
 
-    def _let_overdue_go(self, batch: NumberedBatch) -> None:
+    def _release_overdue(self, batch: NumberedBatch) -> None:
         """Release rows that waited over ``parent_wait_s`` for a parent or the name of a code."""
         for entity, held in list(self._held.items()):
             late = self._now_s - held.since_s > self._capture.parent_wait_s

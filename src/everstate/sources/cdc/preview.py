@@ -55,17 +55,14 @@ def preview(
         for part in parts:
             topic = names.raw(capture.name, part) if part else names.raw_prefix(capture.name)
             count = rows if part else _LOOK_BACK * rows * len(capture.tables)
-            for record in sorted(_newest(config, consumer, topic, count), key=_age):
+            newest = _newest(config, consumer, topic, count)
+            for record in sorted(newest, key=lambda one: (one.timestamp_ms, one.offset)):
                 header_map = dict(record.headers)
                 headers = [header_map.get(name) for name in reader.header_names]
                 value = (part, record.key, record.value, headers, record.timestamp_ms)
                 for one in _previewed(parts[part], record, reader.read(*value)):
                     found.setdefault(one.table, []).append(one)
     return [one for listed in found.values() for one in listed[-rows:]]
-
-
-def _age(record: Record) -> tuple[int, int]:
-    return record.timestamp_ms, record.offset
 
 
 def _newest(config: Config, consumer: Consumer, topic: str, rows: int) -> Iterator[Record]:

@@ -72,17 +72,15 @@ def _places(value: bytes | None) -> list[int]:
 def parts_of(
     capture: Capture, topics: Topics, offsets: Offsets, at: Mapping[str, Mapping[int, int]]
 ) -> Parts:
-    """The raw partitions of a capture that are to be read now.
+    """The raw partitions of a capture.
 
-    A capture that an earlier version began has a topic for each table: these are read to their
-    ends first, while its connector already writes to the one raw log. ``at``: positions by the
-    topic's last part. Raises LogError when a former topic was written after reading of the one raw
-    log had begun, or the one raw log does not have exactly one partition.
+    ``at``: positions by the topic's last part. Raises LogError when the one raw log does not have
+    exactly one partition, or the capture was read from a topic for each table until now.
     """
     names = topics.names
-    old = [names.raw(capture.name, part) for part in _in_order(capture)]
     if not capture.is_ours:
-        return _parts(old, names, capture, offsets)
+        listed = [names.raw(capture.name, part) for part in _in_order(capture)]
+        return _parts(listed, names, capture, offsets)
     one = raw_topic(names, capture)
     count = topics.partitions(one)
     if count != 1:
@@ -91,28 +89,15 @@ def parts_of(
             advice="Make it anew with one partition (`everstate cdc remove --topics`, then "
             "`cdc add`), and never add partitions to it.",
         )
-    existing = topics.existing()
-    there = [topic for topic in old if topic in existing]
-    if not there:
-        return Parts([(one, 0)], [""])
-    rest = _parts(there, names, capture, offsets)
-    ends = offsets.stable_ends(there)
-    begins = offsets.beginnings(there)
-    unread = [
-        place
-        for place, name in zip(*rest, strict=True)
-        if ends[place] > at.get(name, {}).get(place[1], begins[place])
-    ]
-    has_moved = offsets.stable_ends([one])[one, 0] > 0
-    if not unread and has_moved:
-        return Parts([(one, 0)], [""])
-    if unread and at.get("", {}).get(0):
+    if at and "" not in at:
         raise LogError(
-            f"capture {capture.name}: {unread[0][0]} was written after its connector had moved to "
-            f"{one}: two connectors write, and rows would come twice. Nothing was read.",
-            advice=f"Stop the connector that writes to {unread[0][0]}, and delete that topic.",
+            f"capture {capture.name} was read from a topic for each table until now, and the "
+            f"connector of a capture with `dsn` writes to {one} only: rows between the two would "
+            "be missing.",
+            advice="Declare the capture without `dsn`, or begin a new log: `everstate log begin "
+            "--help` shows the steps.",
         )
-    return rest
+    return Parts([(one, 0)], [""])
 
 
 def ensure_topics(config: Config, capture: Capture, topics: Topics) -> None:

@@ -215,7 +215,10 @@ class RawReader:
             found: list[Parsed] = []
             for row in rows:
                 if not name:
-                    names = _names_in(row.source)
+                    names = (
+                        row.source.get("schema") or row.source.get("db"),
+                        row.source.get("table"),
+                    )
                     table = self.declared(*names)
                     if not table:
                         found.append(
@@ -375,11 +378,6 @@ def _refuse_left_out(form: str, mapping: TableMapping, row: SourceRow, found: Cl
     for column in row.unknown:
         if row.op != "d" and (field := mapping.field_of(column)) is not None:
             raise Unreadable(_NOT_AFTER.format(field=field))
-
-
-def _names_in(source: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Schema or database, and table, of a row's source block."""
-    return source.get("schema") or source.get("db"), source.get("table")
 
 
 def _provenance_fields(content: bytes) -> dict[str, str]:

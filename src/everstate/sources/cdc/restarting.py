@@ -98,7 +98,7 @@ class Restarter:
         self._restarted_at_s: float | None = None
         self._pause_s = 0.0
         self._last_warning = ""
-        self._has_moved, self._asked_at_s = False, -LOOK_SOURCE_S
+        self._is_current, self._asked_at_s = False, -LOOK_SOURCE_S
         self._replaced: SourceReplaced | None = None
 
     def step(self) -> bool:
@@ -106,10 +106,10 @@ class Restarter:
         now_s = self._clock()
         try:
             capturing = self._find()
-            if not self._has_moved:
+            if not self._is_current:
                 if capturing.bring_up_to_date():
                     logger.info("capture %s: its connector has this version's settings", self._name)
-                self._has_moved = True
+                self._is_current = True
             failure = capturing.failure()
             if failure is None:
                 self._ask_source(capturing, now_s)

@@ -93,25 +93,6 @@ class StreamStanding(msgspec.Struct, omit_defaults=True):
     """The newest mark in that database (``replaced``); ``None``: none is known."""
 
 
-def behind_all(standing: StreamStanding | None, rows: Rows) -> StreamStanding | None:
-    """The standing after rows of several topics, which have no order among each other."""
-    places = [place for place in rows.place if place is not None]
-    if not places:
-        return standing
-    now, last = standing or StreamStanding(), max(places)
-    group = set(now.group) if last == now.place else set()
-    if last >= now.place:
-        columns = zip(rows.table, rows.op, _keys(rows), rows.place, strict=True)
-        group.update((table, op, key) for table, op, key, place in columns if place == last)
-    else:
-        last, group = now.place, set(now.group)
-    times = [time_us for time_us in rows.time_us if time_us is not None]
-    time_us = max([now.time_us, *times])
-    return msgspec.structs.replace(
-        now, place=last, group=list(group), time_us=time_us, open=None, snapshot=None
-    )
-
-
 class _Images(msgspec.Struct):
     """The images of a row in its record: only they are the same when it is written once more."""
 
@@ -228,16 +209,16 @@ class Stream:
         count, self._begin = self.ready, 0
         return self.rows.split(count)
 
-    def counts_on(self) -> Stream:
+    def counter(self) -> Stream:
         """A new stream for counting the open transaction from its first row on."""
         assert self._kept is not None
         return Stream(self._capture, self._kept)
 
-    def know(self, count: int | None, notes: Mapping[str, str]) -> Open:
-        """Set the number of rows of the open transaction and release them; ``None``: unknown.
+    def release(self, count: int | None, notes: Mapping[str, str]) -> Open:
+        """Make the rows of the open transaction ready.
 
-        ``notes``: provenance that was read beyond the rows so far. Out: the transaction before its
-        first row.
+        ``count``: their number; ``None``: unknown. ``notes``: provenance that was read beyond the
+        rows so far. Out: the transaction before its first row.
         """
         block = self._open
         assert block is not None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.declarations.project import Declarations
 from everstate.parts import PartRun
 from everstate.sources.way_in import WayIn
+from everstate.views.project import Project
 
 if TYPE_CHECKING:
     from everstate.sources.cdc.cleaning import Cleaning
@@ -21,9 +21,7 @@ class Captures(WayIn):
 
     role = "clean"
 
-    def __init__(
-        self, config: Config, project: Declarations, *, given: Config | None = None
-    ) -> None:
+    def __init__(self, config: Config, project: Project, *, given: Config | None = None) -> None:
         """``given``: the settings without the addresses of running local servers."""
         super().__init__(config, project)
         self.given = given or config

@@ -23,7 +23,7 @@ from everstate.changes.keys import check_key
 from everstate.changes.moments import check_moment, with_minutes
 from everstate.closing import Closing
 from everstate.config import Config
-from everstate.declarations.commands import TakesCommands, group_of
+from everstate.declarations.commands import group_of
 from everstate.errors import (
     EverstateError,
     IdempotencyKeyReused,
@@ -48,6 +48,7 @@ from everstate.sources.commands.wire import (
     provenance_text,
 )
 from everstate.telemetry import RateLimitedLogger
+from everstate.views.project import Project
 
 TIMEOUT_S: Final = 10.0
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class CommandClient(Closing):
     def __init__(
         self,
         config: Config,
-        app: TakesCommands,
+        app: Project,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -248,7 +249,7 @@ class CommandClient(Closing):
     ) -> tuple[_Waiter, bytes]:
         """The waiting caller, and the message to send."""
         self.check()
-        group = group_of(self._app, entity)
+        group = group_of(self._app.command_groups, entity)
         name = group.check(command)
         check_provenance(group.name, key, provenance)
         check_key(group.name, key)

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 from everstate.closing import Closing
 from everstate.config import Config
-from everstate.declarations.commands import TakesCommands
 from everstate.log.loop import Membership, TransactionalLoop
 from everstate.log.slots import Slot
 from everstate.log.topics import Topics
 from everstate.sources.commands.worker import CommandWork
+from everstate.views.project import Project
 
 
 class CommandHandler(Closing):
@@ -26,7 +26,7 @@ class CommandHandler(Closing):
     def __init__(
         self,
         config: Config,
-        app: TakesCommands,
+        app: Project,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

@@ -18,7 +18,7 @@ from everstate.changes.keys import check_key
 from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import group_of
-from everstate.declarations.processes import HasProcesses, ProcessManager
+from everstate.declarations.processes import ProcessManager
 from everstate.errors import (
     ChangeTooLarge,
     DataLoss,
@@ -41,6 +41,7 @@ from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_t
 from everstate.sources.commands.seen import Seen
 from everstate.sources.commands.wire import WireCommand, command_json, encode, provenance_text
 from everstate.telemetry import RateLimitedLogger
+from everstate.views.project import Project
 
 logger = logging.getLogger(__name__)
 _unreadable: Final = RateLimitedLogger(logger, logging.ERROR)
@@ -67,7 +68,7 @@ class ProcessWork:
     def __init__(
         self,
         config: Config,
-        app: HasProcesses,
+        app: Project,
         process: ProcessManager,
         folder: Path,
         *,
@@ -160,12 +161,11 @@ class ProcessWork:
         """Whether a delayed command is due."""
         return bool(self._waiting) and self._waiting[0][0].due_us <= _us(self._clock())
 
-    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt | None = None) -> None:
+    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt) -> None:
         """Send the commands that follow and delayed ones that are due; store new delayed ones.
 
         Raises ProcessFailed for a refused change: none is skipped, and its commands cannot be sent.
         """
-        attempt = attempt or Attempt()
         now_us = _us(self._clock())
         for message in batch:
             topic, number = message.topic() or "", message.partition() or 0
@@ -220,7 +220,7 @@ class ProcessWork:
 
     def _follow(self, change: Change[dict[str, Any]]) -> Iterable[Timer]:
         for command_id, effect in self._process.effects(change):
-            group = group_of(self._app, effect.entity)
+            group = group_of(self._app.command_groups, effect.entity)
             check_key(group.name, effect.key)
             at = change.recorded_at + effect.delay
             command = WireCommand(
@@ -277,7 +277,7 @@ class ProcessRunner(Closing):
     def __init__(
         self,
         config: Config,
-        app: HasProcesses,
+        app: Project,
         name: str,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from everstate.changes import Provenance
 from everstate.changes.row_json import row_json
-from everstate.declarations.commands import CommandGroup, TakesCommands
+from everstate.declarations.commands import CommandGroup
 from everstate.errors import (
     EverstateError,
     NotPermitted,
@@ -34,6 +34,7 @@ from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import TIMEOUT_S
 from everstate.sources.commands.wire import Outcome, encode
 from everstate.telemetry import RateLimitedLogger
+from everstate.views.project import Project
 
 logger = logging.getLogger("everstate.api")
 
@@ -97,7 +98,7 @@ class Sender(Protocol):
 
 
 def router(
-    app: TakesCommands,
+    app: Project,
     client: Sender,
     provenance_of: ProvenanceOf,
     *,

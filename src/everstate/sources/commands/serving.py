@@ -8,13 +8,13 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from everstate.config import Config
-from everstate.declarations.commands import TakesCommands
 from everstate.errors import Unavailable
 from everstate.http.asgi import Desk
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import CommandClient
 from everstate.sources.commands.router import router
 from everstate.sources.way_in import ReadinessCheck, Served
+from everstate.views.project import Project
 
 _CLOSED: Final = "commands are not accepted yet, or no longer."
 
@@ -24,7 +24,7 @@ class ServedCommands(Served):
 
     needs_log = True
 
-    def __init__(self, config: Config, app: TakesCommands, desk: Desk) -> None:
+    def __init__(self, config: Config, app: Project, desk: Desk) -> None:
         self._config, self._app, self._desk = config, app, desk
         self._client: CommandClient | None = None
 
@@ -48,7 +48,7 @@ class ServedCommands(Served):
             self._app,
             self,
             self._desk.provenance_of,
-            mask_of=lambda request, entity: self._desk.know(request).mask(entity),
+            mask_of=lambda request, entity: self._desk.identify(request).mask(entity),
             body_bytes_max=self._config.log.message_bytes_max,
         )
 

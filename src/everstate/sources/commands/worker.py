@@ -234,13 +234,13 @@ class CommandWork:
         """Always false: there is no work without new commands."""
         return False
 
-    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt | None = None) -> None:
+    def handle(self, batch: Sequence[Incoming], send: Send, attempt: Attempt) -> None:
         """Decide commands in their order, and send all results.
 
         A refused one is parked: its sender gets that answer, and its entity stays as it is.
         """
         with self._counted():
-            self._decide_all(batch, send, attempt or Attempt())
+            self._decide_all(batch, send, attempt)
 
     def settle(self) -> None:
         """The transaction was committed: update memory and stores."""
@@ -319,7 +319,7 @@ class CommandWork:
         name = answer_key(key, command.id.bytes)
         again = REPLAY in headers or DISCARD in headers
         known = partition.answer(name)
-        if known is not None and not (again and _is_parked(known)):
+        if known is not None and not (again and decode_answer(known).outcome is Outcome.PARKED):
             self._reply(partition, key, known, headers, offset, send)
             return
         refused = attempt.refused(message)
@@ -433,10 +433,6 @@ def _named_again(message: Incoming) -> bytes:
     headers: dict[str, Any] = dict(message.headers() or ())
     named: bytes = headers.get(REPLAY) or headers.get(DISCARD) or b""
     return named[:KEY_BYTES_MAX]
-
-
-def _is_parked(answer: bytes) -> bool:
-    return decode_answer(answer).outcome is Outcome.PARKED
 
 
 def _parked_headers(

@@ -112,7 +112,7 @@ class Resource:
     def create(self, incoming: HttpRequest) -> HttpAnswer:
         """`POST`: a new entity, 201; raises AlreadyExists (409) with the present version."""
         content_type_of(incoming.headers, (JSON,))
-        model = self._model_in(incoming)
+        model = read_entity(self.entity_type, self._body_in(incoming))
         key = self.entity_type.key_of(model)
         said = self._said(incoming, key)
 
@@ -265,10 +265,6 @@ class Resource:
         once = remember(answer)
         write = replace(said, entity=model, expected_version=expected, once=once)
         return answer(self.store.write(write))
-
-    def _model_in(self, incoming: HttpRequest) -> BaseModel:
-        """The entity in a body; raises InvalidRequest and InvalidBody."""
-        return read_entity(self.entity_type, self._body_in(incoming))
 
     def _model_of(self, key: str, body: bytes) -> BaseModel:
         """The entity of a key in a body; raises InvalidRequest and InvalidBody."""

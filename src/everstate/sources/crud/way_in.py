@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from everstate.changes import EntityType
 from everstate.changes.drift import Truth
-from everstate.declarations.project import Source
+from everstate.declarations.source import Source
 from everstate.parts import PartRun
 from everstate.sources.stores.store import Store
 from everstate.sources.way_in import Served, Serving, WayIn

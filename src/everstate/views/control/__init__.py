@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from everstate.lazily import loader
 
 if TYPE_CHECKING:
-    from everstate.views.control.everything import Control as Control
-    from everstate.views.control.letters import DeadChange as DeadChange
+    from everstate.views.control.control import Control as Control
+    from everstate.views.control.dead_letters import DeadChange as DeadChange
     from everstate.views.control.positions import Counters as Counters
     from everstate.views.control.positions import ViewPosition as ViewPosition
     from everstate.views.control.registry import BUILDING as BUILDING
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from everstate.views.control.requests import RECOMPUTE as RECOMPUTE
     from everstate.views.control.requests import Request as Request
     from everstate.views.control.schema import Connection as Connection
-    from everstate.views.control.standing import Standings as Standings
+    from everstate.views.control.statuses import ViewStatuses as ViewStatuses
     from everstate.views.control.verdicts import WaitingKey as WaitingKey
 
 # Reading an entity needs the state of its view, but neither Arrow nor Kafka.
 __getattr__ = loader(
     __name__,
     {
-        "everstate.views.control.everything": ("Control",),
-        "everstate.views.control.letters": ("DeadChange",),
+        "everstate.views.control.control": ("Control",),
+        "everstate.views.control.dead_letters": ("DeadChange",),
         "everstate.views.control.positions": ("Counters", "ViewPosition"),
         "everstate.views.control.registry": (
             *("BUILDING", "KEPT", "LIVE", "RETIRED", "WAITING"),
@@ -39,7 +39,7 @@ __getattr__ = loader(
         ),
         "everstate.views.control.requests": ("QUERY", "RECOMPUTE", "Request"),
         "everstate.views.control.schema": ("Connection",),
-        "everstate.views.control.standing": ("Standings",),
+        "everstate.views.control.statuses": ("ViewStatuses",),
         "everstate.views.control.verdicts": ("WaitingKey",),
     },
 )

@@ -95,9 +95,13 @@ class ViewVersion:
 
     @property
     def why(self) -> str | None:
-        """Why it is not simply kept, in words; ``None``: it is, or only its progress tells."""
-        said = (self.error, self.waits_for, self.status_reason)
-        return "; ".join(each for each in said if each is not None) or None
+        """Its error, what it waits for and the reason of its status; ``None``: it has none."""
+        return reasons_text(self.error, self.waits_for, self.status_reason)
+
+
+def reasons_text(*reasons: str | None) -> str | None:
+    """The reasons that there are, one after the other; ``None``: there is none."""
+    return "; ".join(each for each in reasons if each is not None) or None
 
 
 class Registry(Schema):
@@ -144,9 +148,10 @@ class Registry(Schema):
         return dict(rows.fetchall())
 
     def set_status(self, name: str, version: int, status: str, reason: str | None = None) -> None:
-        """Set the status of a version, and why; the other fields on how it is begin anew.
+        """Set the status of a version, and the reason of that status.
 
-        Clears the record that it caught up with the core.
+        A new status clears its error, what it waits for, its progress, and the record that it
+        caught up with the core.
         """
         query = sql.SQL(
             "UPDATE {} SET status = %s, status_reason = %s, error = NULL, waits_for = NULL, "
@@ -245,7 +250,7 @@ class Registry(Schema):
         ).format(self.table("view"))
         self.connection.execute(query, (Jsonb(dict(more)), name, version))
 
-    def rests(self, name: str, version: int) -> bool:
+    def mark_unrefreshed(self, name: str, version: int) -> bool:
         """Record that the sums of a join are not refreshed any more: the next refresh is full.
 
         False: the version is live or built again, which another process may have asked for.

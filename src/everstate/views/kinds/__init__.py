@@ -2,8 +2,8 @@
 
 A kind defines the layout of its table (:class:`Layout`), the row delta of one image of a change
 (`columns`), the batch result of the definition (`batch_sql`), and what readers see (`reader`). Its
-table is merged in one of three ways: `row`, `sum`, `append` (:mod:`everstate.views.tables`); a
-store implements merges, not kinds.
+table is merged in one of three ways: `row`, `sum`, `append` (:mod:`everstate.views.tables`). The
+queries of a kind are PostgreSQL's SQL, and PostgreSQL is the only store of views.
 """
 
 from everstate.views.kinds.history import HistoryPlan

@@ -28,7 +28,7 @@ _FIELD: Final = re.compile(f"`{IMAGE}`{_NAME}(?:{_NAME})?")
 _STATES: Final = ("current", "original")
 
 
-def worth(image: Image, row: str, where_sql: str | None) -> str:
+def row_delta(image: Image, row: str, where_sql: str | None) -> str:
     """The row delta of one image: its row or rows, or null when WHERE does not hold for it.
 
     ``row``: canonical text of a struct, or of an array of structs.

@@ -17,9 +17,9 @@ from everstate.views.kinds.images import (
     fields_used,
     fingerprint,
     of_live,
+    row_delta,
     rows_of_live,
     struct,
-    worth,
 )
 from everstate.views.kinds.kind import (
     EXACT,
@@ -160,7 +160,7 @@ class LinearPlan(ViewPlan):
 
     def columns(self, image: Image) -> str:
         """Group and inputs of the sums."""
-        return worth(image, self.rows or self.row, self.where_sql)
+        return row_delta(image, self.rows or self.row, self.where_sql)
 
     @property
     def row(self) -> str:

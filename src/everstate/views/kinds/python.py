@@ -99,7 +99,7 @@ class PythonPlan(ViewPlan):
         """All changes as the function's argument; a task has all changes of its keys, sorted."""
         own = "key, version, kind, occurred_at, recorded_at"
         return (
-            f"SELECT {own}, {self.columns('change')} AS worth FROM {table} "
+            f"SELECT {own}, {self.columns('change')} AS argument FROM {table} "
             "DISTRIBUTE BY key SORT BY key, version"
         )
 

@@ -11,7 +11,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from sqlglot import exp
 
 from everstate.views.grammar import Grammar, image_path, spark_text, suggestion
-from everstate.views.kinds.images import fields_used, fingerprint, of_live, struct, worth
+from everstate.views.kinds.images import fields_used, fingerprint, of_live, row_delta, struct
 from everstate.views.kinds.kind import (
     BatchSource,
     By,
@@ -128,7 +128,7 @@ class RowPlan(ViewPlan):
 
     def columns(self, image: Image) -> str:
         """The row delta of one image."""
-        return worth(image, struct(self._fields), self.where_sql)
+        return row_delta(image, struct(self._fields), self.where_sql)
 
     def batch_sql(self, table: str) -> str:
         """Key, version, and the row of each live entity."""

@@ -149,9 +149,7 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
             moved_from=_key(headers.get(OLD_KEY), connector) if headers else None,
             # Rows of an incremental snapshot have no position in the log.
             position=(
-                {}
-                if source.get("snapshot") == "incremental"
-                else position_of(connector, source, order or 0)
+                {} if source.get("snapshot") == "incremental" else position_of(connector, source)
             ),
             # Rows that a snapshot read do not come from the log and have no place in it.
             place=None if is_snapshot else stream_place(connector, source, order or 0),

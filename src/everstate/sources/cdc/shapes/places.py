@@ -7,8 +7,6 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from everstate.sources.cdc.rows import SourcePosition
 
 SourceBlock = Mapping[str, Any]
@@ -17,18 +15,14 @@ _NUMBERS: Final = re.compile(r"\d+")
 _HEX: Final = re.compile(r"(?:0x)?([0-9a-f]+)", re.IGNORECASE)
 
 
-def position_of(connector: str, source: SourceBlock, order: int = 0) -> SourcePosition:
+def position_of(connector: str, source: SourceBlock) -> SourcePosition:
     """Position of a message's source block, by scheme; empty if the block has none.
 
-    For an unknown connector the fields of the block decide how it is read. ``order``: the row's
-    place in its transaction; only Vitess, whose block has nothing finer, needs it.
+    For an unknown connector the fields of the block decide how it is read.
     """
     own = _BY_CONNECTOR.get(connector)
     if own is not None:
-        found = own(source) or {}
-        if connector == "vitess":
-            return {scheme: (*place, order) for scheme, place in found.items()}
-        return found
+        return own(source) or {}
     for way in _BY_FIELDS:
         position = way(source)
         if position is not None:
@@ -157,34 +151,6 @@ def _cassandra(source: SourceBlock) -> SourcePosition | None:
     return {"commitlog": place}
 
 
-def _vitess(source: SourceBlock) -> SourcePosition | None:
-    text, shard = source.get("vgtid"), source.get("shard")
-    if not text:
-        return None
-    for one in msgspec.json.decode(text):
-        if shard is None or one.get("shard") == shard:
-            writer, sequence = _gtid(str(one.get("gtid")).partition("/")[2])
-            if writer is not None:
-                return {f"vgtid {shard} {writer}": (sequence,)}
-    return None
-
-
-def _spanner(source: SourceBlock) -> SourcePosition | None:
-    if source.get("ts_us") is None or source.get("server_transaction_id") is None:
-        return None
-    sequence = _last_number(source.get("sequence")) or 0
-    place = (int(source["ts_us"]), sequence, int(source.get("mod_number") or 0))
-    return {"commit": place}
-
-
-def _cockroachdb(source: SourceBlock) -> SourcePosition | None:
-    clock = source.get("ts_hlc")
-    if not clock:
-        return None
-    numbers = tuple(int(part) for part in _NUMBERS.findall(str(clock)))
-    return {"hlc": numbers}
-
-
 def _gtid(text: Any) -> tuple[str | None, int]:
     """Who numbers the transaction (MariaDB's domain, MySQL's server), and its number.
 
@@ -205,7 +171,6 @@ def _last_number(text: Any) -> int | None:
     return int(found[-1]) if found else None
 
 
-_yashandb = _lsn("position_scn", "group_lsn", "group_offset", "batch_row_id")
 _sqlserver = _lsn("commit_lsn", "change_lsn", "event_serial_no")
 _BY_CONNECTOR: Final = {
     "postgresql": _postgresql,
@@ -214,12 +179,7 @@ _BY_CONNECTOR: Final = {
     "oracle": _oracle,
     "sqlserver": _sqlserver,
     "db2": _lsn("commit_lsn", "change_lsn"),
-    "informix": _lsn("commit_lsn", "change_lsn"),
     "mongodb": _mongodb,
     "cassandra": _cassandra,
-    "vitess": _vitess,
-    "spanner": _spanner,
-    "cockroachdb": _cockroachdb,
-    "yashandb": _yashandb,
 }
-_BY_FIELDS: Final = (_postgresql, _sqlserver, _oracle, _binlog, _mongodb, _vitess, _yashandb)
+_BY_FIELDS: Final = (_postgresql, _sqlserver, _oracle, _binlog, _mongodb)

@@ -405,13 +405,13 @@ def _read_parquet(path: Path, _: EntityType) -> Iterator[_Raw]:
 
     row = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             total = max(1, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for state in batch.to_pylist():
                     row += 1
                     yield row, state, row / total
-    except pa.ArrowException as cause:
+    except (pa.ArrowException, OSError) as cause:  # OSError: a page differs from its sum
         raise ImportFailed(str(path), row + 1, str(cause)) from cause
     except ValueError as cause:
         # Without pandas, Arrow refuses parts of a microsecond, and does not say in which row.

@@ -29,8 +29,8 @@ def rows_of(session: StoreSession, schema_name: str, table: PythonTable, batch: 
     Raises FunctionFailed, and ViewFailed when the history lacks changes from before the batch.
     """
     planned = batch.changes
-    worth = planned[planned_column(table, "change")]
-    now = unpacked(table, planned.append_column("worth", worth))
+    argument = planned[planned_column(table, "change")]
+    now = unpacked(table, planned.append_column("argument", argument))
     before = _before(session, schema_name, table, batch)
     whole = pa.concat_tables([before, now]).sort_by(
         [("key", "ascending"), ("version", "ascending")]

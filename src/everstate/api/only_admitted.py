@@ -1,4 +1,4 @@
-"""The last guard: an answer leaves only if its route has checked who asks, and reads are recorded.
+"""An answer is sent only if its route has checked who asks, and reads are recorded.
 
 A route that forgets to ask the desk is a mistake that no caller must be able to use.
 """
@@ -33,7 +33,7 @@ _OTHER_METHOD: Final = 405
 _SWITCHED: Final = 101
 
 
-class Gate:
+class OnlyAdmitted:
     """Sends no answer of a route that did not check its caller; ASGI middleware."""
 
     def __init__(self, app: ASGIApp, note: NoteRead | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The state of views, for processes that only read."""
+"""The status of views, for processes that only read."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from everstate.views.control.positions import Positions
 from everstate.views.control.registry import Registry
 
 
-class Standings(Positions, Registry, DeferredChanges, Misfits):
+class ViewStatuses(Positions, Registry, DeferredChanges, Misfits):
     """Versions of views, their positions, their deferred changes, and misfits."""

@@ -39,7 +39,7 @@ class DeadChange:
     batch: int | None
 
 
-class Letters(Schema):
+class DeadLetterTable(Schema):
     """The table of dead changes, which is their outbox."""
 
     def views_id(self) -> UUID:
