@@ -21,6 +21,7 @@ from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
 from everstate.pipeline.archiving.archiver import Archiver
+from kit.settings import altered
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 WHO = Provenance(api_version="v1", service_name="shop", identifier="till:1", actor="ann")
@@ -73,8 +74,7 @@ class Shop:
     def archiver(self, **config: Any) -> Archiver:
         settings = self.config
         if config:
-            archive = settings.archive.model_copy(update=config)
-            settings = settings.model_copy(update={"archive": archive})
+            settings = altered(settings, archive=config)
         return Archiver(self.spark, settings, ORDER, offsets=self.offsets, topics=self.topics)
 
     def record(self, made: Change[Order], **fields: Any) -> OutRecord:
@@ -112,9 +112,9 @@ class Shop:
 
 @contextmanager
 def open_shop(config: Config, spark: SparkSession, prefix: str, folder: Path) -> Iterator[Shop]:
-    log = config.log.model_copy(update={"prefix": prefix, "partitions": 3})
-    archive = config.archive.model_copy(update={"path": str(folder / "archive")})
-    config = config.model_copy(update={"log": log, "archive": archive})
+    config = altered(
+        config, log={"prefix": prefix, "partitions": 3}, archive={"path": str(folder / "archive")}
+    )
     with Topics(config) as topics, Offsets(config) as offsets:
         topics.ensure(["order"])
         try:

@@ -9,6 +9,7 @@ from everstate.config import Config
 from everstate.sources.stores.cassandra import CassandraStore, Database
 from everstate.sources.stores.cassandra.schema import table_of
 from everstate.testing.store_contract import ORDER
+from kit.settings import altered
 
 OWN_TABLES = ("unpublished", "published", "answered", "published_to")
 
@@ -30,8 +31,7 @@ class Committed(NamedTuple):
 
 def own_keyspace(config: Config) -> Config:
     """Settings with a keyspace that nobody else has; the tables are made."""
-    section = config.cassandra.model_copy(update={"keyspace": f"t{uuid.uuid4().hex[:12]}"})
-    own = config.model_copy(update={"cassandra": section})
+    own = altered(config, cassandra={"keyspace": f"t{uuid.uuid4().hex[:12]}"})
     with CassandraStore(own, ORDER) as store:
         store.install()
     return own

@@ -10,6 +10,7 @@ from everstate.app import App
 from everstate.changes import Provenance
 from everstate.config import Config
 from everstate.errors import Rejected
+from kit.settings import altered
 
 ENTITY = "account"
 TELLER = Provenance(api_version="v1", service_name="bank", identifier="teller-1")
@@ -123,9 +124,4 @@ GROUP = app.commands(
 
 def of_prefix(config: Config, prefix: str, **commands: Any) -> Config:
     """A project of one test: topics and local state of its own."""
-    return config.model_copy(
-        update={
-            "log": config.log.model_copy(update={"prefix": prefix, "partitions": 3}),
-            "commands": config.commands.model_copy(update=commands),
-        }
-    )
+    return altered(config, log={"prefix": prefix, "partitions": 3}, commands=commands)

@@ -20,6 +20,7 @@ from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
 from java_settings import first_compiler_only, interpreted
+from kit.settings import altered
 from processes_seen import KEPT_FOLDERS
 from running_stack import RunningStack
 from tiers import TIER
@@ -142,8 +143,7 @@ def cassandra(stack: RunningStack) -> Iterator[RunningStack]:
 
     It needs Java 17, which a machine may not have; in CI its absence is a failure.
     """
-    section = stack.config.cassandra.model_copy(update={"local": True})
-    servers = Stack(stack.config.model_copy(update={"cassandra": section}))
+    servers = Stack(altered(stack.config, cassandra={"local": True}))
     config = _started(servers, "cassandra")
     try:
         yield RunningStack(config, servers, stack.given)
@@ -167,6 +167,12 @@ def database(stack: RunningStack) -> Iterator[str]:
         yield f"{stack.dsn.rpartition('/')[0]}/{name}"
     finally:
         drop_database(stack.dsn, name)
+
+
+@pytest.fixture
+def config(stack: RunningStack, database: str, topic_prefix: str) -> Config:
+    """The running servers, with a database and topics of one test's own."""
+    return altered(stack.config, store={"dsn": database}, log={"prefix": topic_prefix})
 
 
 @pytest.fixture(scope="session")

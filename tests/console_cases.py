@@ -23,6 +23,7 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.views.control import BUILDING
 from everstate.views.versions import registered
+from kit.settings import altered
 from kit.view_postgres import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -146,14 +147,13 @@ def fill_log(config: Config, age_s: int = 0) -> None:
 @contextmanager
 def serving(config: Config, app: App, port: int = 0) -> Iterator[str]:
     """A server in a thread, on a free port by default; gives its address."""
-    api = config.api.model_copy(update={"port": port})
     stop, ready, addresses = threading.Event(), threading.Event(), list[str]()
 
     def told(address: str) -> None:
         addresses.append(address)
         ready.set()
 
-    given = (config.model_copy(update={"api": api}), app, stop, told)
+    given = (altered(config, api={"port": port}), app, stop, told)
     thread = threading.Thread(target=serve, args=given)
     thread.start()
     try:

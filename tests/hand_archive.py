@@ -1,4 +1,4 @@
-"""An archive written by hand, without Spark: its records and its commits, not its typed columns."""
+"""An archive written by hand, without Spark: records, commits and sums, not its typed columns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from everstate.archive import CommitNote, CommittedRange, app_id, table_path
 from everstate.archive.layout import TABLE_PROPERTIES
+from everstate.archive.sums import summed
 from everstate.config import Config
 from everstate.log.record import Record
 
@@ -58,9 +59,10 @@ class HandArchive:
         path = table_path(self.config, self.entity)
         table = DeltaTable(path).to_pyarrow_table().sort_by("key")
         rows = max(1, -(-table.num_rows // files))
-        write_deltalake(path, table.slice(0, rows), mode="overwrite")
-        for start in range(rows, table.num_rows, rows):
-            write_deltalake(path, table.slice(start, rows), mode="append")
+        with summed(path):
+            write_deltalake(path, table.slice(0, rows), mode="overwrite")
+            for start in range(rows, table.num_rows, rows):
+                write_deltalake(path, table.slice(start, rows), mode="append")
 
     def _commit(self, records: list[Record], ranges: Mapping[int, tuple[int, int]]) -> None:
         self.epoch += 1
@@ -76,16 +78,18 @@ class HandArchive:
         for number, partition in enumerate(sorted({r.partition for r in records}) or [-1]):
             rows = [_row(record) for record in records if record.partition == partition]
             transaction = Transaction(app_id(self.entity), self.epoch)
-            write_deltalake(
-                table_path(self.config, self.entity),
-                pa.Table.from_pylist(rows, SCHEMA),
-                mode="append",
-                configuration=TABLE_PROPERTIES if self.epoch == 0 and number == 0 else None,
-                commit_properties=CommitProperties(
-                    custom_metadata={"userMetadata": note.to_json()},
-                    app_transactions=[transaction],
-                ),
-            )
+            path = table_path(self.config, self.entity)
+            with summed(path):
+                write_deltalake(
+                    path,
+                    pa.Table.from_pylist(rows, SCHEMA),
+                    mode="append",
+                    configuration=TABLE_PROPERTIES if self.epoch == 0 and number == 0 else None,
+                    commit_properties=CommitProperties(
+                        custom_metadata={"userMetadata": note.to_json()},
+                        app_transactions=[transaction],
+                    ),
+                )
 
 
 def _row(record: Record) -> dict[str, object]:

@@ -22,6 +22,7 @@ from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.views.core import apply_range
 from hand_archive import HandArchive
+from kit.settings import altered
 from kit.view_orders import ORDER, START, TELLER, VIEWS, Logged, ViewedOrder, planned
 from kit.view_postgres import PostgresKeptOrders
 from running_stack import RunningStack
@@ -39,15 +40,11 @@ def orders_app(*, history: bool = True) -> App:
 
 def orders_config(stack: RunningStack, dsn: str, prefix: str, folder: Path) -> Config:
     """The settings of one test: a log, a database and a lake of its own."""
-    given = stack.config
-    log = {"prefix": prefix, "partitions": PARTITIONS}
-    views = {"dsn": dsn, "schema_name": PostgresKeptOrders.schema_name}
-    return given.model_copy(
-        update={
-            "log": given.log.model_copy(update=log),
-            "views": given.views.model_copy(update=views),
-            "archive": given.archive.model_copy(update={"path": str(folder / "lake")}),
-        }
+    return altered(
+        stack.config,
+        log={"prefix": prefix, "partitions": PARTITIONS},
+        views={"dsn": dsn, "schema_name": PostgresKeptOrders.schema_name},
+        archive={"path": str(folder / "lake")},
     )
 
 

@@ -24,6 +24,7 @@ from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import find_jvm
 from everstate.pipeline.spark.session import session_settings, spark_session
 from java_settings import first_compiler_only
+from kit.settings import altered
 
 CASSANDRA_JAVA = 17
 WRITES = "-XX:ArchiveClassesAtExit"
@@ -41,8 +42,7 @@ def warm_servers(config: Config) -> None:
     wanted = missing(config, "kafka", kafka_artifacts()) or missing(config, "connect", connect)
     if find_jvm().major == CASSANDRA_JAVA:
         wanted = wanted or missing(config, "cassandra", cassandra_artifacts())
-        section = config.cassandra.model_copy(update={"local": True})
-        config = config.model_copy(update={"cassandra": section})
+        config = altered(config, cassandra={"local": True})
     if wanted:
         Stack(config, also=("connect",)).start()
         Stack(config, also=("connect",)).stop()

@@ -267,6 +267,12 @@ def works() -> None:
         _own.journal.running(_own.part)
 
 
+def tries() -> None:
+    """Record that this thread's part still looks whether the reason of its failure has passed."""
+    if hasattr(_own, "journal") and _own.journal.state.parts[_own.part].state != "running":
+        _own.journal.retried(_own.part)
+
+
 def stopped(error: EverstateError) -> None:
     """Record that this thread's part has stopped, because of ``error``; the others continue."""
     if hasattr(_own, "journal"):

@@ -24,6 +24,7 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
+from kit.settings import altered
 
 ROWS = 2_000_000
 SPARK_HEAP = "600m"
@@ -113,8 +114,7 @@ def test_a_transaction_of_two_million_rows_is_whole(
     connect: Any, topic_prefix: str, database: str
 ) -> None:
     base = capture_config(connect.config, topic_prefix)
-    pipeline = base.pipeline.model_copy(update={"driver_memory": SPARK_HEAP})
-    config, source = base.model_copy(update={"pipeline": pipeline}), PostgresSource(database)
+    config, source = altered(base, pipeline={"driver_memory": SPARK_HEAP}), PostgresSource(database)
     source.run("CREATE TABLE item (id int PRIMARY KEY, name text NOT NULL, amount int NOT NULL)")
     app, names = shop(database), TopicNames(config.log.prefix)
     raw, changes = f"{config.log.prefix}.raw.shop", names.changes("item")

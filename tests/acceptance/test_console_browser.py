@@ -57,18 +57,11 @@ expect.set_options(timeout=30_000)
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    config: Config = stack.config
-    with psycopg.connect(database, autocommit=True) as connection:
+def config(config: Config) -> Config:
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         fill(connection)
-    given = config.model_copy(
-        update={
-            "store": config.store.model_copy(update={"dsn": database}),
-            "log": config.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
-    fill_log(given)
-    return given
+    fill_log(config)
+    return config
 
 
 @pytest.fixture

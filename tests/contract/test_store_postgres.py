@@ -27,18 +27,13 @@ from everstate.testing.store_contract import (
     StoreContract,
     StoredOrder,
 )
+from kit.settings import altered
 from tiers import counted
 
 _CHANGES = """
 SELECT key, version, kind, change_id::text, before, after, event, occurred_at
 FROM everstate_store.outbox ORDER BY id
 """
-
-
-@pytest.fixture
-def config(stack_config: Config, database: str) -> Config:
-    section = stack_config.store.model_copy(update={"dsn": database})
-    return stack_config.model_copy(update={"store": section})
 
 
 class Careless(EntityStore):
@@ -79,8 +74,7 @@ def test_a_lost_update_is_found(config: Config) -> None:
 
 
 def test_a_filtered_page_looks_at_a_bounded_number_of_rows(config: Config) -> None:
-    section = config.api.model_copy(update={"scan_rows_max": 10})
-    store = EntityStore(config.model_copy(update={"api": section}), ORDER)
+    store = EntityStore(altered(config, api={"scan_rows_max": 10}), ORDER)
     store.install()
     for number in range(25):
         note = "rare" if number == 24 else ""
@@ -97,8 +91,7 @@ def test_a_filtered_page_looks_at_a_bounded_number_of_rows(config: Config) -> No
 
 
 def test_old_answers_are_forgotten(config: Config, database: str) -> None:
-    section = config.api.model_copy(update={"idempotency_keep_hours": 1})
-    store = EntityStore(config.model_copy(update={"api": section}), ORDER)
+    store = EntityStore(altered(config, api={"idempotency_keep_hours": 1}), ORDER)
     store.install()
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(

@@ -21,6 +21,7 @@ from everstate.sources.crud.resource import Resource
 from everstate.sources.stores.postgres import EntityStore, import_file
 from everstate.sources.stores.rows import prepare
 from everstate.testing.store_contract import CLERK, Recorded, check_chain
+from kit.settings import altered
 from release_cases import NEW, OLD, NewOrder, OldOrder, Order, read, write_at_random
 from tiers import counted
 
@@ -102,8 +103,7 @@ def _request(method: str, kind: str, body: Any) -> HttpRequest:
 
 @pytest.fixture
 def config(stack_config: Config, database: str) -> Config:
-    section = stack_config.store.model_copy(update={"dsn": database})
-    return stack_config.model_copy(update={"store": section})
+    return altered(stack_config, store={"dsn": database})
 
 
 @pytest.fixture

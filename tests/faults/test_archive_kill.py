@@ -24,6 +24,7 @@ from everstate.archive import ArchiveReader, table_path
 from everstate.errors import ArchiveFull, PipelineError
 from everstate.pipeline.archiving.audit import audit
 from java_settings import both_compilers
+from kit.settings import altered
 from tiers import kills
 
 HERE = Path(__file__).parent
@@ -42,11 +43,11 @@ class Child:
     """An archiver and its JVM in a process group of their own."""
 
     def __init__(self, shop: Shop, folder: Path) -> None:
-        archive = shop.config.archive.model_copy(
-            update={"batch_changes_max": 60, "trigger_s": 0.05}
+        config = altered(
+            shop.config,
+            archive={"batch_changes_max": 60, "trigger_s": 0.05},
+            pipeline={"driver_memory": "1g"},
         )
-        pipeline = shop.config.pipeline.model_copy(update={"driver_memory": "1g"})
-        config = shop.config.model_copy(update={"archive": archive, "pipeline": pipeline})
         settings = folder / "settings.json"
         settings.write_text(config.model_dump_json())
         self._process = subprocess.Popen(

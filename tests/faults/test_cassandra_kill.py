@@ -24,6 +24,7 @@ from everstate.sources.stores.cassandra import Database, Publisher
 from everstate.sources.stores.cassandra.truth import CassandraTruth
 from everstate.testing.log_checker import Committed, LogReport, check_changes
 from everstate.testing.store_contract import ORDER
+from kit.settings import altered
 from tiers import kills
 
 KILLS = kills(3, full=100)
@@ -35,9 +36,7 @@ ENOUGH_BYTES = 1_000
 
 @pytest.fixture
 def config(cassandra: Any, topic_prefix: str) -> Iterator[Config]:
-    running: Config = cassandra.config
-    log = running.log.model_copy(update={"prefix": topic_prefix})
-    config = own_keyspace(running.model_copy(update={"log": log}))
+    config = own_keyspace(altered(cassandra.config, log={"prefix": topic_prefix}))
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     yield config

@@ -24,6 +24,7 @@ from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import Cleaning
+from kit.settings import altered
 from running_stack import RunningStack
 from tiers import kills
 
@@ -79,9 +80,9 @@ def changes(config: Config) -> list[Any]:
 def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
     stack: RunningStack, topic_prefix: str, tmp_path: Path, dsn: str | None
 ) -> None:
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
-    project = stack.config.project.model_copy(update={"data_dir": tmp_path})
-    config = stack.config.model_copy(update={"log": log, "project": project})
+    config = altered(
+        stack.config, log={"prefix": topic_prefix, "partitions": 3}, project={"data_dir": tmp_path}
+    )
     names, database, seed = (
         TopicNames(topic_prefix),
         Database("debezium, default"),

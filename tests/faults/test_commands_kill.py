@@ -27,6 +27,7 @@ from everstate.testing.command_checker import (
     check_commands,
     read_command_log,
 )
+from kit.settings import altered
 from tiers import kills
 
 KILLS = kills(2, full=50)
@@ -39,8 +40,7 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def config(stack: Any, topic_prefix: str, tmp_path: Path) -> Config:
     made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
-    project = made.project.model_copy(update={"data_dir": tmp_path / ".everstate"})
-    made = made.model_copy(update={"project": project})
+    made = altered(made, project={"data_dir": tmp_path / ".everstate"})
     with Topics(made) as topics:
         topics.ensure_commands([bank.ENTITY])
     return made

@@ -14,7 +14,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -58,15 +57,7 @@ with Relay(config, [PURCHASE, CLICK]) as relay:
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    running: Config = stack.config
-    store = {"dsn": database}
-    config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update=store),
-            "log": running.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
+def config(config: Config, database: str) -> Config:
     with Topics(config) as topics:
         topics.ensure(["purchase", "click"])
     make_service(database)

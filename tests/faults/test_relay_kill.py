@@ -26,7 +26,6 @@ from everstate.sources.outbox.marks import read_status
 from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import check_log
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
-from running_stack import RunningStack
 from tiers import kills
 
 KILLS = kills(2, full=20)
@@ -59,13 +58,7 @@ with Relay(config, [ORDER]) as relay:
 
 
 @pytest.fixture
-def config(stack: RunningStack, database: str, topic_prefix: str) -> Config:
-    running = stack.config
-    update = {
-        "store": running.store.model_copy(update={"dsn": database}),
-        "log": running.log.model_copy(update={"prefix": topic_prefix}),
-    }
-    config = running.model_copy(update=update)
+def config(config: Config) -> Config:
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     return config

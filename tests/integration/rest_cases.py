@@ -14,6 +14,7 @@ import httpx
 from everstate.api.server import serve
 from everstate.app import App
 from everstate.config import Config
+from kit.settings import altered
 
 HOTEL = Path(__file__).parents[2] / "examples" / "hotel" / "hotel.py"
 DESK = {"Everstate-Service": "desk", "Everstate-Identifier": "clerk-7"}
@@ -36,13 +37,7 @@ def hotel() -> App:
 
 def configured(config: Config, database: str, prefix: str, **api: Any) -> Config:
     """The stack's settings with a database and topics of one test."""
-    return config.model_copy(
-        update={
-            "store": config.store.model_copy(update={"dsn": database}),
-            "log": config.log.model_copy(update={"prefix": prefix}),
-            "api": config.api.model_copy(update=api),
-        }
-    )
+    return altered(config, store={"dsn": database}, log={"prefix": prefix}, api=api)
 
 
 @contextmanager
@@ -77,4 +72,4 @@ def client(config: Config, app: App) -> Iterator[httpx.Client]:
 
 def configured_port(config: Config, port: int = 0) -> Config:
     """The settings with another port; 0 takes a free one."""
-    return config.model_copy(update={"api": config.api.model_copy(update={"port": port})})
+    return altered(config, api={"port": port})

@@ -25,6 +25,7 @@ from everstate.api.application import create_api
 from everstate.api_config import ApiConfig, Right
 from everstate.app import App
 from everstate.config import Config
+from kit.models import declare_bell, declare_visit
 from running_stack import RunningStack
 
 RIGHTS: tuple[Right, ...] = get_args(Right)
@@ -100,21 +101,8 @@ class Guest(BaseModel):
     name: str
 
 
-@app.entity("visit", key="id", source="log")
-class Visit(BaseModel):
-    id: str
-
-
-@app.entity("bell", key="id", source="commands")
-class Bell(BaseModel):
-    id: str
-
-
-class Ring(BaseModel):
-    pass
-
-
-app.commands("bell", decide=lambda state, command: None, evolve=lambda s, f: s, commands=[Ring])
+declare_visit(app)
+declare_bell(app)
 TYPES = tuple(app.entities)
 
 

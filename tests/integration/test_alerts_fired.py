@@ -21,6 +21,7 @@ from console_cases import fill, fill_log, hotel, serving
 from everstate.cli.roles import Role, processes_of, run_roles
 from everstate.config import Config, load
 from everstate.log.topics import Topics
+from kit.settings import altered
 from webhook_receiver import WebhookReceiver, receiving
 
 PROGRAM = "import everstate.cli; everstate.cli.main()"
@@ -56,11 +57,10 @@ view_behind_s = 100000
 @contextmanager
 def alerting(config: Config, receiver: WebhookReceiver) -> Iterator[None]:
     """The role in threads of this process."""
-    section = config.alerts.model_copy(update={"webhook_url": receiver.url})
     stop = threading.Event()
     role = threading.Thread(
         target=run_roles,
-        args=([Role.ALERTS], config.model_copy(update={"alerts": section}), hotel(), stop),
+        args=([Role.ALERTS], altered(config, alerts={"webhook_url": receiver.url}), hotel(), stop),
     )
     role.start()
     try:

@@ -27,6 +27,7 @@ from everstate.sources.stores.cassandra.bound import BATCH, bind, read_batch, wr
 from everstate.sources.stores.cassandra.partition import Partitions
 from everstate.testing.log_checker import Committed, LogReport, check_changes
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.settings import altered
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,7 @@ def keyspace(cassandra: Any) -> Iterator[Config]:
 
 @pytest.fixture
 def config(keyspace: Config, topic_prefix: str) -> Config:
-    log = keyspace.log.model_copy(update={"prefix": topic_prefix})
-    config = keyspace.model_copy(update={"log": log})
+    config = altered(keyspace, log={"prefix": topic_prefix})
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     return config
@@ -103,9 +103,8 @@ def test_changes_go_out_once_in_the_order_of_their_versions(
 def test_a_small_batch_leaves_the_rest_for_the_next(
     config: Config, database: Database, store: CassandraStore
 ) -> None:
-    section = config.cassandra.model_copy(update={"batch_changes": 7})
     write_some(store, "a")
-    small = config.model_copy(update={"cassandra": section})
+    small = altered(config, cassandra={"batch_changes": 7})
     with Publisher(small, [ORDER], database=database) as publisher:
         first = publisher.step()
         assert 7 <= first < 50

@@ -20,6 +20,7 @@ from everstate.sources.stores.cassandra import CassandraStore, Database
 from everstate.sources.stores.cassandra import partition as partition_module
 from everstate.sources.stores.store import AnsweredBefore, Once
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.settings import altered
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,7 @@ def keyspace(cassandra: Any) -> Iterator[Config]:
 
 @pytest.fixture
 def database(keyspace: Config) -> Iterator[Database]:
-    section = keyspace.cassandra.model_copy(update={"write_patience_s": 2})
-    with Database(keyspace.model_copy(update={"cassandra": section})) as database:
+    with Database(altered(keyspace, cassandra={"write_patience_s": 2})) as database:
         empty(database)
         yield database
 

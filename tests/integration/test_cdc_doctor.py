@@ -72,12 +72,6 @@ def as_role(dsn: str, role: str) -> str:
 
 
 @pytest.fixture
-def config(stack: Any, topic_prefix: str) -> Config:
-    base: Config = stack.config
-    return base.model_copy(update={"log": base.log.model_copy(update={"prefix": topic_prefix})})
-
-
-@pytest.fixture
 def postgres(database: str, topic_prefix: str) -> Iterator[tuple[PostgresSource, str]]:
     """A database, and a role that may do nothing in it but log in."""
     source, role = PostgresSource(database), f"{ROLE}_{topic_prefix}"

@@ -56,12 +56,6 @@ def source(database: str) -> PostgresSource:
     return PostgresSource(database)
 
 
-@pytest.fixture
-def config(stack: Any, topic_prefix: str) -> Config:
-    base: Config = stack.config
-    return base.model_copy(update={"log": base.log.model_copy(update={"prefix": topic_prefix})})
-
-
 def capture_tables(
     config: Config, source: PostgresSource, model: type[BaseModel] = Item, **tables: Table
 ) -> Capturing:

@@ -30,6 +30,7 @@ from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.snapshots import Signalled
+from kit.settings import altered
 from running_stack import RunningStack
 
 ENTITIES = {"item": ITEM}
@@ -37,10 +38,9 @@ ENTITIES = {"item": ITEM}
 
 @pytest.fixture
 def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Config:
-    found = stack.config
-    log = found.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
-    project = found.project.model_copy(update={"data_dir": tmp_path})
-    return found.model_copy(update={"log": log, "project": project})
+    return altered(
+        stack.config, log={"prefix": topic_prefix, "partitions": 3}, project={"data_dir": tmp_path}
+    )
 
 
 DSN = "postgresql://nobody@localhost/shop"
@@ -340,8 +340,7 @@ def test_what_cannot_be_read_is_a_dead_letter_and_makes_its_entity_unsure(rig: R
 @pytest.fixture
 def small(rig: Rig) -> Rig:
     """A log that takes states of at most ten kilobytes."""
-    log = rig.config.log.model_copy(update={"message_bytes_max": 10_240})
-    rig.config = rig.config.model_copy(update={"log": log})
+    rig.config = altered(rig.config, log={"message_bytes_max": 10_240})
     return rig
 
 

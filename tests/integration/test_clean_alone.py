@@ -29,6 +29,7 @@ from everstate.parts import Part, read_states
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
+from kit.settings import altered
 from running_stack import RunningStack
 
 HELD_MAX = 3
@@ -43,13 +44,11 @@ class Item(BaseModel):
 
 @pytest.fixture
 def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    base = stack.config
-    found = base.model_copy(
-        update={
-            "log": base.log.model_copy(update={"prefix": topic_prefix, "partitions": 1}),
-            "project": base.project.model_copy(update={"data_dir": tmp_path}),
-            "pipeline": base.pipeline.model_copy(update={"held_max": HELD_MAX}),
-        }
+    found = altered(
+        stack.config,
+        log={"prefix": topic_prefix, "partitions": 1},
+        project={"data_dir": tmp_path},
+        pipeline={"held_max": HELD_MAX},
     )
     with Topics(found) as topics:
         topics.ensure(["item", "thing"])

@@ -28,6 +28,7 @@ from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.preview import preview
 from everstate.sources.cdc.rows import RawMessage
 from everstate.sources.cdc.shapes import READERS
+from kit.settings import altered
 from log_cases import grow
 from running_stack import RunningStack
 
@@ -167,9 +168,9 @@ def rig(
     stack: RunningStack, spark: SparkSession, topic_prefix: str, tmp_path: Path
 ) -> Iterator[Rig]:
     config = stack.config
-    log = config.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    project = config.project.model_copy(update={"data_dir": tmp_path})
-    config = config.model_copy(update={"log": log, "project": project})
+    config = altered(
+        config, log={"prefix": topic_prefix, "partitions": 2}, project={"data_dir": tmp_path}
+    )
     app = shop(parents_first=True, parent_wait_s=20.0)
     rig = Rig(config, app, spark)
     yield rig

@@ -26,6 +26,7 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import cleaning_of
+from kit.settings import altered
 from running_stack import RunningStack
 
 SIZES = {
@@ -169,11 +170,12 @@ def load(
     tmp_path: Path,
 ) -> Iterator[Load]:
     config = stack.config
-    log = config.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
-    project = config.project.model_copy(update={"data_dir": tmp_path})
-    pipeline = config.pipeline.model_copy(update={"held_max": HELD_MAX})
-    updated = {"log": log, "project": project, "pipeline": pipeline}
-    config = config.model_copy(update=updated)
+    config = altered(
+        config,
+        log={"prefix": topic_prefix, "partitions": 3},
+        project={"data_dir": tmp_path},
+        pipeline={"held_max": HELD_MAX},
+    )
     load = Load(config, shop(dsn=DSN if request.param == "one raw log" else None), spark)
     cleaning = cleaning_of(config, load.app, "shop")
     cleaning.open()

@@ -23,6 +23,7 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.reading import SourceIdentity, encode_source
+from kit.settings import altered
 from running_stack import RunningStack
 
 CAPTURE = capture_of("debezium", dsn="postgresql://nobody@localhost/shop")
@@ -31,9 +32,9 @@ CAPTURE = capture_of("debezium", dsn="postgresql://nobody@localhost/shop")
 
 @pytest.fixture
 def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 3})
-    project = stack.config.project.model_copy(update={"data_dir": tmp_path})
-    found = stack.config.model_copy(update={"log": log, "project": project})
+    found = altered(
+        stack.config, log={"prefix": topic_prefix, "partitions": 3}, project={"data_dir": tmp_path}
+    )
     with Topics(found) as topics:
         topics.ensure(["item"])
         yield found

@@ -27,6 +27,7 @@ from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.lost import LOST
+from kit.settings import altered
 from running_stack import RunningStack
 
 DSN = "postgresql://nobody@localhost/shop"
@@ -37,9 +38,9 @@ Message = tuple[dict[str, Any], dict[str, Any] | None]
 @pytest.fixture
 def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
     found = stack.config
-    log = found.log.model_copy(update={"prefix": topic_prefix, "partitions": 1})
-    project = found.project.model_copy(update={"data_dir": tmp_path})
-    found = found.model_copy(update={"log": log, "project": project})
+    found = altered(
+        found, log={"prefix": topic_prefix, "partitions": 1}, project={"data_dir": tmp_path}
+    )
     with Topics(found) as topics:
         topics.ensure(["item"])
         topics.ensure_raw([TopicNames(topic_prefix).raw_prefix("shop")], partitions=1, settings={})

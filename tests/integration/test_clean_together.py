@@ -23,6 +23,7 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import cleaning_of
+from kit.settings import altered
 from running_stack import RunningStack
 
 CAPTURES, ROWS, KEYS = 3, 4_000, 600
@@ -46,9 +47,9 @@ def app() -> App:
 
 @pytest.fixture
 def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    project = stack.config.project.model_copy(update={"data_dir": tmp_path})
-    found = stack.config.model_copy(update={"log": log, "project": project})
+    found = altered(
+        stack.config, log={"prefix": topic_prefix, "partitions": 2}, project={"data_dir": tmp_path}
+    )
     with Topics(found) as topics:
         yield found
         topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])

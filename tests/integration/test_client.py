@@ -19,6 +19,7 @@ from everstate.app import App
 from everstate.changes import Provenance
 from everstate.client import AsyncClient, Client, Event, RequestFailed
 from everstate.config import Config, load
+from kit.settings import altered
 from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 
@@ -166,8 +167,7 @@ def test_the_asynchronous_client_follows(
 ) -> None:
     with PostgresKeptOrders.installed(database) as kept:
         config: Config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": 0})
-        orders = Orders(config.model_copy(update={"api": api}), kept)
+        orders = Orders(altered(config, api={"port": 0}), kept)
 
         async def follow(address: str) -> list[str]:
             async with AsyncClient(address) as client:

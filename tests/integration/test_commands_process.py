@@ -24,6 +24,7 @@ from everstate.retrying import within
 from everstate.sources.commands import CommandClient, Effect, ProcessRunner
 from everstate.testing.command_checker import check_commands, read_command_log
 from everstate.testing.log_checker import read_topic
+from kit.settings import altered
 from log_cases import grow
 
 SEATS = Path(__file__).parents[2] / "examples" / "seats"
@@ -105,13 +106,8 @@ def test_a_free_seat_is_offered_and_an_offer_expires(config: Config, seats: Any)
 def forgotten_by_kafka(config: Config, seats: Any) -> None:
     """A process manager of the same name whose group has no offsets, and whose disk is new."""
     before = len(read_command_log(config, "show").commands)
-    forgotten = config.model_copy(
-        update={
-            "commands": config.commands.model_copy(update={"group": "again"}),
-            "project": config.project.model_copy(
-                update={"data_dir": config.project.data_dir / "new"}
-            ),
-        }
+    forgotten = altered(
+        config, commands={"group": "again"}, project={"data_dir": config.project.data_dir / "new"}
     )
     later = datetime.now(UTC) + timedelta(hours=1)
     opened = seats.OpenShow(show_id="s2", title="Lear", seats=1)
@@ -168,10 +164,13 @@ def account(version: int) -> Change[Any]:
 
 def reactions(config: Config, greeter: Greeter, versions: list[int]) -> list[int]:
     """Publish these versions of an account, have them read, and return all commands so far."""
+    state = TopicNames(config.log.prefix).state(bank.ENTITY)
     with ProcessRunner(config, greeter.app, "greet") as runner:
         with Producer(config) as producer:
             for version in versions:
-                producer.send(OutRecord(greeter.changes, *greeter.codec.encode(account(version))))
+                record = greeter.codec.encode(account(version))
+                for topic in (greeter.changes, state):
+                    producer.send(OutRecord(topic, *record))
         until(lambda: runner.loop.step(0.2) >= 0 and runner.loop.records == len(versions))
     commands = read_command_log(config, bank.ENTITY).commands
     return [json.loads(record.value or b"")["data"]["amount"] for record in commands]
@@ -183,8 +182,7 @@ def test_a_change_that_is_published_again_has_no_second_effect_however_late(
     assert reactions(config, greeter, [1, 2]) == [1, 2]
     assert reactions(config, greeter, [2, 1, 3]) == [1, 2, 3]
     # A disk was lost: the memory is in the log.
-    elsewhere = config.project.model_copy(update={"data_dir": config.project.data_dir / "other"})
-    config = config.model_copy(update={"project": elsewhere})
+    config = altered(config, project={"data_dir": config.project.data_dir / "other"})
     assert reactions(config, greeter, [1, 2, 3]) == [1, 2, 3]
     # The log had lost version 4 and 5, and gets them back.
     assert reactions(config, greeter, [6, 5]) == [1, 2, 3, 6, 5]

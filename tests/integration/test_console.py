@@ -27,22 +27,15 @@ from everstate.console.fresh import FRESH_S
 from everstate.declarations.captures import Table
 from everstate.log.topics import Topics
 from hand_archive import HandArchive
+from kit.settings import altered
 
 TOKEN = "a token with ünicode; and more"
 HTML = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str, tmp_path: Path) -> Config:
-    config: Config = stack.config
-    archive = config.archive.model_copy(update={"path": str(tmp_path / "archive")})
-    return config.model_copy(
-        update={
-            "store": config.store.model_copy(update={"dsn": database}),
-            "log": config.log.model_copy(update={"prefix": topic_prefix}),
-            "archive": archive,
-        }
-    )
+def config(config: Config, tmp_path: Path) -> Config:
+    return altered(config, archive={"path": str(tmp_path / "archive")})
 
 
 @pytest.fixture
@@ -385,14 +378,10 @@ def test_an_empty_project_has_pages_too(config: Config) -> None:
 
 
 def test_a_server_that_is_down_is_named_and_the_rest_is_shown(config: Config) -> None:
-    log = config.log.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
-    store = config.store.model_copy(
-        update={"dsn": "postgresql://everstate:secret@127.0.0.1:1/none"}
-    )
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         fill(connection)
     with (
-        serving(config.model_copy(update={"log": log}), hotel()) as address,
+        serving(altered(config, log={"bootstrap_servers": "127.0.0.1:1"}), hotel()) as address,
         httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
     ):
         told = page(made, "/")
@@ -402,7 +391,10 @@ def test_a_server_that_is_down_is_named_and_the_rest_is_shown(config: Config) ->
             assert "does not answer" in page(made, f"/console/-/{path}", 503)
         assert "This is the state now" in page(made, "/console/guest/eva")
     with (
-        serving(config.model_copy(update={"store": store}), hotel()) as address,
+        serving(
+            altered(config, store={"dsn": "postgresql://everstate:secret@127.0.0.1:1/none"}),
+            hotel(),
+        ) as address,
         httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
     ):
         told = page(made, "/")
@@ -421,9 +413,8 @@ def test_a_server_that_comes_back_is_shown_again(config: Config) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     dsn = real._replace(netloc=real.netloc.replace(str(real.port), str(port))).geturl()
-    store = config.store.model_copy(update={"dsn": dsn})
     with (
-        serving(config.model_copy(update={"store": store}), hotel()) as address,
+        serving(altered(config, store={"dsn": dsn}), hotel()) as address,
         httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
     ):
         assert "(PostgreSQL)</strong> does not answer" in page(made, "/")

@@ -16,6 +16,7 @@ from everstate.log.dead_letters import DeadLetter, by_reason, place_headers
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
+from kit.settings import altered
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -25,9 +26,7 @@ def everstate(
     stack: Any, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """Runs the command line against a log with five dead letters."""
-    config = stack.config.model_copy(
-        update={"log": stack.config.log.model_copy(update={"prefix": topic_prefix})}
-    )
+    config = altered(stack.config, log={"prefix": topic_prefix})
     names = TopicNames(topic_prefix)
     with Topics(config) as topics:
         topics.ensure(["guest", "room"])

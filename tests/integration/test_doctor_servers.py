@@ -19,33 +19,20 @@ from console_cases import hotel
 from everstate.attention import checks
 from everstate.attention.checks import server_checks
 from everstate.config import Config
-from everstate.local import Check
+from everstate.local import Finding
 from everstate.log.inspecting import Brokers, TopicFacts
 from everstate.log.topics import Topics
+from kit.settings import altered
 
 
 @pytest.fixture
-def config(
-    stack: Any,
-    database: str,
-    topic_prefix: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Config:
+def config(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     # How full the disk of the machine is that runs the tests says nothing about its servers.
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000_000))
-    config: Config = stack.config
-    archive = config.archive.model_copy(update={"path": str(tmp_path / "archive")})
-    return config.model_copy(
-        update={
-            "store": config.store.model_copy(update={"dsn": database}),
-            "log": config.log.model_copy(update={"prefix": topic_prefix}),
-            "archive": archive,
-        }
-    )
+    return altered(config, archive={"path": str(tmp_path / "archive")})
 
 
-def wrong(config: Config, **options: Any) -> list[Check]:
+def wrong(config: Config, **options: Any) -> list[Finding]:
     """What is not in order; the tests' PostgreSQL itself runs without fsync."""
     found = server_checks(config, hotel(), probe=options.pop("probe", False), **options)
     return [
@@ -81,11 +68,11 @@ def test_topics_that_differ_are_named_with_the_command_for_each(config: Config) 
             name, _, value = words[words.index("--add-config") + 1].partition("=")
             topics.set_config(words[words.index("--entity-name") + 1], {name: value})
     assert wrong(config) == []
-    more = config.model_copy(update={"log": config.log.model_copy(update={"partitions": 9})})
+    more = altered(config, log={"partitions": 9})
     partitions = wrong(more)
     assert partitions
     assert all("partitions is 4, but 9 is configured" in each.found for each in partitions)
-    three = config.model_copy(update={"log": config.log.model_copy(update={"replication": 3})})
+    three = altered(config, log={"replication": 3})
     said = " ".join(each.found for each in wrong(three))
     assert "the cluster has 1 brokers" in said
     assert "fewer than 3 replicas" in said
@@ -109,8 +96,7 @@ def restricted(config: Config, stack: Any) -> Iterator[tuple[Config, str]]:
         )
     place = urlsplit(config.store_dsn)
     dsn = place._replace(netloc=f"{role}:s3cret@{place.hostname}:{place.port}").geturl()
-    store = config.store.model_copy(update={"dsn": dsn})
-    yield config.model_copy(update={"store": store}), role
+    yield altered(config, store={"dsn": dsn}), role
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
         connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
@@ -150,9 +136,13 @@ def test_missing_rights_are_found_and_the_shown_statements_grant_them(
 
 
 def test_servers_that_do_not_answer_are_named(config: Config) -> None:
-    log = config.log.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
-    store = config.store.model_copy(update={"dsn": "postgresql://u:s3cret@127.0.0.1:1/none"})
-    found = wrong(config.model_copy(update={"log": log, "store": store}))
+    found = wrong(
+        altered(
+            config,
+            log={"bootstrap_servers": "127.0.0.1:1"},
+            store={"dsn": "postgresql://u:s3cret@127.0.0.1:1/none"},
+        )
+    )
     assert [(each.name, each.outcome) for each in found] == [
         ("kafka", "fail"),
         ("postgres", "fail"),

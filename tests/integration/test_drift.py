@@ -35,6 +35,7 @@ from everstate.sources.stores.postgres import EntityStore
 from everstate.sources.stores.postgres.truth import PostgresTruth
 from everstate.testing.log_checker import read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.settings import altered
 
 
 class Side(Protocol):
@@ -149,8 +150,7 @@ def side(request: pytest.FixtureRequest, stack: Any, topic_prefix: str) -> Itera
 @pytest.fixture
 def check(side: Side, spark: SparkSession) -> Callable[..., DriftReport]:
     def run(*, repair: bool = False, **drift: Any) -> DriftReport:
-        section = side.config.drift.model_copy(update=drift)
-        config = side.config.model_copy(update={"drift": section})
+        config = altered(side.config, drift=drift)
         return check_drift(spark, config, ORDER, side.truth, repair=repair)
 
     return run
@@ -459,8 +459,7 @@ def test_sending_again_what_the_outbox_keeps_takes_time_in_step_with_its_number(
     stack: Any, database: str
 ) -> None:
     """It once took the square of it: minutes for twenty thousand entities."""
-    store = stack.config.store.model_copy(update={"dsn": database})
-    side, count = PostgresSide(stack.config.model_copy(update={"store": store})), 10_000
+    side, count = PostgresSide(altered(stack.config, store={"dsn": database})), 10_000
     try:
         for note in ("first", "second"):
             side.store.put_many(
@@ -482,8 +481,7 @@ def test_scheduled_drift_needs_attention_until_a_comparison_finds_none(
 ) -> None:
     put(side, range(5), "a")
     side.lose()
-    section = side.config.drift.model_copy(update={"every_s": 0.5, "repair": False})
-    config = side.config.model_copy(update={"drift": section})
+    config = altered(side.config, drift={"every_s": 0.5, "repair": False})
     run = drift_on_schedule(spark, config, {ORDER.name: ORDER}, {ORDER.name: side.truth})
     journal, stop = Journal("pipeline", tmp_path), threading.Event()
     role = threading.Thread(target=run_parts, args=(journal, {"drift": run}, stop))

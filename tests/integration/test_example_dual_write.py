@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -13,17 +12,6 @@ from everstate.config import Config
 from everstate.log.topics import Topics
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dual_write" / "dual_write.py"
-
-
-@pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    config: Config = stack.config
-    return config.model_copy(
-        update={
-            "store": config.store.model_copy(update={"dsn": database}),
-            "log": config.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from everstate.log.topics import Topics
 from everstate.serving import feeds as feeds_module
 from everstate.serving.feeds import FeedReader
 from everstate.serving.pool import close_pools
+from kit.settings import altered
 from kit.view_postgres import PostgresKeptOrders
 from reading_cases import PARTITIONS, Orders, orders_config
 from running_stack import RunningStack
@@ -43,9 +44,7 @@ def orders(
 ) -> Iterator[Orders]:
     with PostgresKeptOrders.installed(database) as kept:
         config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": 0})
-        store = config.store.model_copy(update={"dsn": database})
-        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+        yield Orders(altered(config, api={"port": 0}, store={"dsn": database}), kept)
     close_pools()
 
 
@@ -393,8 +392,7 @@ def test_what_is_no_feed_and_no_page_is_said(orders: Orders, address: str) -> No
 def test_with_tokens_only_callers_read_and_no_shared_cache_keeps_pages(orders: Orders) -> None:
     filled(orders)
     entry = caller_entry(SECRET, "web", "w1")
-    api = orders.config.api.model_copy(update={"tokens": {"web": entry}})
-    orders.config = orders.config.model_copy(update={"api": api})
+    orders.config = altered(orders.config, api={"tokens": {"web": entry}})
     with served(orders) as address:
         known = {"Authorization": f"Bearer {SECRET}"}
         feeds = httpx.get(f"{address}/feed/v1/order", headers={**known, **JSON}).json()["feeds"]

@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
 from everstate.pipeline.hanging import HangingTransactions, finding_of
+from kit.settings import altered
 
 
 def test_c5_an_open_transaction_is_told_until_it_ends(
@@ -22,8 +23,7 @@ def test_c5_an_open_transaction_is_told_until_it_ends(
 ) -> None:
     # The command line, which other tests of this process run, keeps our records to itself.
     monkeypatch.setattr(logging.getLogger("everstate"), "propagate", True)
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix})
-    config = stack.config.model_copy(update={"log": log})
+    config = altered(stack.config, log={"prefix": topic_prefix})
     with Topics(config) as topics:
         topics.ensure(["order"])
         topic = topics.names.changes("order")

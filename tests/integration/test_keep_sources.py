@@ -9,18 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 from keep_cases import World, drain, orders_app
-from pydantic import BaseModel
 
 from everstate.errors import DataLoss, LogIdentityChanged, TopicResized
 from everstate.log.positions import Range
 from everstate.log.topics import Topics
 from everstate.pipeline.keeping.spans import Archived, Sources, divided
+from kit.models import Seat
+from kit.settings import altered
 from log_cases import grow, lose_records
-
-
-class Seat(BaseModel):
-    seat_id: str
-
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
 
@@ -222,8 +218,7 @@ def test_c8_the_views_of_one_prefix_are_not_kept_from_the_topics_of_another(worl
     world.send(*[world.put(f"o-{n}", "NL", "5.00") for n in range(20)])
     drain(keeper)
     keeper.close()
-    log = world.config.log.model_copy(update={"prefix": f"{world.config.log.prefix}x"})
-    other = World(world.config.model_copy(update={"log": log}), world.spark)
+    other = World(altered(world.config, log={"prefix": f"{world.config.log.prefix}x"}), world.spark)
     other.send(*[other.put(f"o-{n}", "BE", "7.00") for n in range(20)])
     with pytest.raises(LogIdentityChanged, match=rf"{world.topic}; configured is {other.topic}"):
         other.keeper()

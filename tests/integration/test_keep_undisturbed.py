@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from keep_cases import CHANGED, HOW, Order, World, begun, changed_app, drain, orders_app
 from psycopg import sql
-from pydantic import BaseModel
 
 from everstate.app import App
 from everstate.archive import table_path
@@ -24,14 +23,11 @@ from everstate.views.control import Control
 from everstate.views.database import connect_views
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
+from kit.models import Seat
 
 
 class Noted(Order):
     note: str | None = None
-
-
-class Seat(BaseModel):
-    seat_id: str
 
 
 @pytest.fixture

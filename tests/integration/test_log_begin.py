@@ -28,6 +28,7 @@ from everstate.testing.log_checker import read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from everstate.views.control import Control
 from everstate.views.database import connect_views
+from kit.settings import altered
 from log_cases import grow
 
 MODULE = """
@@ -41,10 +42,12 @@ app.entity(ORDER.name, key=ORDER.key)(StoredOrder)
 
 def another_log(config: Config, prefix: str) -> Config:
     """The project with what a new log needs."""
-    views = config.views.model_copy(update={"schema_name": f"views_{prefix}"})
-    archive = config.archive.model_copy(update={"path": f"{config.archive_path}-{prefix}"})
-    log = config.log.model_copy(update={"prefix": prefix})
-    changed = config.model_copy(update={"log": log, "views": views, "archive": archive})
+    changed = altered(
+        config,
+        log={"prefix": prefix},
+        views={"schema_name": f"views_{prefix}"},
+        archive={"path": f"{config.archive_path}-{prefix}"},
+    )
     with Topics(changed) as topics:
         topics.ensure([ORDER.name])
     return changed

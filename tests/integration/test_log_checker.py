@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import psycopg
@@ -33,6 +32,7 @@ from everstate.sources.outbox.pending import Transaction
 from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import check_log, read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.settings import altered
 
 _CLEANED_S = 30.0
 _CLEANER_MS = 100
@@ -46,14 +46,8 @@ _COMPACT_AT_ONCE = {
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    running: Config = stack.config
-    config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update={"dsn": database}),
-            "log": running.log.model_copy(update={"prefix": topic_prefix, "partitions": 1}),
-        }
-    )
+def config(config: Config) -> Config:
+    config = altered(config, log={"partitions": 1})
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     return config

@@ -17,6 +17,7 @@ from everstate.log.loop import LogPartition, Membership, Send, TransactionalLoop
 from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.testing.log_checker import read_topic
+from kit.settings import altered
 
 
 class Copy:
@@ -57,8 +58,7 @@ class Copy:
 
 @pytest.fixture
 def config(stack: Any, topic_prefix: str) -> Config:
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix})
-    made: Config = stack.config.model_copy(update={"log": log})
+    made = altered(stack.config, log={"prefix": topic_prefix})
     return made
 
 

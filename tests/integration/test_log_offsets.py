@@ -8,6 +8,7 @@ from pathlib import Path
 
 from everstate.log import positions
 from everstate.log.topics import TopicNames, Topics
+from kit.settings import altered
 from running_stack import RunningStack
 
 CHILD = Path(__file__).with_name("offsets_child.py")
@@ -17,8 +18,7 @@ def test_a_broker_that_answers_too_late_does_not_end_the_process(
     stack: RunningStack, topic_prefix: str
 ) -> None:
     """With the driver's own time-out (``0.002`` here) it dies of memory that is freed twice."""
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix})
-    config = stack.config.model_copy(update={"log": log})
+    config = altered(stack.config, log={"prefix": topic_prefix})
     with Topics(config) as topics:
         topics.ensure(["order"])
     topic = TopicNames(topic_prefix).changes("order")

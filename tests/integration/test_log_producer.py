@@ -15,10 +15,11 @@ from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
+from kit.settings import altered
 
 
 def changed(config: Config, **fields: Any) -> Config:
-    return config.model_copy(update={"log": config.log.model_copy(update=fields)})
+    return altered(config, log=fields)
 
 
 @pytest.fixture

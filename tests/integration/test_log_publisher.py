@@ -21,6 +21,7 @@ from everstate.log.producer import Producer
 from everstate.log.publisher import OncePublisher, PublishedProgress
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
+from kit.settings import altered
 
 RECORDS = 50
 # The table of the child is a file: a line is added when the batch is flagged published.
@@ -69,8 +70,7 @@ with OncePublisher(config, "relay") as publisher:
 
 @pytest.fixture
 def log_config(stack: Any, topic_prefix: str) -> Config:
-    log = stack.config.log.model_copy(update={"prefix": topic_prefix, "partitions": 2})
-    config: Config = stack.config.model_copy(update={"log": log})
+    config = altered(stack.config, log={"prefix": topic_prefix, "partitions": 2})
     return config
 
 

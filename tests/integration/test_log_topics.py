@@ -9,10 +9,11 @@ import pytest
 from everstate.config import Config
 from everstate.errors import LogError, LogIdentityChanged
 from everstate.log.topics import Topics
+from kit.settings import altered
 
 
 def changed(config: Config, **fields: Any) -> Config:
-    return config.model_copy(update={"log": config.log.model_copy(update=fields)})
+    return altered(config, log=fields)
 
 
 @pytest.fixture

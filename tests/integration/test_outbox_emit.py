@@ -42,6 +42,7 @@ from everstate.sources.outbox import (
 from everstate.sources.outbox.compose import Composer, read_rows
 from everstate.sources.outbox.pending import Pending, Transaction
 from everstate.sources.stores.postgres import EntityStore
+from kit.settings import altered
 from outbox_service import CLICK, PURCHASE, SHOP, Click, Purchase, make_service
 
 PLAIN = """
@@ -214,8 +215,7 @@ def test_a_store_and_emit_count_one_version(
 ) -> None:
     """Moving the writes into the store later goes on at the last version + 1."""
     emit(service, PURCHASE, before=None, after=purchase(1), provenance=SHOP)
-    section = stack_config.store.model_copy(update={"dsn": database})
-    with EntityStore(stack_config.model_copy(update={"store": section}), PURCHASE) as store:
+    with EntityStore(altered(stack_config, store={"dsn": database}), PURCHASE) as store:
         assert store.get("a") == (purchase(1), 1)
         assert store.put(purchase(2), provenance=SHOP, expected_version=1).version == 2
     assert emit(service, PURCHASE, before=purchase(2), after=None, provenance=SHOP).version == 3

@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from everstate.changes import EntityType, Provenance
+from everstate.errors import InvalidChange
 from everstate.pipeline.spark.parse import state_fault
 from everstate.sources.outbox import Installation, emit, install_outbox
+from everstate.sources.outbox.emit import Chain
 from type_table import FIELD_TYPES, TYPE, entity_of, same_value
 
 PROVENANCE = {"apiVersion": "v1", "serviceName": "shop", "identifier": "psql"}
@@ -212,6 +214,65 @@ def test_a_lost_change_is_added_only_with_a_before_of_the_right_type(
     with pytest.raises(psycopg.Error) as caught:
         service.execute(mend, [state('count:"1"'), state("count:2"), Json(PROVENANCE)])
     assert (caught.value.diag.sqlstate, caught.value.diag.column_name) == ("EV001", "before.count")
+
+
+class WrappedPart(Part):
+    gift: bool = False
+
+
+class NewThing(Thing):
+    vip: str | None = None
+    part: WrappedPart | None = None
+    parts: list[WrappedPart] = []  # type: ignore[assignment]
+    by_shop: dict[str, WrappedPart] = {}
+
+
+class OldThing(Thing):
+    by_shop: dict[str, Part] = {}
+
+
+GIFT = {"size": 1, "gift": True}
+
+
+@pytest.mark.parametrize("chain", ["strict", "mend"])
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("vip", {}),
+        ("part.gift", {"part": GIFT}),
+        ("parts.gift", {"parts": [GIFT]}),
+        ("by_shop.gift", {"by_shop": {"x": GIFT}}),
+    ],
+)
+def test_an_older_release_emits_over_no_field_that_it_does_not_know(
+    service: psycopg.Connection[Any], field: str, given: dict[str, Any], chain: Chain
+) -> None:
+    who = Provenance(api_version="v1", service_name="shop", identifier="till")
+    newer, older = (EntityType("thing", each, "id") for each in (NewThing, OldThing))
+    first = NewThing.model_validate({"id": "a", "count": 1, "vip": "gold", **given})
+
+    def installed(entity_type: EntityType) -> None:
+        install_outbox(service, Installation(entity_types=[entity_type]))
+
+    installed(newer)
+    emit(service, newer, before=None, after=first, provenance=who)
+    if field != "vip":
+        older = replace(older, removed=("vip",))
+        installed(older)
+    before = OldThing.model_validate(first.model_dump(exclude={"vip"}))
+    for known in (before, before.model_copy(update={"count": 2})):
+        with pytest.raises(InvalidChange, match="outbox install") as refused:
+            emit(service, older, before=known, after=None, provenance=who, chain=chain)
+        assert refused.value.field == f"before.{field}"
+    # The newer release knows it, and the older one need not when it was removed on purpose.
+    installed(newer)
+    other = first.model_copy(update={"count": 3})
+    emit(service, newer, before=other, after=first, provenance=who, chain="mend")
+    older = replace(older, removed=("vip", "part.gift", "parts.gift", "by_shop.gift"))
+    installed(older)
+    assert (
+        emit(service, older, before=before, after=None, provenance=who, chain="mend").version == 5
+    )
 
 
 def test_an_outbox_of_an_earlier_release_learns_the_types_when_it_is_installed_again(

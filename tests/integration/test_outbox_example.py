@@ -24,18 +24,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    running: Config = stack.config
-    store = {"dsn": database}
-    return running.model_copy(
-        update={
-            "store": running.store.model_copy(update=store),
-            "log": running.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
-
-
-@pytest.fixture
 def example(config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The example's modules, on the servers of this run."""
     monkeypatch.setenv("EVERSTATE_STORE_DSN", config.store_dsn)

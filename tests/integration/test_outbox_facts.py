@@ -14,6 +14,7 @@ from everstate.config import Config
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.outbox import Installation, Relay, install_outbox
 from everstate.testing.log_checker import read_topic
+from kit.settings import altered
 from outbox_service import CLICK, PURCHASE, click, make_service, problems, set_total
 
 Service = psycopg.Connection[Any]
@@ -22,14 +23,8 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    running: Config = stack.config
-    config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update={"dsn": database, "relay_poll_ms": 5}),
-            "log": running.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
+def config(config: Config, database: str) -> Config:
+    config = altered(config, store={"relay_poll_ms": 5})
     with Topics(config) as topics:
         topics.ensure(each.name for each in TYPES)
     make_service(database)
@@ -98,8 +93,7 @@ def test_a_role_of_few_rights_runs_the_relay(config: Config, service: Service) -
         ]
         assert rights == ["SELECT", "DELETE"]
         dsn = f"postgresql://{role}:x@{config.store_dsn.partition('@')[2]}"
-        store = config.store.model_copy(update={"dsn": dsn})
-        with Relay(config.model_copy(update={"store": store}), TYPES) as relay:
+        with Relay(altered(config, store={"dsn": dsn}), TYPES) as relay:
             with service.transaction():
                 set_total(service, "a", 1)
                 click(service, "c-1")

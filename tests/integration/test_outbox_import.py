@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,13 +37,6 @@ class Thing(BaseModel):
 
 THING = EntityType("thing", Thing, "thing_id")
 DAY = date(2013, 1, 1)
-
-
-@pytest.fixture
-def config(stack: Any, database: str) -> Config:
-    running: Config = stack.config
-    section = running.store.model_copy(update={"dsn": database})
-    return running.model_copy(update={"store": section})
 
 
 @pytest.fixture

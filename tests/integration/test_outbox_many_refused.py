@@ -16,6 +16,7 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.sources.outbox import Relay, parked, read_status
 from everstate.sources.outbox.pending import read_page
 from everstate.testing.log_checker import check_log, read_topic
+from kit.settings import altered
 from outbox_service import CLICK, PURCHASE, click, make_service, problems, set_total
 
 MANY = 110
@@ -25,15 +26,8 @@ Service = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    running: Config = stack.config
-    store = {"dsn": database, "relay_poll_ms": 5, "relay_batch_rows": 40}
-    config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update=store),
-            "log": running.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
+def config(config: Config, database: str) -> Config:
+    config = altered(config, store={"relay_poll_ms": 5, "relay_batch_rows": 40})
     with Topics(config) as topics:
         topics.ensure(each.name for each in TYPES)
     make_service(database)

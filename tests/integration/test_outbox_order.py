@@ -21,6 +21,7 @@ from everstate.sources.stores.postgres import EntityStore
 from everstate.sources.stores.postgres.database import OutboxConnection
 from everstate.testing.log_checker import check_log
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.settings import altered
 from tiers import counted
 
 HELD_OPEN_S = counted(1.0, full=10.0)
@@ -28,14 +29,8 @@ _COLUMNS = "id, xid::text, entity, key, bytes"
 
 
 @pytest.fixture
-def config(stack_config: Config, stack: object, database: str, topic_prefix: str) -> Config:
-    running = stack.config  # type: ignore[attr-defined]
-    config: Config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update={"dsn": database, "relay_batch_rows": 50}),
-            "log": running.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
+def config(config: Config) -> Config:
+    config = altered(config, store={"relay_batch_rows": 50})
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     return config
@@ -192,7 +187,6 @@ def test_C1_long_and_short_transactions_interleaved_come_out_whole_and_in_order(
 
     All others are in the log while it is still open.
     """
-    small = config.store.model_copy(update={"relay_batch_rows": 7, "relay_poll_ms": 1})
     stop, release = threading.Event(), threading.Event()
     begun = time.monotonic()
 
@@ -214,7 +208,9 @@ def test_C1_long_and_short_transactions_interleaved_come_out_whole_and_in_order(
                 if rng.random() < 0.1:
                     raise psycopg.Rollback
 
-    with Relay(config.model_copy(update={"store": small}), [ORDER]) as relay:
+    with Relay(
+        altered(config, store={"relay_batch_rows": 7, "relay_poll_ms": 1}), [ORDER]
+    ) as relay:
         running = threading.Thread(target=relay.run, args=[stop])
         running.start()
         try:

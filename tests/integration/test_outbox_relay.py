@@ -38,17 +38,11 @@ from everstate.sources.stores.postgres.bound import bind
 from everstate.sources.stores.postgres.database import connect
 from everstate.testing.log_checker import check_log, read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.settings import altered
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    running: Config = stack.config
-    config = running.model_copy(
-        update={
-            "store": running.store.model_copy(update={"dsn": database}),
-            "log": running.log.model_copy(update={"prefix": topic_prefix}),
-        }
-    )
+def config(config: Config) -> Config:
     with Topics(config) as topics:
         topics.ensure([ORDER.name])
     return config
@@ -276,8 +270,7 @@ def test_a_two_mebibyte_entity_goes_through_when_the_limit_is_raised(
 ) -> None:
     with pytest.raises(ChangeTooLarge, match=r"log\.message_bytes_max is 1,048,576"):
         put(store, "o-1", "x" * 2_097_152)
-    log = config.log.model_copy(update={"message_bytes_max": 6 * 1_048_576})
-    raised = config.model_copy(update={"log": log})
+    raised = altered(config, log={"message_bytes_max": 6 * 1_048_576})
     with Topics(raised) as topics:
         topics.ensure([ORDER.name])
     with EntityStore(raised, ORDER) as store, Relay(raised, [ORDER]) as relay:
@@ -290,20 +283,18 @@ def test_a_two_mebibyte_entity_goes_through_when_the_limit_is_raised(
 def test_a_transaction_larger_than_a_batch_goes_out_whole(
     config: Config, store: EntityStore
 ) -> None:
-    few = config.store.model_copy(update={"relay_batch_rows": 10})
     orders = [StoredOrder(order_id=f"o-{number % 40}", note=f"{number}") for number in range(100)]
     put(store, "o-1", "before")
     store.put_many(orders, provenance=CLERK)
     put(store, "o-1", "after")
-    with Relay(config.model_copy(update={"store": few}), [ORDER]) as relay:
+    with Relay(altered(config, store={"relay_batch_rows": 10}), [ORDER]) as relay:
         assert drain(relay) == 102
     assert problems_of(config) == []
 
 
 def in_parts(config: Config) -> Config:
     """Batches of ten changes, and source transactions of more than 25 in parts."""
-    limits = {"relay_batch_rows": 10, "relay_transaction_rows": 25}
-    return config.model_copy(update={"store": config.store.model_copy(update=limits)})
+    return altered(config, store={"relay_batch_rows": 10, "relay_transaction_rows": 25})
 
 
 def blocks_of(config: Config) -> list[tuple[int, int]]:

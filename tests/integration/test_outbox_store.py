@@ -28,6 +28,7 @@ from everstate.errors import (
 from everstate.sources.stores.postgres import EntityStore, install
 from everstate.sources.stores.postgres import store as store_module
 from everstate.testing.store_contract import CLERK, ORDER, Recorded, StoredOrder, check_chain
+from kit.settings import altered
 
 _CHANGES = """
 SELECT key, version, kind, change_id::text, before, after, event, occurred_at
@@ -46,13 +47,6 @@ operations = st.lists(
     ),
     max_size=20,
 )
-
-
-@pytest.fixture
-def config(stack: Any, database: str) -> Config:
-    running: Config = stack.config
-    section = running.store.model_copy(update={"dsn": database})
-    return running.model_copy(update={"store": section})
 
 
 @pytest.fixture
@@ -237,9 +231,10 @@ def test_names_of_the_stores_own_tables_are_refused(config: Config) -> None:
 
 
 def test_a_database_that_is_away_is_told_without_its_password(config: Config) -> None:
-    away = config.store.model_copy(update={"dsn": "postgresql://me:secret@127.0.0.1:1/x"})
     with (
-        EntityStore(config.model_copy(update={"store": away}), ORDER) as store,
+        EntityStore(
+            altered(config, store={"dsn": "postgresql://me:secret@127.0.0.1:1/x"}), ORDER
+        ) as store,
         pytest.raises(Unavailable) as told,
     ):
         store.put(StoredOrder(order_id="a"), provenance=CLERK)

@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 from keep_cases import World
-from pydantic import BaseModel
 
 from everstate.archive.layout import table_path
 from everstate.parts import Part, read_states
 from everstate.pipeline.application import PipelineApplication
+from kit.models import Seat
 
 BROKEN = "archive-seat"
-
-
-class Seat(BaseModel):
-    seat_id: str
 
 
 @pytest.fixture

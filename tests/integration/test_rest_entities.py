@@ -17,6 +17,7 @@ from rest_cases import DESK, EVA, MERGE, PATCH, client, configured, hotel
 
 from callers import caller_entry
 from everstate.config import Config
+from kit.settings import altered
 
 _OUTBOX = "SELECT * FROM everstate_store.outbox ORDER BY id"
 PROBLEM = "application/problem+json"
@@ -208,8 +209,7 @@ def test_with_tokens_the_token_is_the_caller_and_without_one_nothing_is_read(
     config: Config,
 ) -> None:
     entry = caller_entry("a-long-enough-token", "web", "w-1")
-    section = config.api.model_copy(update={"tokens": {"web": entry}})
-    secured = config.model_copy(update={"api": section})
+    secured = altered(config, api={"tokens": {"web": entry}})
     token = {"Authorization": "Bearer a-long-enough-token"}
     with client(secured, hotel()) as api:
         for headers in ({}, DESK, {"Authorization": "Bearer a-long-enough-tokem"}):

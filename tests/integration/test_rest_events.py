@@ -28,6 +28,7 @@ from everstate.pipeline.archiving.archiver import Archiver
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.proof.verify import verify_views
 from everstate.sources.crud.events import EventLog
+from kit.settings import altered
 
 SPACE = UUID("0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77")
 
@@ -54,8 +55,7 @@ def events_only() -> App:
 @pytest.fixture
 def config(stack: Any, database: str, topic_prefix: str, tmp_path: Path) -> Config:
     config = configured(stack.config, database, topic_prefix)
-    archive = config.archive.model_copy(update={"path": str(tmp_path / "lake"), "trigger_s": 1})
-    return config.model_copy(update={"archive": archive})
+    return altered(config, archive={"path": str(tmp_path / "lake"), "trigger_s": 1})
 
 
 @pytest.fixture
@@ -174,9 +174,7 @@ def test_C13_views_count_an_event_once_however_often_it_was_written(
 def test_a_log_that_is_away_is_told_and_the_event_can_be_sent_again(config: Config) -> None:
     """Nothing is remembered of an event whose outcome is unknown."""
     app = hotel()
-    away = config.model_copy(
-        update={"api": config.api.model_copy(update={"event_timeout_s": 0.001})}
-    )
+    away = altered(config, api={"event_timeout_s": 0.001})
     model = app.entity_type("event").validate(event(1))
     who = Provenance(api_version="v1", service_name="t", identifier="t")
     with EventLog(away, app.entities_from("log")) as log:

@@ -23,6 +23,7 @@ from everstate.http.callers import Callers
 from everstate.http.openapi import Schemas
 from everstate.sources.crud.event_router import event_router
 from everstate.sources.crud.events import EventLog
+from kit.models import declare_bell
 
 ODD = (
     *(
@@ -61,16 +62,7 @@ class Seen(BaseModel):
     id: str
 
 
-@app.entity("bell", key="id", source="commands")
-class Bell(BaseModel):
-    id: str
-
-
-class Ring(BaseModel):
-    pass
-
-
-app.commands("bell", decide=lambda state, command: None, evolve=lambda s, f: s, commands=[Ring])
+declare_bell(app)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidConfig
 from everstate.loopback import is_loopback
+from kit.settings import altered
 from tiers import TIER
 
 TLS = Path(__file__).parents[1] / "tls"
@@ -132,7 +133,7 @@ def test_only_this_machine_reaches_a_server_without_tokens(host: str, loopback: 
 def test_a_port_that_is_taken_is_told(config: Config) -> None:
     with serving(config, hotel()) as address:
         port = int(address.rpartition(":")[2])
-        taken = config.model_copy(update={"api": config.api.model_copy(update={"port": port})})
+        taken = altered(config, api={"port": port})
         with pytest.raises(InvalidConfig, match=r"api\.port"):
             serve(taken, hotel(), threading.Event())
 
@@ -182,9 +183,7 @@ SLOW = {
 
 def test_a_request_that_does_not_come_loses_its_connection(config: Config) -> None:
     """Each byte comes in time; all together do not."""
-    quick = config.model_copy(
-        update={"api": config.api.model_copy(update={"receive_timeout_s": 0.5})}
-    )
+    quick = altered(config, api={"receive_timeout_s": 0.5})
     with serving(quick, App("none")) as address:
         for what, parts in SLOW.items():
             with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as slow:
@@ -210,8 +209,9 @@ def _is_closed(connection: socket.socket, sent: bytes) -> bool:
 
 
 def test_with_a_certificate_the_server_speaks_https_only(config: Config) -> None:
-    tls = {"ssl_certfile": TLS / "certificate.pem", "ssl_keyfile": TLS / "key.pem"}
-    secured = config.model_copy(update={"api": config.api.model_copy(update=tls)})
+    secured = altered(
+        config, api={"ssl_certfile": TLS / "certificate.pem", "ssl_keyfile": TLS / "key.pem"}
+    )
     with serving(secured, hotel()) as address:
         assert address.startswith("https://")
         trusted = ssl.create_default_context(cafile=str(TLS / "certificate.pem"))

@@ -27,6 +27,7 @@ from test_reading_handover import load
 from test_subscriptions import Subscriber, faults, until
 
 from everstate.client import Client, RequestFailed
+from kit.settings import altered
 from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
@@ -57,9 +58,7 @@ def orders(
 ) -> Iterator[Orders]:
     with PostgresKeptOrders.installed(database) as kept:
         config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": _free_port()})
-        store = config.store.model_copy(update={"dsn": database})
-        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+        yield Orders(altered(config, api={"port": _free_port()}, store={"dsn": database}), kept)
 
 
 def _free_port() -> int:

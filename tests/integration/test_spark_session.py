@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,3 +77,57 @@ def test_a_role_that_ends_leaves_the_session_to_the_tests_after_it(
         with pytest.raises(SessionEnded):
             thread.submit(SparkSession.active().stop).result()
     assert spark.range(3).count() == 3
+
+
+VERB = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from everstate.cli import main
+from everstate.config import load
+
+
+def drift() -> None:
+    from everstate.pipeline.spark.session import own_spark, spark_errors
+
+    with own_spark(load(Path())) as spark, spark_errors("comparing"):
+        frame = spark.range(1)
+        try:
+            print("began", flush=True)
+            spark.sparkContext._jvm.java.lang.Thread.sleep(600_000)
+        finally:
+            frame.unpersist()
+
+
+verb = SimpleNamespace(register=lambda cli: (cli.command("drift")(drift), cli.command("x")(drift)))
+sys.modules["everstate.cli.drift"] = verb
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "send"), [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)]
+)
+def test_a_signal_into_a_verb_at_work_in_spark_ends_it_with_a_sentence(
+    tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
+) -> None:
+    """A process of its own, with its JVM: the call that is interrupted waits for the JVM.
+
+    `kill` sends SIGTERM to one process; Ctrl-C sends SIGINT to all that a terminal has.
+    """
+    with subprocess.Popen(
+        (sys.executable, "-c", VERB, "drift"),
+        cwd=tmp_path,
+        env={name: each for name, each in os.environ.items() if name != "JAVA_TOOL_OPTIONS"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as verb:
+        assert verb.stdout is not None
+        assert verb.stdout.readline() == "began\n"
+        send(verb.pid, number)
+        told = verb.communicate(timeout=60)[1]
+    assert verb.returncode == 128 + number
+    assert told == f"stopped by {number.name}; what was not done yet is left.\n"

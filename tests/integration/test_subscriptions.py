@@ -21,6 +21,7 @@ from everstate.api.server import serve
 from everstate.changes.tokens import LogPosition, Spot, Token, parse_token
 from everstate.serving import hub as hub_module
 from everstate.serving.pool import close_pools
+from kit.settings import altered
 from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
@@ -35,9 +36,7 @@ def orders(
 ) -> Iterator[Orders]:
     with PostgresKeptOrders.installed(database) as kept:
         config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": 0})
-        store = config.store.model_copy(update={"dsn": database})
-        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+        yield Orders(altered(config, api={"port": 0}, store={"dsn": database}), kept)
     close_pools()
 
 

@@ -21,6 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from callers import caller_entry
 from everstate.serving import hub as hub_module
 from everstate.serving.pool import close_pools
+from kit.settings import altered
 from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
@@ -34,9 +35,7 @@ def orders(
 ) -> Iterator[Orders]:
     with PostgresKeptOrders.installed(database) as kept:
         config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": 0})
-        store = config.store.model_copy(update={"dsn": database})
-        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+        yield Orders(altered(config, api={"port": 0}, store={"dsn": database}), kept)
     close_pools()
 
 
@@ -293,8 +292,7 @@ def test_another_name_of_this_machine_cannot_be_used(orders: Orders, address: st
 
 def test_access_is_that_of_the_other_route(orders: Orders) -> None:
     entry = caller_entry(SECRET, "web", "w1")
-    api = orders.config.api.model_copy(update={"tokens": {"web": entry}})
-    orders.config = orders.config.model_copy(update={"api": api})
+    orders.config = altered(orders.config, api={"tokens": {"web": entry}})
     orders.keep()
     wrong: list[dict[str, str]] = [
         {},
@@ -322,8 +320,7 @@ def test_a_connection_outlives_the_time_of_a_request_and_ends_with_its_client(
 ) -> None:
     """The time in which a request must come does not count; what a client says means nothing."""
     monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
-    api = orders.config.api.model_copy(update={"receive_timeout_s": 0.5})
-    orders.config = orders.config.model_copy(update={"api": api})
+    orders.config = altered(orders.config, api={"receive_timeout_s": 0.5})
     orders.keep()
     left: list[Any] = []
     leave = hub_module.ChangeHub.leave

@@ -19,6 +19,7 @@ from everstate.archive import table_path
 from everstate.changes.tokens import parse_token
 from everstate.log.consumer import Consumer
 from everstate.serving.pool import close_pools
+from kit.settings import altered
 from kit.view_postgres import PostgresKeptOrders
 from reading_cases import Orders, orders_config
 from running_stack import RunningStack
@@ -32,9 +33,9 @@ def orders(
 ) -> Iterator[Orders]:
     with PostgresKeptOrders.installed(database) as kept:
         config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": 0, "page_max": 100})
-        store = config.store.model_copy(update={"dsn": database})
-        yield Orders(config.model_copy(update={"api": api, "store": store}), kept)
+        yield Orders(
+            altered(config, api={"port": 0, "page_max": 100}, store={"dsn": database}), kept
+        )
     close_pools()
 
 

@@ -188,8 +188,8 @@ def test_a_view_whose_table_is_gone_fails_alone(kept: PostgresKeptOrders) -> Non
 def test_v9_a_view_that_is_locked_is_behind_and_the_core_goes_on(
     kept: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = "SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '120s'"
-    monkeypatch.setattr("everstate.views.stores.postgres.transaction._RIDER_LIMITS", limits)
+    begin = "SAVEPOINT riders; SET LOCAL lock_timeout = '100ms'"
+    monkeypatch.setattr("everstate.views.stores.postgres.transaction._RIDERS_BEGIN", begin)
     log = orders(3)
     with psycopg.connect(kept.dsn) as other:
         other.execute("LOCK TABLE kept.totals__v1 IN ACCESS EXCLUSIVE MODE")
@@ -204,6 +204,41 @@ def test_v9_a_view_that_is_locked_is_behind_and_the_core_goes_on(
         {0: 3},
         {0: 1},
     )
+
+
+def test_v9_a_view_that_is_locked_when_a_session_begins_does_not_hold_the_core(
+    kept: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The staging table is made like the view's, and waits for its lock."""
+    limit = b"SET lock_timeout = '100ms'"
+    monkeypatch.setattr("everstate.views.stores.postgres.writes._LOCK_LIMIT", limit)
+    log = orders(3)
+    with psycopg.connect(kept.dsn) as other:
+        other.execute("LOCK TABLE kept.totals__v1 IN ACCESS EXCLUSIVE MODE")
+        done = kept.apply(0, 0, 3, log.between(0, 3))
+        with pytest.raises(ViewFailed, match="lock timeout"):
+            kept.trail(TOTALS, 0, 0, 3, log.between(0, 3))
+    assert [(failed.view, failed.reason) for failed in done.failures] == [
+        ("totals", "canceling statement due to lock timeout")
+    ]
+    kept.trail(TOTALS, 0, 0, 3, log.between(0, 3))
+    check(kept, [log])
+
+
+def test_v9_a_view_that_is_locked_while_it_meets_its_core_lets_it_go_on(
+    kept: PostgresKeptOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = b"SET LOCAL lock_timeout = '100ms'; SAVEPOINT view"
+    monkeypatch.setattr("everstate.views.stores.postgres.transaction._TRAILING_BEGIN", limit)
+    log, core = orders(3), kept.without("totals")
+    kept.apply(0, 0, 3, log.between(0, 3), core=core)
+    kept.trail(TOTALS, 0, 0, 1, log.between(0, 1))
+    with psycopg.connect(kept.dsn) as other:
+        other.execute("LOCK TABLE kept.totals__v1 IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(ViewFailed, match="lock timeout"):
+            kept.trail(TOTALS, 0, 1, 3, log.between(1, 3), meets=True)
+    kept.trail(TOTALS, 0, 1, 3, log.between(1, 3), meets=True)
+    check(kept, [log])
 
 
 # law 7

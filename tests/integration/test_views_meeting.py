@@ -66,7 +66,7 @@ def test_v7_a_version_is_published_while_the_core_never_rests_and_its_jobs_are_s
             world.send(*[world.put(f"o-{n}", "NL", "7.00", parts=9) for n in range(30)])
             keeper.step()
 
-    def apply_late(control: Control, views: EntityViews, *rest: Any) -> str | None:
+    def apply_late(control: Control, views: EntityViews, *rest: Any) -> tuple[str | None, int]:
         deadline = time.monotonic() + CORE_IS_OVERDUE_S
         while control.core_vector(views.entity) == views.vector and time.monotonic() < deadline:
             time.sleep(0.05)

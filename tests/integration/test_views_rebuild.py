@@ -25,6 +25,7 @@ from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
 from everstate.views.control import Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
+from kit.settings import altered
 
 
 @pytest.fixture
@@ -84,8 +85,7 @@ def test_ask_waits_for_the_verb_and_readers_keep_the_old_version(
     world: World, control: Control
 ) -> None:
     begun(world)
-    views = world.config.views.model_copy(update={"on_change": "ask"})
-    world.config = world.config.model_copy(update={"views": views})
+    world.config = altered(world.config, views={"on_change": "ask"})
     world.app = changed_app(CHANGED)
     with closing(world.keeper()) as keeper:
         world.send(world.put("o-99", "NL", "7.00"))
@@ -392,8 +392,7 @@ def test_c15_where_the_archive_does_not_reach_back_a_view_is_born_from_latest(
     world: World, control: Control, tmp_path: Path
 ) -> None:
     begun(world)
-    lost = world.config.archive.model_copy(update={"path": str(tmp_path / "another")})
-    world.config = world.config.model_copy(update={"archive": lost})
+    world.config = altered(world.config, archive={"path": str(tmp_path / "another")})
     world.forget(world.ends())
     world.send(world.put("o-99", "NL", "7.00"))
     world.archive()
@@ -435,8 +434,7 @@ def test_v3_a_view_that_nobody_declares_counts_no_more_after_a_while_and_is_buil
     app.entity("ordr", key="order_id")(Order)
     app.view("by_country", sql=orders_app().views["by_country"].sql)
     world.app, declared = app, world.app
-    views = world.config.views.model_copy(update={"keep_old_hours": 0.0})
-    world.config = world.config.model_copy(update={"views": views})
+    world.config = altered(world.config, views={"keep_old_hours": 0.0})
     with closing(world.keeper()) as keeper:
         world.send(world.put("o-99", "NL", "700.00"))
         drain(keeper)

@@ -9,13 +9,17 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import REGISTRY
+from pydantic import create_model
 
 from everstate.app import App
 from everstate.attention.alerting import WATCH, WEBHOOK, Alerting
@@ -31,6 +35,9 @@ from everstate.attention.conditions import (
 )
 from everstate.attention.looking import SeenProject
 from everstate.attention.webhook import deliver
+from everstate.changes import EntityType
+from everstate.changes.drift import Heard
+from everstate.cli.status import _print_roles
 from everstate.config import Config, load
 from everstate.errors import Unavailable
 from everstate.log.lag import LagRow
@@ -42,11 +49,13 @@ from everstate.parts import (
     read_states,
     run_parts,
     states_folder,
+    works,
 )
 from everstate.sections import AlertsConfig
 from everstate.serving.answers import ViewRow
 from everstate.serving.log_state import ARCHIVE, LogReader
 from everstate.sources.cdc.status import CaptureStatus
+from everstate.sources.outbox.behind import check_store
 from webhook_receiver import receiving
 
 LATE = Concern("view-late:by_city.1", "readers", "views", "late", "view by_city", "is late.")
@@ -229,6 +238,57 @@ def test_what_was_found_stays_while_its_role_is_started_again(tmp_path: Path) ->
     for file in (tmp_path / "roles").iterdir():
         file.unlink()
     assert [each.key for each in of_roles(read_states_of(tmp_path))] == ["found:drift of guest"]
+
+
+def test_a_store_behind_its_log_is_told_all_the_time_however_long_the_relay_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The relay is started again and reads the whole log again; until then nothing has passed."""
+    stop, now, looks, seen = threading.Event(), [0.0], list[int](), list[list[Concern]]()
+    journal = Journal("relay", states_folder(tmp_path))
+
+    def records(_topic: str) -> Iterator[SimpleNamespace]:
+        looks.append(0)
+        for _ in range(20):
+            now[0] += 5  # a large log
+            looks[-1] += 1
+            journal.beat()
+            if len(looks) > 1:
+                seen.append([*of_roles(read_states(tmp_path))])
+            yield SimpleNamespace(key=b"g1", value=None)
+
+    truth = SimpleNamespace(is_behind=lambda _: len(looks) < 4 and looks[-1] == 20)
+    for name, value in {
+        "everstate.parts.time.monotonic": lambda: now[0],
+        "everstate.sources.outbox.behind._KEYS_EACH": 1,
+        "everstate.sources.outbox.behind._heard": lambda _: Heard(2, "id"),
+        "everstate.sources.outbox.behind.missing_tables": lambda *_: set[str](),
+        "everstate.sources.outbox.behind.Consumer": lambda *_, **__: nullcontext(
+            SimpleNamespace(read_topic=records)
+        ),
+        "everstate.sources.outbox.behind.PostgresTruth.of": lambda *_: truth,
+    }.items():
+        monkeypatch.setattr(name, value)
+    guest = EntityType("guest", create_model("Guest", id=(str, ...)), "id")
+
+    def relay(stop: threading.Event) -> None:
+        check_store(cast(Any, None), Config(), [guest], "relay main")
+        _print_roles(read_states(tmp_path))
+        works()
+        at_last.append([*of_roles(read_states(tmp_path))])
+        stop.set()
+
+    at_last = list[list[Concern]]()
+    run_parts(journal, {"relay": relay}, stop, retry_s=(0.01,))
+    assert at_last == [[]]
+    assert all(seen), "it is told at each moment"
+    (last,) = seen[-1]
+    for text in (f"{last.why} {last.advice}", capsys.readouterr().out):
+        assert "the log has versions of guest that the store does not have" in text
+        assert "`everstate drift repair guest`" in text
+    watched = alerts(hold_s=30)
+    steps = [watched.step(found, (), at) for at, found in ((0, seen[0]), (30, seen[-1]), (60, []))]
+    assert [told(each) for each in steps] == [[], [("firing", last.key)], [("resolved", last.key)]]
 
 
 def value(gauge: str, **labels: str) -> float | None:

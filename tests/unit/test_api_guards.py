@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 from starlette.types import Receive, Scope, Send
 
 from callers import caller_entry
@@ -37,29 +37,15 @@ from everstate.errors import (
 )
 from everstate.http.limits import Limits
 from everstate.telemetry import RateLimitedLogger
+from kit.models import declare_bell, declare_visit
 from served_cases import WithoutRoutes
 
 TLS = Path(__file__).parents[1] / "tls"
 TOKEN = "correct-horse-battery"
 ADDRESS = "postgresql://clerk:***@db.internal:5432/hotel"
 app = App("hotel")
-
-
-@app.entity("visit", key="id", source="log")
-class Visit(BaseModel):
-    id: str
-
-
-@app.entity("bell", key="id", source="commands")
-class Bell(BaseModel):
-    id: str
-
-
-class Ring(BaseModel):
-    pass
-
-
-app.commands("bell", decide=lambda state, command: None, evolve=lambda s, f: s, commands=[Ring])
+declare_visit(app)
+declare_bell(app)
 
 
 def ask(api: FastAPI, method: str, path: str, **more: object) -> httpx.Response:

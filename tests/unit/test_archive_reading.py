@@ -223,5 +223,6 @@ def test_b10_a_commit_that_is_damaged_is_an_error_of_the_archive(
     DeltaTable(path).create_checkpoint()
     newest = max(Path(path, "_delta_log").glob("*.json"))
     newest.write_bytes(spoilt)
+    newest.with_name(f".{newest.name}.crc").unlink()  # as an earlier release wrote it
     with pytest.raises(ArchiveError, match="archive of order"):
         ArchivedOffsets(config).of("order")

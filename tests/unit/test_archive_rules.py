@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from everstate.archive import AddedFile, Commit, CommitNote, CommittedRange, Led
 from everstate.archive.ledger import ledger_rows
 from everstate.config import load
 from everstate.errors import (
+    ArchiveDamaged,
     ArchiveError,
     ArchiveFull,
     DataLoss,
@@ -199,6 +201,7 @@ def test_a_batch_is_bounded_and_takes_a_fair_part_of_each_partition() -> None:
         ("UnknownTopicOrPartitionException: This server does not host", DataLoss),
         ("org.apache.kafka.common.errors.TimeoutException: fetch", Unavailable),
         ("TimeoutException: Cannot fetch record for offset 5 in 30000 milliseconds", Unavailable),
+        ("ChecksumException: Checksum error: file:/x.parquet at 512", ArchiveDamaged),
         ("java.lang.Error: odd", PipelineError),
     ],
 )
@@ -206,14 +209,34 @@ def test_errors_of_spark_are_told_as_ours(text: str, error: type[EverstateError]
     assert type(translate(RuntimeError(text), "archiving x")) is error
 
 
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        ("p.ParquetDecodingException: could not verify page integrity, CRC checksum verification "
+         "failed", ArchiveDamaged),
+        ("org.apache.thrift.TProtocolException: Required field 'count' was not found",
+         PipelineError),
+    ],
+)  # fmt: skip
+def test_a_file_that_spark_cannot_read_is_named(cause: str, error: type[EverstateError]) -> None:
+    text = (
+        "SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+        f"file:///lake/order/part-0.parquet.  SQLSTATE: KD001\n\tat x\nCaused by: {cause}"
+    )
+    found = translate(RuntimeError(text), "compacting")
+    assert type(found) is error
+    assert "/lake/order/part-0.parquet: " in str(found)
+
+
 def test_a_jvm_that_is_gone_is_not_waited_for() -> None:
     assert not translate(Py4JNetworkError("gone"), "archiving x").retryable
     assert not translate(ConnectionRefusedError(), "archiving x").retryable
 
 
-def test_settings_that_carry_a_guarantee_cannot_be_changed() -> None:
-    config = load(".", pipeline={"options": {"spark.speculation": "true"}})
-    with pytest.raises(InvalidConfig, match=r"spark\.speculation"):
+@pytest.mark.parametrize("name", ["spark.speculation", "spark.sql.files.ignoreCorruptFiles"])
+def test_settings_that_carry_a_guarantee_cannot_be_changed(name: str) -> None:
+    config = load(".", pipeline={"options": {name: "true"}})
+    with pytest.raises(InvalidConfig, match=re.escape(name)):
         session_settings(config)
 
 

@@ -19,6 +19,7 @@ from everstate.sources.stores.cassandra.publisher import Publisher
 from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.unpublished import Announcement
 from everstate.testing.store_contract import ORDER
+from kit.settings import altered
 
 PROVENANCE = '{"api_version":"v1","service_name":"shop","identifier":"x"}'
 
@@ -100,7 +101,7 @@ def version_of(value: bytes) -> int:
 
 
 def publisher_of(tables: Tables, log: Log, announced: list[Announcement], **more: Any) -> Publisher:
-    config = CONFIG.model_copy(update={"cassandra": CONFIG.cassandra.model_copy(update=more)})
+    config = altered(CONFIG, cassandra=more)
     made = Publisher(config, [ORDER], database=cast(Database, tables))
     made._is_open = True
     made._publisher = cast(Any, log)

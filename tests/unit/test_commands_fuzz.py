@@ -247,7 +247,7 @@ def test_a_planted_decoder_without_the_bound_is_found(
 
 
 def test_a_planted_answer_without_the_bound_is_found(fuzz: Fuzz) -> None:
-    fuzz.partition.decider._answer_bytes_max = 10**9
+    fuzz.partition.decider._message_bytes_max = 10**9
     with pytest.raises(RecordRefused):
         list(fuzz.run(0))
 

@@ -25,17 +25,13 @@ from everstate.changes.derived import (
 from everstate.changes.triggers import when
 from everstate.errors import InvalidDerivation
 from everstate.pipeline.derive.verify import _Asked
+from kit.models import Guest
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 WHO = Provenance(api_version="v1", service_name="desk", identifier="d", actor="ann")
 
 
 Percent = Annotated[Decimal, Field(max_digits=6, decimal_places=2)]
-
-
-class Guest(BaseModel):
-    guest_id: str
-    city: str | None = None
 
 
 class Scan(BaseModel):

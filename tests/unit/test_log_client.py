@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,34 @@ def test_c5_a_transaction_that_hangs_is_timed_until_the_stable_end_moves() -> No
     assert watch.observe({a: 5, b: 2}, {a: 20, b: 2}, 160.0) == {a: 60.0}
     assert watch.observe({a: 12, b: 2}, {a: 20, b: 3}, 170.0) == {a: 0.0, b: 0.0}
     assert watch.observe({a: 20, b: 3}, {a: 20, b: 3}, 180.0) == {}
+
+
+READING = """
+import sys
+from everstate.config import Config, LogConfig
+from everstate.errors import Unavailable
+from everstate.log.consumer import Consumer
+from everstate.telemetry import configure_logging
+
+config = Config(log=LogConfig(bootstrap_servers="127.0.0.1:1"))
+if sys.argv[1] == "serve":
+    configure_logging(config.logging, "serve")
+with Consumer(config, timeout_s=0.5) as log:
+    try:
+        list(log.read("t", 0, 0, 1))
+    except Unavailable:
+        print("no answer")
+"""
+
+
+@pytest.mark.parametrize("process", ["a command", "serve"])
+def test_lines_of_librdkafka_are_in_the_log_of_a_role_and_not_on_a_terminal(process: str) -> None:
+    argv = [sys.executable, "-c", READING, process]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "no answer\n"
+    lines = done.stderr.splitlines()
+    assert bool(lines) is (process == "serve")
+    assert all(" ERROR everstate.log.client FAIL [everstate-reader" in line for line in lines)
 
 
 def test_what_librdkafka_repeats_is_said_once_in_ten_seconds(

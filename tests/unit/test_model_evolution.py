@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -11,6 +13,7 @@ from pydantic import BaseModel, Field, create_model
 
 from everstate.changes import EntityType
 from everstate.changes.evolution import field_changes, model_note
+from everstate.views.models import note_model
 
 Money = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
 WiderMoney = Annotated[Decimal, Field(max_digits=16, decimal_places=4)]
@@ -37,6 +40,42 @@ def model(**fields: Any) -> EntityType:
 
 def between(one: EntityType, other: EntityType) -> dict[str, tuple[str, bool]]:
     return {c.field: (c.what, c.is_refused) for c in field_changes(model_note(one), other)}
+
+
+def test_a_field_that_left_the_model_is_told_at_each_start_until_removed_names_it() -> None:
+    """Writers carry it along, so that states keep it."""
+    first, second = model(note=(str, ...), size=(int, 0)), model(size=(int, 0))
+    noted = model_note(first)
+    for _ in range(2):
+        (left,) = field_changes(noted, second)
+        assert (left.field, left.what, left.before) == ("note", "removed", "text")
+        assert "in states until `removed` names it" in left.meaning
+        noted = model_note(second, noted)
+    named = replace(second, removed=("note",))
+    (dropped,) = field_changes(noted, named)
+    assert (dropped.field, dropped.what, dropped.is_refused) == ("note", "dropped", False)
+    assert field_changes(model_note(named, noted), named) == []
+    assert between(first, named) == {"note": ("dropped", False)}
+
+
+@pytest.mark.parametrize("judged", [0, 7])
+def test_only_a_field_that_states_may_have_is_noted_as_a_former_one(judged: int) -> None:
+    stored = [model_note(model(note=(str, "")))]
+    control: Any = SimpleNamespace(
+        core_vector=lambda _: {0: judged},
+        model=lambda _: stored[-1],
+        set_model=lambda _, note: stored.append(note),
+    )
+    note_model(control, model())
+    assert [*stored[-1].get("former", {})] == (["note"] if judged else [])
+
+
+def test_a_field_that_comes_back_is_added_and_no_former_one() -> None:
+    first, second = model(note=(str, "")), model()
+    noted = model_note(second, model_note(first))
+    (back,) = field_changes(noted, first)
+    assert (back.field, back.what) == ("note", "added")
+    assert model_note(first, noted) == model_note(first)
 
 
 @pytest.mark.parametrize(

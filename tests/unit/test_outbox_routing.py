@@ -36,6 +36,7 @@ from everstate.sources.cdc.reading import RefusedRow
 from everstate.sources.cdc.restoring import known_of
 from everstate.sources.cdc.states import States, encoded_position, known_row, state_row
 from everstate.testing.store_contract import ORDER, StoredOrder
+from kit.settings import altered
 
 SPACE = UUID("4d47e190-0402-4048-bc2c-89dd54343cdc")
 SAID = {"apiVersion": "v1", "serviceName": "shop", "identifier": "web-3"}
@@ -129,8 +130,7 @@ class Rig:
 
     def begin_again(self, held_max: int = 100) -> None:
         """As a new process does: what is held comes from the log."""
-        pipeline = CONFIG.pipeline.model_copy(update={"held_max": held_max})
-        config = CONFIG.model_copy(update={"pipeline": pipeline})
+        config = altered(CONFIG, pipeline={"held_max": held_max})
         self.kind = kind_of(config, self.capture, self.entities)
         self.held = {entity: HeldEntity.decode(value) for entity, value in self.kept.items()}
         self.kind.begin(self.held, 1, is_trusted=True)

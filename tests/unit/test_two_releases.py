@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
+from everstate.changes.carrying import former_names
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import InvalidChange, InvalidEntityType
 from everstate.pipeline.gaps import bridge
@@ -294,6 +295,27 @@ def test_an_equal_state_of_another_release_is_no_change() -> None:
     assert json.loads(OLD.carry("o-1", plain, given))["weight"] is None
     stored = OLD.carry("o-1", plain, given)
     assert OLD.carry("o-1", stored, given) == stored
+
+
+class Address(BaseModel):
+    place: str = Field(validation_alias=AliasChoices("place", "town"))
+
+
+class Box(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Guest(BaseModel):
+    k: str
+    mail: str = Field(default="", alias="eMail")
+    homes: list[Address] = []
+    boxes: dict[str, Box] = {}
+
+
+def test_former_names_of_fields_are_listed() -> None:
+    """`emit` refuses to drop any other field (functions.sql, unknown_field)."""
+    found = former_names(Guest, ["note", "homes.floor"])
+    assert sorted(found) == ["boxes.*", "homes.floor", "homes.town", "mail", "note"]
 
 
 def test_changes_in_place_of_missing_ones_have_the_states_on_both_sides_as_they_are() -> None:

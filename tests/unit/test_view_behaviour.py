@@ -34,9 +34,9 @@ app.timeline("where_from", "guest", "city")
 
 
 def test_without_pyspark_no_other_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("everstate.pipeline")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.delitem(sys.modules, "everstate.pipeline.batch.given", raising=False)
+    for name in ("pyspark", "pyspark.sql"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtra, match="needs the package pyspark") as refusal:
         ViewBehaviour.of(app, "by_city").given().then()
     assert "`spark`" in str(refusal.value.advice)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic import BaseModel
-
 from everstate.app import App
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
 from everstate.views.versions import (
@@ -18,11 +16,7 @@ from everstate.views.versions import (
     steps,
     to_come,
 )
-
-
-class Guest(BaseModel):
-    guest_id: str
-    city: str | None = None
+from kit.models import Guest
 
 
 def hotel(entity: str = "guest", where: str = "") -> App:

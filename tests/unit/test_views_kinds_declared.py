@@ -5,25 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pydantic import BaseModel, Field, NaiveDatetime
 
 from everstate.app import App
-from everstate.errors import InvalidView
+from everstate.errors import InvalidView, ViewFailed
 from everstate.views.durations import microseconds
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.python import _meaning
 from everstate.views.kinds.row import RowPlan
 from everstate.views.states import typed_states
 from everstate.views.tables import PythonTable
-from everstate.views.whole_keys import FunctionFailed, InBatch, called, input_schema
+from everstate.views.whole_keys import FunctionFailed, InBatch, by_whole_keys, called, input_schema
 from kind_app import kinds_app
 from kind_cases import Shop
 from view_fuzz import Sale
@@ -205,8 +209,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     (
         "SELECT s.region, count(*) AS n FROM sale s JOIN shop h ON s.shop = h.code GROUP BY h.city",
         {},
-        "the column 's.region' is neither in GROUP BY",
-        "sum(s.region)",
+        "region: the column 's.region' is neither in GROUP BY (h.city) nor",
+        "one value of each term",
     ),
     (
         "SELECT count(*) AS n FROM sale s LEFT JOIN shop h ON s.shop = h.code WHERE h.size > 1 "
@@ -394,6 +398,7 @@ def test_a_function_gets_whole_keys_whatever_the_batches() -> None:
     [
         (lambda _: None, "returned NoneType"),
         (lambda _: 1 / 0, "division by zero"),
+        (lambda _: sys.exit(3), "SystemExit: 3"),
         (lambda given: given.select(["key"]), "n"),
         (
             lambda _: pa.table({"key": ["stranger"], "n": [1]}),
@@ -407,6 +412,44 @@ def test_a_function_that_fails_says_how(function: Callable[[Any], Any], reason: 
     given = pa.Table.from_pylist(changes({"a": 2}), schema=input_schema(kept))
     with pytest.raises(FunctionFailed, match=reason):
         called(kept, given)
+
+
+def forever(_given: pa.Table) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("function", [forever, lambda _: threading.Event().wait(30)])
+def test_a_function_that_does_not_end_is_given_up_and_its_keys_are_named(
+    function: Callable[[Any], Any],
+) -> None:
+    kept = replace(table(function), call_s_max=0.2)
+    given = pa.Table.from_pylist(changes({"a": 2, "b": 1}), schema=input_schema(kept))
+    began = time.monotonic()
+    with pytest.raises(
+        ViewFailed, match=r"longer than 0\.2 s for 3 changes of the keys 'a' to 'b'"
+    ):
+        called(kept, given)
+    assert time.monotonic() < began + 5
+
+
+def test_a_call_of_many_changes_may_take_longer_and_has_whole_keys() -> None:
+    counts = {"a": 3, "b": 15_000, "c": 9_000, "d": 1, "e": 45_000, "f": 2}
+    schema = input_schema(table(counted))
+    rows = pa.Table.from_pylist(changes(counts), schema=schema)
+    parts = list(by_whole_keys(rows))
+    assert [pc.unique(part["key"]).to_pylist() for part in parts] == [
+        ["a", "b", "c"],
+        ["d", "e"],
+        ["f"],
+    ]
+    assert pa.concat_tables(parts) == rows
+
+    def slowly(given: pa.Table) -> pa.Table:
+        time.sleep(0.3)
+        return counted(given)
+
+    assert called(replace(table(slowly), call_s_max=0.2), parts[1]).num_rows == 2
 
 
 def test_another_body_of_a_function_is_another_meaning_and_a_comment_is_not() -> None:

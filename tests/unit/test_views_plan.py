@@ -101,7 +101,19 @@ REFUSED = [
     ("SELECT carrir FROM flight", "flight has no column 'carrir'", "Did you mean carrier?"),
     ("SELECT origin.town FROM flight", "no column 'origin.town'", "city, code"),
     ("SELECT carrier FROM fligt", "no entity type 'fligt'", "Did you mean flight?"),
-    ("SELECT carrier, count(*) AS n FROM flight", "neither in", "GROUP BY"),
+    ("SELECT carrier.x FROM flight", "'carrier.x': carrier is of the type string, without", None),
+    ("SELECT origin.code.x FROM flight", "code is of the type int64, without fields", None),
+    ("SELECT carrier, count(*) AS n FROM flight", "neither in GROUP BY (there is none)", "GROUP"),
+    (
+        "SELECT upper(carrier) AS u, carrier, count(*) AS n FROM flight GROUP BY upper(carrier)",
+        "carrier: the column 'carrier' is neither in GROUP BY (UPPER(carrier)) nor",
+        "one value of each term",
+    ),
+    (
+        "SELECT carrier, count(*) AS n FROM flight GROUP BY carrier HAVING status = 'x'",
+        "HAVING: the column 'status' is neither in GROUP BY (carrier) nor",
+        None,
+    ),
     ("SELECT upper(carrier) AS u FROM flight GROUP BY carrier", "over aggregates and groups", None),
     ("SELECT carrier, count(*) FROM flight GROUP BY carrier", "no name", "AS name"),
     ("SELECT sum(fuel) AS s FROM flight", "float fuel", "scale=4"),
@@ -219,6 +231,32 @@ def test_a_linear_view_has_groups_accumulators_and_outputs() -> None:
         "'a1', CASE WHEN (CAST(`original`.`arr_delay` AS DECIMAL(18, 4))) IS NULL "
         "THEN 0 ELSE 1 END) END"
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("max(origin.code) * min(origin.code)", "CAST(m0 AS DECIMAL) * CAST(m1 AS DECIMAL)"),
+        ("-max(arr_delay)", "-CAST(m0 AS DECIMAL)"),
+        (
+            "coalesce(max(arr_delay), 0) + 1",
+            "COALESCE(CAST(m0 AS DECIMAL), 0) + 1",
+        ),
+        (
+            "CASE WHEN max(status) = 'x' THEN 1 ELSE 0 END * max(arr_delay)",
+            "CASE WHEN m0 = 'x' THEN 1 ELSE 0 END * CAST(m1 AS DECIMAL)",
+        ),
+        ("max(arr_delay)", "m0"),
+    ],
+)
+def test_what_is_computed_of_a_max_does_not_overflow(output: str, text: str) -> None:
+    found = linear(f"SELECT {output} AS x FROM flight")
+    assert [each.postgres_sql for each in found.outputs] == [text]
+
+
+def test_a_max_that_is_stored_itself_does_not_overflow_either() -> None:
+    found = linear("SELECT max(arr_delay) * 2 AS x FROM flight_changes")
+    assert [each.postgres_sql for each in found.outputs] == ["CAST(a0 AS DECIMAL) * 2"]
 
 
 def test_a_row_view_has_a_row_per_entity() -> None:

@@ -103,7 +103,7 @@ class Ledger:
                     names = self.files()
                     if len(names) > _FILES_MAX:
                         # Delta compares no sums when it writes the files' content again.
-                        for damage in check_table(self.path, names)[0]:
+                        for damage in check_table(self.path, names)[0].values():
                             raise damage
                         table_of(self.path).optimize.compact()
         return len(rows)

@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from pyarrow.fs import FileSystem
 
 from everstate.archive.commits import ArchiveLog, Position
 from everstate.archive.files import ArchiveFile, files_of
@@ -86,10 +87,13 @@ class ArchiveReader:
                 begins[row.partition] = min(row.start, begins.get(row.partition, row.start))
         return begins
 
-    def files(self) -> list[ArchiveFile]:
-        """The data files, by path."""
+    def files(self, version: int | None = None) -> list[ArchiveFile]:
+        """The data files of the newest version, or of an earlier one, by path."""
         with archive_errors(f"reading the archive of {self.entity}"):
-            return files_of(self._table())
+            table = self._table()
+            if version is not None:
+                table.load_as_version(version)
+            return files_of(table)
 
     def counts(self) -> Counts:
         """Number of records, read from statistics only."""
@@ -114,7 +118,7 @@ class ArchiveReader:
             files = self.files()
             may = [file for file in files if file.may_hold_key(key)]
             wanted = list(dict.fromkeys((*columns, *_PLACE)))
-            parts = records_of_key(filesystem_of(self.path), may, key, wanted)
+            parts = records_of_key(_filesystem(self.path), may, key, wanted)
             empty = self._schema(wanted).empty_table()
             found = pa.concat_tables([*parts, empty], promote_options="permissive")
         place = [("generation", "ascending"), ("offset", "ascending")]
@@ -135,7 +139,7 @@ class ArchiveReader:
         Close the iterator when it is not read to its end.
         """
         with archive_errors(f"reading the archive of {self.entity}"):
-            filesystem, files = filesystem_of(self.path), self.files()
+            filesystem, files = _filesystem(self.path), self.files()
             ordered = OrderedRecords(filesystem, files, generation, spans, columns, where)
             with closing(ordered):
                 yield from ordered.read()
@@ -217,8 +221,12 @@ class ArchiveReader:
         return pa.schema([whole.field(name) for name in names])
 
 
+def _filesystem(path: str) -> FileSystem:
+    return filesystem_of(path, by_spark=True)
+
+
 def _dataset(path: str, files: list[str], schema: pa.Schema) -> ds.Dataset:
-    return ds.dataset(files, schema=schema, filesystem=filesystem_of(path), format=CHECKED_PARQUET)
+    return ds.dataset(files, schema=schema, filesystem=_filesystem(path), format=CHECKED_PARQUET)
 
 
 def _at(generation: int, partition: int, offset: int) -> ds.Expression:

@@ -23,6 +23,8 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
+from everstate.archive.files import files_of
+from everstate.archive.layout import archive_errors
 from everstate.errors import ArchiveDamaged
 
 _HEAD: Final = struct.Struct(">4si")
@@ -46,13 +48,28 @@ def local_folder(path: str) -> Path | None:
     return None if "://" in path else Path(path)
 
 
-def filesystem_of(path: str) -> FileSystem:
+def filesystem_of(path: str, *, by_spark: bool = False) -> FileSystem:
     """The filesystem that opens a table's files, given its folder or URL, by paths in its log.
 
-    Reading raises ArchiveDamaged where bytes differ from their sums. Cost: 0.75 s a GiB of a core,
-    where reading alone costs 0.1 s.
+    Reading raises ArchiveDamaged where bytes differ from their sums, and where a file on a local
+    disk has none although Spark wrote it (``by_spark``). Cost: 0.75 s a GiB of a core, where
+    reading alone costs 0.1 s.
     """
-    return PyFileSystem(_LakeFiles(path))
+    return PyFileSystem(_LakeFiles(path, by_spark))
+
+
+def require_sums(path: str) -> None:
+    """Raise ArchiveDamaged when a data file that Spark wrote to a local disk has no sums.
+
+    Spark itself reads such a file in silence; it compares the others with their sums. Cost: reads
+    the table's log, and asks the disk once for each file.
+    """
+    folder = local_folder(path)
+    if folder is not None:
+        with archive_errors(f"reading {path}"):
+            files = files_of(table_of(path))
+        for file in files:
+            _require_sums(folder / unquote(file.path))
 
 
 def table_of(path: str) -> DeltaTable:
@@ -84,28 +101,29 @@ def check_file(file: Path) -> bool:
     return True
 
 
-def check_table(path: str, files: list[str]) -> tuple[list[ArchiveDamaged], list[str]]:
+def check_table(path: str, files: list[str]) -> tuple[dict[str, ArchiveDamaged], list[str]]:
     """Compare the given files of a table and all of its log with their sums.
 
-    Returns the damage, and the files without sums: of those the pages of Parquet are compared. The
-    log of a table in an object store is left to that store. Cost: reads each file once.
+    Returns the damage by file, and the files without sums: of those the pages of Parquet are
+    compared. The log of a table in an object store is left to that store. Cost: reads each file
+    once.
     """
     folder, filesystem = local_folder(path), filesystem_of(path)
     of_log = (
         [] if folder is None else [file for file in (folder / _LOG).iterdir() if file.is_file()]
     )
     logged = sorted(f"{_LOG}/{file.name}" for file in of_log if file.name[0] != ".")
-    damaged, without = [], []
+    damaged, without = dict[str, ArchiveDamaged](), list[str]()
     for name in [*files, *logged]:
         try:
             if folder is None or not check_file(folder / unquote(name)):
-                without.append(name)
                 if name.endswith(".parquet"):
                     read_pages(filesystem, name)
+                without.append(name)
         except ArchiveDamaged as found:
-            damaged.append(found)
+            damaged[name] = found
         except (OSError, pa.ArrowException) as cause:
-            damaged.append(ArchiveDamaged(f"{name} is damaged: {cause}"))
+            damaged[name] = ArchiveDamaged(f"{name} is damaged: {cause}")
     return damaged, without
 
 
@@ -125,12 +143,24 @@ def summed(path: str, *names: str) -> Iterator[None]:
     before = set(_visible(path, names))
     yield
     for file in set(_visible(path, names)) - before:
-        content = file.read_bytes()
-        sums = (crc32(content[at : at + _CHUNK]) for at in range(0, len(content), _CHUNK))
-        packed = b"".join(each.to_bytes(4) for each in sums)
-        part = file.with_name(f".{file.name}.part")
-        part.write_bytes(_HEAD.pack(_MAGIC, _CHUNK) + packed)
-        part.replace(_sums_of(file))  # Others may be reading: they never find a part of the sums.
+        _write_sums(file)
+
+
+def write_sums(path: str, names: Sequence[str]) -> None:
+    """Write sums for files of a table on a local disk, by their paths in its log."""
+    folder = local_folder(path)
+    if folder is not None:
+        for name in names:
+            _write_sums(folder / unquote(name))
+
+
+def _write_sums(file: Path) -> None:
+    content = file.read_bytes()
+    sums = (crc32(content[at : at + _CHUNK]) for at in range(0, len(content), _CHUNK))
+    packed = b"".join(each.to_bytes(4) for each in sums)
+    part = file.with_name(f".{file.name}.part")
+    part.write_bytes(_HEAD.pack(_MAGIC, _CHUNK) + packed)
+    part.replace(_sums_of(file))  # Others may be reading: they never find a part of the sums.
 
 
 def _visible(path: str, names: Sequence[str]) -> Iterator[Path]:
@@ -143,7 +173,17 @@ def _visible(path: str, names: Sequence[str]) -> Iterator[Path]:
 
 
 def _sums_of(file: Path) -> Path:
-    return file.with_name(f".{file.name}.crc")
+    return file.with_name(sums_name(file.name))
+
+
+def sums_name(name: str) -> str:
+    """Name of the file that has the sums of a file."""
+    return f".{name}.crc"
+
+
+def _require_sums(file: Path) -> None:
+    if not _sums_of(file).exists():
+        raise ArchiveDamaged(f"{file}: its sums, {sums_name(file.name)}, are gone.")
 
 
 def _damaged(file: Path, at: int) -> ArchiveDamaged:
@@ -151,9 +191,9 @@ def _damaged(file: Path, at: int) -> ArchiveDamaged:
 
 
 class _LakeFiles(DeltaStorageHandler):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, by_spark: bool) -> None:
         super().__init__(path)
-        self._folder = local_folder(path)
+        self._folder, self._by_spark = local_folder(path), by_spark
 
     def open_input_file(self, path: str) -> pa.PythonFile:
         """A file whose bytes are compared with their sums, where it has any."""
@@ -161,6 +201,8 @@ class _LakeFiles(DeltaStorageHandler):
             file = self._folder / PurePosixPath(unquote(path))
             if _sums_of(file).exists():
                 return pa.PythonFile(_CheckedFile(file), "r")
+            if self._by_spark:
+                _require_sums(file)
         return super().open_input_file(path)
 
     open_input_stream = open_input_file

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
-from everstate.local import Check, disk_check
+from everstate.local import Finding, disk_check
 from everstate.log.inspecting import Brokers, TopicFacts, brokers, clock_ahead_s, topic_facts
 from everstate.log.lag import is_reachable
 from everstate.log.topics import TopicDifference, TopicNames, Topics
@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 def server_checks(
     config: Config, app: App | None, *, probe: bool, clock: Clock = time.time
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Check the servers whose addresses are known; each costs some requests.
 
     ``probe``: also create a topic, write a record to it, and delete it.
@@ -58,17 +58,17 @@ def server_checks(
         yield disk_check("archive", Path(config.archive_path))
 
 
-def _guarded(name: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+def _guarded(name: str, checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     """The checks of one server; what it refuses, or that it does not answer, is one too."""
     try:
         yield from checks()
     except EverstateError as error:
-        yield Check(name, "fail", error.message, error.advice)
+        yield Finding(name, "fail", error.message, advice=error.advice)
     except psycopg.Error as error:
-        yield Check(name, "fail", str(error).splitlines()[0])
+        yield Finding(name, "fail", str(error).splitlines()[0])
 
 
-def _kafka(config: Config, app: App | None) -> Iterator[Check]:
+def _kafka(config: Config, app: App | None) -> Iterator[Finding]:
     if not is_reachable(config):
         advice = "Check log.bootstrap_servers, and whether the brokers run."
         raise Unavailable("no broker accepts a connection.", advice=advice)
@@ -82,77 +82,81 @@ def _kafka(config: Config, app: App | None) -> Iterator[Check]:
         commands = [] if app is None else list(app.command_groups)
         differences = topics.differences(entities, commands)
     if not existing and found.may_create is False:
-        yield Check("kafka rights", "fail", "topics cannot be created", _acl(config, ["Create"]))
+        yield Finding(
+            "kafka rights", "fail", "topics cannot be created", advice=_acl(config, ["Create"])
+        )
     facts = topic_facts(config, existing)
     yield from topic_rights(config, facts)
     yield from replication(config, facts, found.nodes)
     yield from topic_settings(config, differences)
     if not differences:
-        yield Check("topics", "ok", f"{len(existing)} topics have the settings of everstate.toml")
+        yield Finding("topics", "ok", f"{len(existing)} topics have the settings of everstate.toml")
 
 
-def kafka_version(found: Brokers) -> Check:
+def kafka_version(found: Brokers) -> Finding:
     """Whether the brokers are new enough. Brokers report their protocol and not their version."""
     protocol = found.settings.get("inter.broker.protocol.version")
     if protocol is None:
-        return Check("kafka", "ok", f"4.0 or newer, {found.nodes} brokers")
+        return Finding("kafka", "ok", f"4.0 or newer, {found.nodes} brokers")
     match = re.match(r"(\d+)\.(\d+)", protocol)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < KAFKA_MIN:
         wanted = ".".join(str(each) for each in KAFKA_MIN)
         step = f"upgrade to {wanted} or newer, and raise inter.broker.protocol.version"
-        return Check("kafka", "fail", f"protocol {protocol}", step)
-    return Check("kafka", "ok", f"protocol {protocol}, {found.nodes} brokers")
+        return Finding("kafka", "fail", f"protocol {protocol}", advice=step)
+    return Finding("kafka", "ok", f"protocol {protocol}, {found.nodes} brokers")
 
 
-def broker_settings(config: Config, found: Brokers) -> Iterator[Check]:
+def broker_settings(config: Config, found: Brokers) -> Iterator[Finding]:
     """Settings of a broker that would lose records or end our transactions."""
     if found.settings.get("unclean.leader.election.enable") == "true":
         said = "unclean.leader.election.enable is true: acknowledged records may be lost"
         step = _configs(config, "brokers", None, "unclean.leader.election.enable=false")
-        yield Check("kafka", "fail", said, step)
+        yield Finding("kafka", "fail", said, advice=step)
     longest_ms = int(found.settings.get("transaction.max.timeout.ms", "900000"))
     wanted_ms = int(config.commands.transaction_timeout_s * 1000)
     if longest_ms < wanted_ms:
         said = f"transaction.max.timeout.ms is {longest_ms}, commands need {wanted_ms}"
         step = f"set commands.transaction_timeout_s to {longest_ms / 1000:g} or less"
-        yield Check("kafka", "fail", said, step)
+        yield Finding("kafka", "fail", said, advice=step)
 
 
-def topic_rights(config: Config, facts: Iterable[TopicFacts]) -> Iterator[Check]:
+def topic_rights(config: Config, facts: Iterable[TopicFacts]) -> Iterator[Finding]:
     """Topics on which a right is missing."""
     lacking = [topic for topic in facts if topic.missing_rights]
     if lacking:
         missing = sorted({right for topic in lacking for right in topic.missing_rights})
         said = f"no right to {', '.join(missing)} on {_some(topic.name for topic in lacking)}"
         rights = ["".join(word.title() for word in right.split("_")) for right in missing]
-        yield Check("kafka rights", "fail", said, _acl(config, rights))
+        yield Finding("kafka rights", "fail", said, advice=_acl(config, rights))
 
 
-def replication(config: Config, facts: Iterable[TopicFacts], nodes: int) -> Iterator[Check]:
+def replication(config: Config, facts: Iterable[TopicFacts], nodes: int) -> Iterator[Finding]:
     """Topics with fewer replicas than configured, or that accept a write on too few of them."""
     wanted, listed = config.log.replication, list(facts)
     if nodes < wanted:
         said = f"log.replication is {wanted}, and the cluster has {nodes} brokers"
-        yield Check("replication", "fail", said, f"set log.replication to {nodes}, or add brokers")
+        yield Finding(
+            "replication", "fail", said, advice=f"set log.replication to {nodes}, or add brokers"
+        )
     few = [topic for topic in listed if topic.replicas < wanted]
     if few:
         said = f"fewer than {wanted} replicas: {_some(topic.name for topic in few)}"
         step = "move them with kafka-reassign-partitions.sh --execute"
-        yield Check("replication", "warn", said, step)
+        yield Finding("replication", "warn", said, advice=step)
     late = [topic for topic in listed if topic.in_sync < topic.min_insync]
     if late:
         said = f"too few replicas in sync to be written: {_some(topic.name for topic in late)}"
-        yield Check("replication", "fail", said, "start the brokers that are down")
+        yield Finding("replication", "fail", said, advice="start the brokers that are down")
     needed = max(1, wanted - 1)
     for topic in listed:
         if topic.min_insync < needed:
             said = f"{topic.name}: min.insync.replicas is {topic.min_insync}, expected {needed}"
             step = _configs(config, "topics", topic.name, f"min.insync.replicas={needed}")
-            yield Check("replication", "warn", said, step)
+            yield Finding("replication", "warn", said, advice=step)
 
 
-def topic_settings(config: Config, differences: Iterable[TopicDifference]) -> Iterator[Check]:
+def topic_settings(config: Config, differences: Iterable[TopicDifference]) -> Iterator[Finding]:
     """Topics whose settings differ from everstate.toml, each with the command that changes it."""
     for each in differences:
         if each.setting == "partitions":
@@ -160,24 +164,26 @@ def topic_settings(config: Config, differences: Iterable[TopicDifference]) -> It
                 f"set log.partitions to {each.found}; other numbers need a new log: "
                 "everstate log begin --help"
             )
-            yield Check("topics", "warn", str(each), step)
+            yield Finding("topics", "warn", str(each), advice=step)
         else:
             outcome: Literal["warn", "fail"] = (
                 "fail" if each.setting == "cleanup.policy" else "warn"
             )
             value = f"{each.setting}={each.wanted}"
-            yield Check("topics", outcome, str(each), _configs(config, "topics", each.topic, value))
+            yield Finding(
+                "topics", outcome, str(each), advice=_configs(config, "topics", each.topic, value)
+            )
 
 
-def _postgres(dsn: str, schemas: list[str], clock: Clock) -> Iterator[Check]:
+def _postgres(dsn: str, schemas: list[str], clock: Clock) -> Iterator[Finding]:
     with views_errors(dsn), connect_views(dsn) as connection:
         number = connection.info.server_version
         version = f"{number // 10_000}.{number % 10_000}"
         if number // 10_000 < POSTGRES_MIN:
             step = f"upgrade to PostgreSQL {POSTGRES_MIN} or newer"
-            yield Check("postgres", "fail", f"version {version}", step)
+            yield Finding("postgres", "fail", f"version {version}", advice=step)
         else:
-            yield Check("postgres", "ok", f"version {version}")
+            yield Finding("postgres", "ok", f"version {version}")
         before_s = clock()
         row = _row(connection, "SELECT extract(epoch FROM clock_timestamp())::float8")
         yield clock_check("postgres clock", row[0] - (before_s + clock()) / 2)
@@ -186,7 +192,7 @@ def _postgres(dsn: str, schemas: list[str], clock: Clock) -> Iterator[Check]:
         yield from _server_settings(connection, dsn)
 
 
-def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -> Iterator[Check]:
+def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -> Iterator[Finding]:
     """Whether our role may create a schema, or use and change the one that exists."""
     user, database, exists, may_create_schema = _row(
         connection,
@@ -197,11 +203,13 @@ def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -
     role, name = sql.Identifier(user), sql.Identifier(schema)
     if not exists:
         if may_create_schema:
-            yield Check("rights", "ok", f"{user} may create schema {schema}")
+            yield Finding("rights", "ok", f"{user} may create schema {schema}")
         else:
             grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}")
             step = grant.format(sql.Identifier(database), role).as_string(connection)
-            yield Check("rights", "fail", f"{user} may not create {schema}", _psql(dsn, step))
+            yield Finding(
+                "rights", "fail", f"{user} may not create {schema}", advice=_psql(dsn, step)
+            )
         return
     usable, owners = _row(
         connection,
@@ -213,16 +221,18 @@ def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -
     if not usable:
         grant = sql.SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}")
         step = grant.format(name, role).as_string(connection)
-        yield Check("rights", "fail", f"{user} may not change schema {schema}", _psql(dsn, step))
+        yield Finding(
+            "rights", "fail", f"{user} may not change schema {schema}", advice=_psql(dsn, step)
+        )
     for owner in owners:
         said = f"tables of {schema} belong to {owner}, and {user} is no member of it"
         step = sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), role).as_string(connection)
-        yield Check("rights", "fail", said, _psql(dsn, step))
+        yield Finding("rights", "fail", said, advice=_psql(dsn, step))
     if usable and not owners:
-        yield Check("rights", "ok", f"{user} may change schema {schema}")
+        yield Finding("rights", "ok", f"{user} may change schema {schema}")
 
 
-def _server_settings(connection: psycopg.Connection[Any], dsn: str) -> Iterator[Check]:
+def _server_settings(connection: psycopg.Connection[Any], dsn: str) -> Iterator[Finding]:
     fsync, most, used = _row(
         connection,
         """SELECT current_setting('fsync'), current_setting('max_connections')::int,
@@ -231,21 +241,21 @@ def _server_settings(connection: psycopg.Connection[Any], dsn: str) -> Iterator[
     if fsync == "off":
         said = "fsync is off: a crash of its machine destroys the database"
         step = _psql(dsn, "ALTER SYSTEM SET fsync = on", "SELECT pg_reload_conf()")
-        yield Check("postgres", "warn", said, step)
+        yield Finding("postgres", "warn", said, advice=step)
     if most - used < _CONNECTIONS_MIN:
         said = f"{used} of {most} connections are used; everstate uses up to {_CONNECTIONS_MIN}"
         step = _psql(dsn, f"ALTER SYSTEM SET max_connections = {2 * most}")
-        yield Check("postgres", "warn", said, f"{step}, then restart PostgreSQL")
+        yield Finding("postgres", "warn", said, advice=f"{step}, then restart PostgreSQL")
 
 
-def clock_check(name: str, ahead_s: float) -> Check:
+def clock_check(name: str, ahead_s: float) -> Finding:
     """Whether a server's clock and ours agree: times of changes and lags are computed from both."""
     if abs(ahead_s) <= SKEW_S_MAX:
-        return Check(name, "ok", f"within {SKEW_S_MAX:g} s of this machine's")
+        return Finding(name, "ok", f"within {SKEW_S_MAX:g} s of this machine's")
     where = "ahead of" if ahead_s > 0 else "behind"
     said = f"{abs(ahead_s):.1f} s {where} this machine's clock"
     step = "sudo timedatectl set-ntp true, on the machine whose clock is wrong"
-    return Check(name, "warn", said, step)
+    return Finding(name, "warn", said, advice=step)
 
 
 def _row(connection: psycopg.Connection[Any], query: str, given: Any = None) -> tuple[Any, ...]:

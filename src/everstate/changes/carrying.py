@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -98,6 +98,25 @@ def carried(
 def place_of(model: type[BaseModel], removed: tuple[str, ...] = ()) -> _Place:
     """The place of a whole state; raises ValueError when no field was removed from such a place."""
     return _model_place(model, [tuple(path.split(".")) for path in removed])
+
+
+def former_names(model: type[BaseModel], removed: Sequence[str]) -> Iterator[str]:
+    """Fields that a state before may have and the next one need not, as `note` or `lines.note`.
+
+    They were removed, or have another name now; `lines.*`: every field that is not there.
+    """
+    return _former(place_of(model, tuple(removed)))
+
+
+def _former(place: _Place, at: str = "") -> Iterator[str]:
+    if place.element is not None:
+        yield from _former(place.element, at)
+    if place.model is None:
+        return
+    written = {names[0] for names in known_names(place.model).values()}
+    yield from (f"{at}{name}" for name in sorted((place.known or {"*"}) - written))
+    for names, inner in place.members:
+        yield from _former(inner, f"{at}{names[0]}.")
 
 
 def _model_place(model: type[BaseModel], removed: Sequence[_Path]) -> _Place:

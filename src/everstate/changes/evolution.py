@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from everstate.changes.entity import EntityType
 
 ModelChange: TypeAlias = Literal[
-    "added", "removed", "widened", "optional", "required", "retyped", "key"
+    "added", "removed", "dropped", "widened", "optional", "required", "retyped", "key"
 ]
 _REFUSED: Final = frozenset({"required", "retyped", "key"})
 _INTEGER_DIGITS: Final = 19
@@ -23,7 +23,8 @@ _INTEGER_DIGITS: Final = 19
 class FieldChange:
     """One difference between two models of an entity type.
 
-    ``what``: a field was `added`, which states from before lack; `removed`; `widened` to a type
+    ``what``: a field was `added`, which states from before lack; `removed`, now or at an earlier
+    start; `dropped`, because the entity type's ``removed`` names it now; `widened` to a type
     that takes every old value; it may be missing now (`optional`); it may not (`required`); it has
     a type that old values may not fit (`retyped`); another field is the `key`.
     """
@@ -49,6 +50,7 @@ class FieldChange:
 _MEANINGS: Final[Mapping[ModelChange, str]] = {
     "added": "states from before have no value there",
     "removed": "its values stay in messages, and in states until `removed` names it",
+    "dropped": "its values stay in messages, and in a state until the next write of it",
     "widened": "views that use it are built again",
     "optional": "nothing to do",
     "required": "states from before do not have it: give it a default, or None",
@@ -58,14 +60,24 @@ _MEANINGS: Final[Mapping[ModelChange, str]] = {
 }
 
 
-def model_note(entity_type: EntityType) -> dict[str, Any]:
-    """The description of a model that is stored, to compare a later model with it."""
-    return {"key": entity_type.key, "fields": entity_type.shape["fields"]}
+def model_note(entity_type: EntityType, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The description of a model that is stored, to compare a later model with it.
+
+    ``before``: that of the model before. Fields that it had stay in the description as `former`
+    until ``removed`` names them, because states still have them.
+    """
+    fields = entity_type.shape["fields"]
+    had = {} if before is None else {**before.get("former", {}), **before["fields"]}
+    named = {*fields, *entity_type.removed}
+    former = {name: shape for name, shape in had.items() if name not in named}
+    return {"key": entity_type.key, "fields": fields, **({"former": former} if former else {})}
 
 
 def field_changes(before: Mapping[str, Any], entity_type: EntityType) -> list[FieldChange]:
     """Differences between a stored model description and the present model, by field."""
     name, old, new = entity_type.name, before["fields"], entity_type.shape["fields"]
+    former = {field: one for field, one in before.get("former", {}).items() if field not in new}
+    old = {**former, **old}
     found = []
     if before["key"] != entity_type.key:
         found.append(FieldChange(name, entity_type.key, "key", before["key"], entity_type.key))
@@ -75,7 +87,7 @@ def field_changes(before: Mapping[str, Any], entity_type: EntityType) -> list[Fi
         if one is None:
             what: ModelChange | None = "required" if other["required"] else "added"
         elif other is None:
-            what = "removed"
+            what = "dropped" if field in entity_type.removed else "removed"
         else:
             what = _between(one, other)
         if what is not None:

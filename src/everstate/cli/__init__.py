@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import typer
 
 import everstate
-from everstate.cli.console import Session, out
+from everstate.cli.console import Session, err, out
 from everstate.cli.verbs import HELP, VerbGroup
 
 cli = typer.Typer(
@@ -22,6 +23,9 @@ cli = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": HELP},
 )
+
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,11 +49,22 @@ def options(
     context.obj = Session(project, debug)
 
 
-def _on_sigterm(number: int, _frame: FrameType | None) -> Any:
+def _on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    spark = sys.modules.get("everstate.pipeline.spark.session")
+    is_left = spark is not None and spark.leave(128 + number)
+    if number == signal.SIGINT and not is_left:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)
 
 
 def main() -> None:
     """Run the command line; SIGTERM unwinds like Ctrl-C does, so that servers are stopped."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    cli()
+    stopping = {128 + number: signal.Signals(number).name for number in _STOPPING}
+    for number in _STOPPING:
+        signal.signal(number, _on_signal)
+    try:
+        cli()
+    except SystemExit as end:
+        if end.code in stopping:
+            err.print(f"stopped by {stopping[end.code]}; what was not done yet is left.")
+        raise

@@ -1,4 +1,4 @@
-"""`everstate archive`: prove the lake, compact it, and look at it."""
+"""`everstate archive`: prove the lake, repair it, compact it, and look at it."""
 
 from __future__ import annotations
 
@@ -72,6 +72,51 @@ def verify(
     failed = [report.entity for report in reports if not report.holds]
     if failed:
         raise VerificationFailed(f"the proof of the archive failed: {', '.join(failed)}.")
+
+
+@archive.command("repair")
+def repair(
+    context: typer.Context,
+    entity: EntitiesArgument = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the records of damaged files again, while the log has them.
+
+    The damaged files are moved to the folder `_damaged` of the table. A file without sums gets
+    some, when those of its pages are right. Afterwards `archive verify` compares all records with
+    those of the log.
+    """
+    from everstate.log.positions import Offsets
+    from everstate.log.topics import Topics
+    from everstate.pipeline.archiving.repair import repair as repair_one
+    from everstate.pipeline.spark.session import own_spark
+
+    config = config_of(context)
+    entities = load_app(app, config, views=False).entities
+    names = _entities(entity, app, config)
+    config = resolve(config, needs=("kafka",))
+    done = []
+    with (
+        working("starting Spark") as tell,
+        own_spark(config) as spark,
+        Offsets(config) as offsets,
+        Topics(config) as topics,
+    ):
+        for name in names:
+            tell(f"reading the archive of {name}")
+            of = entities[name]
+            done.append(repair_one(spark, config, of, offsets=offsets, topics=topics))
+    if json:
+        print_json(done)
+        return
+    table(
+        ("entity", "damaged files", "records written again", "files with new sums", "seconds"),
+        [
+            (one.entity, "\n".join(one.files), one.records, len(one.summed), round(one.seconds, 1))
+            for one in done
+        ],
+    )
 
 
 @archive.command("compact")

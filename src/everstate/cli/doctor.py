@@ -13,7 +13,7 @@ from everstate.attention.checks import server_checks
 from everstate.cli.console import SIGNS, JsonOption, config_of, err, load_app, out, print_json
 from everstate.config import Config
 from everstate.errors import EverstateError
-from everstate.local import Check, machine_checks, resolve, stack_checks
+from everstate.local import Finding, machine_checks, resolve, stack_checks
 
 
 def register(cli: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def doctor(
     try:
         config = config_of(context)
     except EverstateError as error:
-        checks = [Check("settings", "fail", error.message, error.advice)]
+        checks = [Finding("settings", "fail", error.message, advice=error.advice)]
     else:
         settings, app = _settings(config)
         checks = [*machine_checks(config), settings, *stack_checks(config)]
@@ -63,15 +63,15 @@ def _connected(config: Config) -> Config:
     return config
 
 
-def _settings(config: Config) -> tuple[Check, App | None]:
+def _settings(config: Config) -> tuple[Finding, App | None]:
     """Whether the settings name an app that loads, and the app."""
     if config.project.app is None:
         advice = 'set app = "module:attribute" under [project] in everstate.toml'
-        return Check("settings", "warn", "no app is set", advice), None
+        return Finding("settings", "warn", "no app is set", advice=advice), None
     try:
         app = load_app(None, config)
     except (EverstateError, ImportError) as error:
         advice = "correct project.app in everstate.toml"
-        return Check("settings", "fail", str(error), advice), None
+        return Finding("settings", "fail", str(error), advice=advice), None
     found = f"app {app.name} with {len(app.entities)} entity types"
-    return Check("settings", "ok", found), app
+    return Finding("settings", "ok", found), app

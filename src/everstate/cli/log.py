@@ -44,7 +44,9 @@ def begin(
 
     1. Stop `everstate run`, and the services that publish. Remove captures: `everstate cdc remove`.
     The log is the source of truth of what commands or events write. Keep that:
-    `everstate replay ENTITY --to NEWPREFIX.ENTITY.changes.g1`.
+    `everstate replay ENTITY --to NEWPREFIX.ENTITY.changes.g1`. From these changes follow the states
+    and the answers of accepted commands. An archive has no rejections, no parked or undecided
+    commands and no delayed ones of process managers: send again what is needed.
 
     2. In everstate.toml, give `log.prefix`, `archive.path` and `views.schema_name` new values.
 
@@ -63,7 +65,8 @@ def begin(
         out.print("The stores publish to this log already; nothing was changed.")
         return
     table(("entity", "from", "to"), [(name, *topics) for name, topics in moved.items()])
-    out.print("Next: start `everstate run`, then publish what the stores have:")
+    then = ", then publish what the stores have:" if repairs else "."
+    out.print(f"Next: start `everstate run`{then}")
     for name in repairs:
         out.print(f"  everstate drift repair {name}")
 
@@ -71,8 +74,9 @@ def begin(
 def begin_log(config: Config, project: App, *, again: bool = False) -> dict[str, tuple[str, str]]:
     """Let the stores publish to the configured log; returns entity type → old and new changelog.
 
-    Raises LogError when the log has records (unless ``again``), or when views or archive belong to
-    another log, and Fenced while `everstate run` runs; nothing was changed then.
+    Raises LogError when the log has records (unless ``again``), when views or archive belong to
+    another log, or when process managers would react again, and Fenced while `everstate run` runs;
+    nothing was changed then.
     """
     with claimed(config), Topics(config) as topics:
         topics.ensure(project.entities)
@@ -82,7 +86,10 @@ def begin_log(config: Config, project: App, *, again: bool = False) -> dict[str,
         _check_views(config, bound)
         _check_archive(config, bound)
         moved: dict[str, tuple[str, str]] = {}
-        for way_in in ways_in(config, project):
+        ways = ways_in(config, project)
+        for way_in in ways:
+            way_in.check_move(bound)
+        for way_in in ways:
             moved |= way_in.move(bound)
         return moved
 

@@ -21,8 +21,6 @@ DatabaseKind = Literal[
 ]
 CaptureForm = Literal["debezium", "maxwell", "canal", "goldengate", "dms"]
 Naming = Literal["as_is", "lower", "snake"]
-TableRow = Mapping[str, Any]
-"""A row of a table, its column names as the source spells them, and JSON values."""
 Times = Literal["ms", "us", "ns", "s"]
 
 CAPTURE_KINDS: Final = ("postgresql", "mariadb", "mysql")

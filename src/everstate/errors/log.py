@@ -11,6 +11,7 @@ BEGIN_NEW_LOG: Final = (
     "Restore the old topic if you can. Otherwise begin a new log: `everstate log begin --help` "
     "lists the steps."
 )
+REPLAYED: Final = f"After `everstate replay`: `everstate log begin --again`. {BEGIN_NEW_LOG}"
 
 
 class DeliveryFailed(EverstateError):

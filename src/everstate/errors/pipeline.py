@@ -33,10 +33,11 @@ class ArchiveDamaged(ArchiveError):
     def __init__(self, message: str) -> None:
         super().__init__(
             message,
-            advice="`everstate archive verify` names each damaged file. A file of an archive never "
-            "changes: put the one of the same name from a copy in its place, with its "
-            "`.NAME.crc`. Without a copy, and while the log has all records, set a new "
-            "archive.path: `everstate run` then archives everything again.",
+            advice="`everstate archive verify` names each damaged file, and `everstate archive "
+            "repair` writes its records again while the log has them. A file of an archive never "
+            "changes: you may also put the one of the same name from a copy in its place, with its "
+            "`.NAME.crc`. When a file of `_delta_log` or `_ledger` is damaged and there is no "
+            "copy, set a new archive.path: `everstate run` archives the log again.",
         )
 
 

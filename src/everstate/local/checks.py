@@ -28,22 +28,26 @@ from everstate.local.processes import free_port
 from everstate.local.stack import Stack
 from everstate.local.unprivileged import namespaces_work
 
+FindingOutcome = Literal["ok", "warn", "fail"]
 _FREE_BYTES_MIN = 2_000_000_000
 _MEMORY_BYTES_MIN = 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Result of one check."""
+class Finding:
+    """The result of one check of a doctor: `everstate doctor`, `everstate cdc doctor`."""
 
     name: str
-    outcome: Literal["ok", "warn", "fail"]
+    outcome: FindingOutcome
     found: str
+    sql: tuple[str, ...] = ()
+    """SQL statements that repair it, for a user with the rights; empty: SQL cannot repair it, or
+    nothing is wrong."""
     advice: str | None = None
-    """The step that corrects the problem; None when there is none."""
+    """Another step that corrects it, such as a restart of the server; None when there is none."""
 
 
-def machine_checks(config: Config) -> list[Check]:
+def machine_checks(config: Config) -> list[Finding]:
     """Python, Java, root, memory, disk, ports and cache; takes about a second."""
     return [
         _python(),
@@ -58,67 +62,69 @@ def machine_checks(config: Config) -> list[Check]:
     ]
 
 
-def stack_checks(config: Config) -> list[Check]:
+def stack_checks(config: Config) -> list[Finding]:
     """The servers of the project; probes each running one (at most 3 s each)."""
     stack = Stack(config)
     if not stack.names:
         return [
-            Check("stack", "ok", "no local server is needed, because all addresses are configured")
+            Finding(
+                "stack", "ok", "no local server is needed, because all addresses are configured"
+            )
         ]
     checks = []
     for server in stack.status():
         found = f"{server.state} on {server.address}" if server.address else server.state
         if server.state == "running":
-            checks.append(Check(server.name, "ok", found))
+            checks.append(Finding(server.name, "ok", found))
         elif server.state == "stopped":
-            checks.append(Check(server.name, "warn", found, "everstate up"))
+            checks.append(Finding(server.name, "warn", found, advice="everstate up"))
         else:
             step = f"read {server.log}, then run everstate up"
-            checks.append(Check(server.name, "fail", found, step))
+            checks.append(Finding(server.name, "fail", found, advice=step))
     return checks
 
 
-def _python() -> Check:
+def _python() -> Finding:
     version = ".".join(str(part) for part in sys.version_info[:3])
-    return Check("python", "ok", f"{version} ({sys.executable})")
+    return Finding("python", "ok", f"{version} ({sys.executable})")
 
 
 def _starts_cassandra(config: Config) -> bool:
     return config.cassandra.local and not config.cassandra.contact_points
 
 
-def _java(config: Config) -> Check:
+def _java(config: Config) -> Finding:
     try:
         jvm = cassandra_java() if _starts_cassandra(config) else find_jvm()
     except LocalStackError as error:
-        return Check("java", "fail", error.message, error.advice)
-    return Check("java", "ok", f"{jvm.version} from {jvm.source} ({jvm.home})")
+        return Finding("java", "fail", error.message, advice=error.advice)
+    return Finding("java", "ok", f"{jvm.version} from {jvm.source} ({jvm.home})")
 
 
-def _root() -> Check:
+def _root() -> Finding:
     if os.geteuid() != 0:
-        return Check("user", "ok", f"uid {os.geteuid()}")
+        return Finding("user", "ok", f"uid {os.geteuid()}")
     if namespaces_work():
-        return Check("user", "ok", "everstate runs as root; PostgreSQL runs in a user namespace")
+        return Finding("user", "ok", "everstate runs as root; PostgreSQL runs in a user namespace")
     if shutil.which("setpriv"):
-        return Check("user", "ok", "everstate runs as root; PostgreSQL runs as the user nobody")
-    return Check(
+        return Finding("user", "ok", "everstate runs as root; PostgreSQL runs as the user nobody")
+    return Finding(
         "user",
         "fail",
         "everstate runs as root, and neither unshare nor setpriv works",
-        "run everstate as another user, or set store.dsn to a server of your own",
+        advice="run everstate as another user, or set store.dsn to a server of your own",
     )
 
 
-def _memory() -> Check:
+def _memory() -> Finding:
     free = psutil.virtual_memory().available
     found = f"{free / 1e9:.1f} GB available"
     if free >= _MEMORY_BYTES_MIN:
-        return Check("memory", "ok", found)
-    return Check("memory", "warn", found, "lower pipeline.driver_memory in everstate.toml")
+        return Finding("memory", "ok", found)
+    return Finding("memory", "warn", found, advice="lower pipeline.driver_memory in everstate.toml")
 
 
-def disk_check(name: str, folder: Path) -> Check:
+def disk_check(name: str, folder: Path) -> Finding:
     """Whether a folder, or the one in which it will be made, is writable and has some room."""
     there = folder
     while not there.exists():
@@ -126,50 +132,53 @@ def disk_check(name: str, folder: Path) -> Check:
     free = shutil.disk_usage(there).free
     found = f"{folder}: {free / 1e9:.1f} GB free"
     if not os.access(there, os.W_OK):
-        return Check(
+        return Finding(
             name,
             "fail",
             f"{found}, and not writable",
-            f"give your user write permission on {there}",
+            advice=f"give your user write permission on {there}",
         )
     if free < _FREE_BYTES_MIN:
-        return Check(
+        return Finding(
             name,
             "warn",
             found,
-            "free disk space, or move the folder (project.data_dir, local.cache_dir)",
+            advice="free disk space, or move the folder (project.data_dir, local.cache_dir)",
         )
-    return Check(name, "ok", found)
+    return Finding(name, "ok", found)
 
 
-def _closed(folder: Path) -> list[Check]:
+def _closed(folder: Path) -> list[Finding]:
     """Whether other users of this machine can read the data; no check while there is none."""
     if not folder.exists() or not folder.stat().st_mode & 0o077:
         return []
     found = f"{folder}: other users of this machine can read it"
-    return [Check("data folder", "warn", found, f"chmod 700 {folder}")]
+    return [Finding("data folder", "warn", found, advice=f"chmod 700 {folder}")]
 
 
-def _ports() -> Check:
+def _ports() -> Finding:
     port = free_port(set())
-    return Check("ports", "ok", f"loopback ports can be bound (tried {port})")
+    return Finding("ports", "ok", f"loopback ports can be bound (tried {port})")
 
 
-def _cache(config: Config) -> Check:
+def _cache(config: Config) -> Finding:
     wanted: list[Artifact] = [*kafka_artifacts(), *spark_artifacts()]
     if _starts_cassandra(config):
         wanted.extend(cassandra_artifacts())
     try:
         wanted.append(postgres_artifact())
     except LocalStackError as error:
-        return Check("cache", "fail", error.message, error.advice)
+        return Finding("cache", "fail", error.message, advice=error.advice)
     missing = [artifact for artifact in wanted if not cached(config, artifact).exists()]
     if missing:
         size = sum(artifact.size for artifact in missing)
         found = f"{len(missing)} of {len(wanted)} files not cached ({size / 1e6:.0f} MB)"
-        return Check(
-            "cache", "warn", found, "everstate up downloads them, which needs the network once"
+        return Finding(
+            "cache",
+            "warn",
+            found,
+            advice="everstate up downloads them, which needs the network once",
         )
-    return Check(
+    return Finding(
         "cache", "ok", f"{len(wanted)} files are cached, so that everstate up works offline"
     )

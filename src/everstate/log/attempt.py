@@ -7,14 +7,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
 
-from confluent_kafka import Message
+if TYPE_CHECKING:  # views call this, too, and load no Kafka for it
+    from confluent_kafka import Message
 
 RecordPlace = tuple[str | None, int | None, int | None]
 """Topic, partition and offset of a record."""
 
-Incoming: TypeAlias = Message
+Incoming: TypeAlias = "Message"
 """A record as the driver's message: ``key()``, ``value()``, ``headers()``, ``partition()``, …"""
 
 _AGAIN_S: Final = 1.0
@@ -52,7 +53,7 @@ class Attempt:
         self._batch_s, self._call_s = batch_s, batch_s / 2
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self._busy: tuple[RecordPlace, float] | None = None
+        self._busy: tuple[RecordPlace | None, float] | None = None
         self._is_over = False
 
     def refused(self, message: Incoming) -> str | None:
@@ -61,19 +62,19 @@ class Attempt:
 
     def call(
         self,
-        message: Incoming,
+        message: Incoming | None,
         function: Callable[_P, _R],
         *arguments: _P.args,
         **named: _P.kwargs,
     ) -> _R:
-        """Call code of the project for a record."""
+        """Call code of the project, for a record if there is one."""
         with self._lock:
             if self._is_over:
                 raise _LeftBehind
             now = time.monotonic()
             if now - self._began > self._batch_s:
                 raise TookTooLong(f"a batch took longer than {self._batch_s:g} s")
-            self._busy = place_of(message), now
+            self._busy = None if message is None else place_of(message), now
         try:
             return function(*arguments, **named)
         finally:
@@ -130,6 +131,15 @@ def _interrupt(thread: int, error: type[BaseException] | None) -> None:
     """Let a thread raise an error at its next step; ``None``: it shall raise none."""
     raised = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+def within(
+    limit_s: float, function: Callable[_P, _R], *arguments: _P.args, **named: _P.kwargs
+) -> _R:
+    """Call code of the project once; raises its error, or TookTooLong after ``limit_s``."""
+    attempt, results = Attempt(batch_s=2 * limit_s), list[_R]()
+    attempt.run(lambda: results.append(attempt.call(None, function, *arguments, **named)))
+    return results[0]
 
 
 def place_of(message: Incoming) -> RecordPlace:

@@ -18,7 +18,8 @@ from everstate.config import Config
 from everstate.errors import HIDDEN, InvalidConfig
 from everstate.log.java import java_options
 
-logger = logging.getLogger("everstate.log")
+logger = logging.getLogger(__name__)
+"""librdkafka's lines: for the log of a role. A command without a log raises its own errors."""
 
 _REPEAT_AFTER_S: Final = 10.0
 _last_logged_s: dict[str, float] = {}
@@ -43,6 +44,7 @@ def _worth_logging(record: logging.LogRecord) -> bool:
 
 
 logger.addFilter(_worth_logging)
+logger.addHandler(logging.NullHandler())  # else Python prints them where no log is configured
 
 READ_COMMITTED: Final = "read_committed"
 """Isolation of every reader in everstate (C5); Java clients and Spark default to the other one."""

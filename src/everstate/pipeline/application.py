@@ -106,7 +106,8 @@ class PipelineApplication:
         config, project = self._config, self._project
         changelogs = [topics.names.changes(name) for name in project.entities]
         work: dict[str, Callable[[], _Work]] = {
-            "trailing-views": lambda: Trailer(spark, config, project, self._turns),
+            "trailing-views": lambda: Trailer(spark, config, project, self._turns, failed=False),
+            "failed-views": lambda: Trailer(spark, config, project, self._turns, failed=True),
             "builds": lambda: Builder(spark, config, project),
             "refreshes": lambda: Refresher(config, project),
             "throttled": lambda: Releaser(config, project),

@@ -98,6 +98,10 @@ class WayIn(ABC):
         """
         return {}
 
+    def check_move(self, bound: Bound) -> None:
+        """Raise LogError when :meth:`move` would lose something or do it again; changes nothing."""
+        return
+
     def move(self, bound: Bound) -> Moved:
         """Publish to these changelogs from now on; gives what has changed."""
         return {}

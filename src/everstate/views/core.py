@@ -55,7 +55,6 @@ class Applied:
     held: int = 0
     dead: int = 0
     released: int = 0
-    skipped_below_position: int = 0
     failures: tuple[Failure, ...] = ()
 
 
@@ -229,7 +228,7 @@ def apply_range(
                 advice="Read the positions again.",
             )
         if position >= given.end:
-            return Applied(skipped_below_position=changes.num_rows)
+            return Applied()
         start = position
 
 
@@ -274,7 +273,6 @@ class _Judging:
             held=len(verdict.hold),
             dead=len(dead) + len(verdict.dead) + refused,
             released=len(released) + refused,
-            skipped_below_position=int(np.count_nonzero(offsets < self._start)),
             failures=tuple(failures),
         )
         opened.count(applied)

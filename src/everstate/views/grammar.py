@@ -412,9 +412,11 @@ class Grammar:
                 kind = kind.item_type
                 continue
             if exact is None:
+                known = f"There are {', '.join(fields)}." if fields else None
                 self.refuse(
-                    f"{self.entity_type.name} has no column {shown!r}",
-                    suggestion(part, fields) or f"Its columns are {', '.join(fields) or 'none'}.",
+                    f"{self.entity_type.name} has no column {shown!r}"
+                    f"{'' if fields else f': {parts[-1]} is of the type {kind}, without fields'}",
+                    suggestion(part, fields) or known,
                 )
             parts.append(exact.name)
             kind = exact.type
@@ -432,8 +434,8 @@ class Grammar:
             kind = kind.field(part).type
         return kind
 
-    def shown(self, resolved: exp.Expr) -> str:
-        """An expression without image and quotes, as its author may have written it."""
+    def shown(self, resolved: exp.Expr | str) -> str:
+        """An expression or its text without image and quotes, as its author may have written it."""
         return spark_text(resolved).replace(f"`{IMAGE}`.", "").replace("`", "")
 
     def columns(self) -> list[str]:
@@ -473,8 +475,10 @@ def image_path(node: exp.Expr) -> tuple[str, ...] | None:
     return tuple(names[1:]) if names and names[0] == IMAGE else None
 
 
-def spark_text(expression: exp.Expr) -> str:
-    """The one canonical text of an expression, in Spark's dialect."""
+def spark_text(expression: exp.Expr | str) -> str:
+    """The one canonical text of an expression, in Spark's dialect; a text is one already."""
+    if isinstance(expression, str):
+        return expression
     return expression.sql(
         dialect=DIALECT,
         comments=False,

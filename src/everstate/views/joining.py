@@ -106,8 +106,8 @@ class JoinGrammar(Grammar):
                 found += [(c, exp.column(c, table=name, quoted=True)) for c in columns]
         return found
 
-    def shown(self, resolved: exp.Expr) -> str:
-        """An expression with aliases in place of image paths, as its author may have written it."""
+    def shown(self, resolved: exp.Expr | str) -> str:
+        """An expression or its text with aliases for paths, as its author may have written it."""
         text = spark_text(resolved)
         for side, alias in self.aliases.items():
             text = text.replace(f"`{IMAGE}`.`{side}`.", f"{alias}.")

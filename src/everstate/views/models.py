@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from everstate.changes.evolution import FieldChange, field_changes
+from everstate.changes import EntityType
+from everstate.changes.evolution import FieldChange, field_changes, model_note
 from everstate.errors import InvalidModelChange
 from everstate.views.control import Control
 from everstate.views.project import Project
@@ -18,6 +19,13 @@ def model_changes(control: Control, project: Project) -> list[FieldChange]:
         if stored is not None and any(control.core_vector(name).values()):
             found += field_changes(stored, entity_type)
     return found
+
+
+def note_model(control: Control, entity_type: EntityType) -> None:
+    """Store an entity type's model, with the former fields that its states may have."""
+    name = entity_type.name
+    before = control.model(name) if any(control.core_vector(name).values()) else None
+    control.set_model(name, model_note(entity_type, before))
 
 
 def check_models(changes: Iterable[FieldChange]) -> None:

@@ -157,12 +157,13 @@ class Outputs:
             return made
 
         replaced = resolved.transform(replace)
-        self._check_grouped(replaced)
+        self._check_grouped(name, replaced)
         later, replaced = replaced.meta.get(ENDS_AFTER), replaced.unnest()
         if later is not None:
             return end_sql(replaced.name, later)
         try:
-            return postgres_text(replaced, self._kinds, kind)
+            extremes = (name for name, (how, _) in self.accumulators.items() if how in _EXTREMES)
+            return postgres_text(replaced, self._kinds, kind, {*self.picked, *extremes})
         except NotReadable as refused:
             part = refused.node.transform(lambda part: part.meta.get(_WRITTEN, part))
             self._grammar.refuse(
@@ -182,15 +183,16 @@ class Outputs:
         text = f"{picked.key}(CAST({self._grammar.shown(picked.this)} AS DECIMAL(18, 4)))"
         return f"Write {text}{'' if kind == 'float' else ' if it is a number'}, or {elsewhere}"
 
-    def _check_grouped(self, output: exp.Expr) -> None:
+    def _check_grouped(self, name: str, output: exp.Expr) -> None:
         for node in output.walk():
             if node is not output and ENDS_AFTER in node.meta:
                 self._grammar.refuse("window.end is used inside an expression", "Use window.start.")
             if image_path(node) is not None:
-                column = self._grammar.shown(node)
+                groups = ", ".join(map(self._grammar.shown, self.group_texts)) or "there is none"
                 self._grammar.refuse(
-                    f"the column {column!r} is neither in GROUP BY nor inside an aggregate",
-                    f"Add it to GROUP BY, or put it into an aggregate, such as sum({column}).",
+                    f"{name}: the column {self._grammar.shown(node)!r} is neither in GROUP BY "
+                    f"({groups}) nor inside an aggregate",
+                    "A group has one value of each term of GROUP BY, and of each aggregate.",
                 )
 
     def _aggregate(self, node: exp.Expr, condition: exp.Expr | None) -> exp.Expr:
@@ -345,6 +347,7 @@ def _when(condition: exp.Expr | None, value: exp.Expr) -> exp.Expr:
     return value if condition is None else exp.case().when(condition, value)
 
 
+_EXTREMES: Final = frozenset({"max", "min"})
 _EXACT_IN_ALL_PARTS: Final = (
     *(exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Neg, exp.Paren, exp.Abs, exp.Round),
     *(exp.Coalesce, exp.Nullif, exp.Case, exp.If),

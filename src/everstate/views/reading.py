@@ -8,7 +8,7 @@ else is refused; grouping by the whole expression is always possible, because Sp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ ValueKind: TypeAlias = Literal["number", "text", "boolean", "null"]
 _ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
 _ORDERED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE)
 _ROUNDED: Final = (exp.Round, exp.Floor, exp.Ceil)
+_COMPUTING: Final = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, *_ROUNDED)
 _NUMBER: Final = re.compile(r"[0-9]{1,38}(\.[0-9]{0,37})?|\.[0-9]{1,37}")
 _PLACES: Final = re.compile(r"[0-9]{1,2}")
 _ARGUMENTS: Final[Mapping[type[exp.Expr], frozenset[str]]] = {
@@ -59,18 +60,24 @@ def kind_of_type(kind: pa.DataType | None) -> ValueKind | None:
 
 
 def postgres_text(
-    output: exp.Expr, kinds: Mapping[str, ValueKind | None], wanted: ValueKind | None = None
+    output: exp.Expr,
+    kinds: Mapping[str, ValueKind | None],
+    wanted: ValueKind | None = None,
+    picked: Collection[str] = (),
 ) -> str:
     """PostgreSQL's text of an output; ``kinds`` has the columns that it may use.
 
-    ``wanted``: the kind that it must have. Raises NotReadable with the part that is not accepted.
+    ``wanted``: the kind that it must have. ``picked``: columns with the values of a field, as a
+    max has, whose type may be too small for what is computed of them. Raises NotReadable with the
+    part that is not accepted.
     """
     if isinstance(output, exp.Column) and wanted is None:
         return _text(output)  # a group or a count itself may have any type
     inner = _without_double(output)
     if _Kinds(kinds).of(inner) not in (wanted, "null") and wanted is not None:
         raise NotReadable(output, f"is not a {wanted}")
-    exact = _exact(inner)
+    whole = {*picked, *(name for name in kinds if name.startswith("g"))}
+    exact = _exact(inner, {name for name in whole if kinds.get(name) == "number"})
     return _text(exact if inner is output else exp.cast(exact, "DOUBLE"))
 
 
@@ -227,11 +234,11 @@ class _Kinds:
     )
 
 
-def _exact(output: exp.Expr) -> exp.Expr:
+def _exact(output: exp.Expr, narrow: Collection[str]) -> exp.Expr:
     """The same with numbers that cannot overflow, and null for a division by zero.
 
     A number with more digits than it is cast to is null, too: one group must not make the whole
-    view unreadable.
+    view unreadable. ``narrow``: columns whose type may overflow in a computation.
     """
 
     def widen(node: exp.Expr) -> exp.Expr:
@@ -243,7 +250,8 @@ def _exact(output: exp.Expr) -> exp.Expr:
             return exp.Div(this=left, expression=right, typed=True, safe=False)
         if isinstance(node, exp.Cast) and node.to.expressions:
             return _null_beyond(node)
-        if isinstance(node, exp.Column) and node.name.startswith("g") and _computes(node.parent):
+        is_narrow = isinstance(node, exp.Column) and node.name in narrow
+        if is_narrow and node.find_ancestor(*_COMPUTING):
             return exp.cast(node, "DECIMAL")
         return node
 
@@ -281,10 +289,6 @@ def overflow_sql(postgres_sql: str) -> str | None:
         if isinstance(cast, exp.Cast) and cast.to.expressions:
             found.append(f"{_text(cast.this)} IS NOT NULL AND NOT {_text(within)}")
     return " OR ".join(f"({each})" for each in found) or None
-
-
-def _computes(node: exp.Expr | None) -> bool:
-    return isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, *_ROUNDED))
 
 
 def _text(expression: exp.Expr) -> str:

@@ -137,6 +137,8 @@ class PythonTable:
     """The fields of the states that the function gets, as Arrow fields."""
     history: str
     """Name under which the history is read, for the changes before a batch."""
+    call_s_max: float = 60.0
+    """Seconds after which a call of the function with up to 20,000 changes is given up."""
     merge: Literal["row"] = "row"
     images: tuple[Image, ...] = ("change",)
     has_rules: bool = False
@@ -154,6 +156,11 @@ def planned_columns(table: KeptTable) -> tuple[str, ...]:
     """Columns of planned changes that belong to a view."""
     images = tuple(planned_column(table, image) for image in table.images)
     return (*images, rule_column(table)) if table.has_rules else images
+
+
+def packed_column(table: KeptTable) -> str:
+    """Column of planned changes in which all columns of a view are packed."""
+    return f"{table.name}__packed"
 
 
 def rule_column(table: KeptTable) -> str:

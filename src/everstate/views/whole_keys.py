@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everstate.errors import ViewFailed
+from everstate.log.attempt import TookTooLong, within
 from everstate.views.tables import PythonTable
 
 PLACE: Final = "place"
 """Column that numbers the rows of a key, from 0."""
-_CHANGES: Final = 20_000
+CALL_CHANGES: Final = 20_000
 """A call has about so many changes; a key's changes are never divided."""
 
 
@@ -51,18 +53,23 @@ PROVENANCE: Final = (
 def called(table: PythonTable, changes: pa.Table) -> pa.Table:
     """Rows that the function returns for whole keys: `key`, `place`, and the declared columns.
 
-    Raises FunctionFailed.
+    Raises FunctionFailed, and ViewFailed when the function does not end in its time.
     """
+    limit_s = table.call_s_max * max(1.0, changes.num_rows / CALL_CHANGES)
     try:
-        given = table.function(changes)
+        given = within(limit_s, table.function, changes)
         if isinstance(given, pa.RecordBatch):
             given = pa.Table.from_batches([given])
         if not isinstance(given, pa.Table):
             raise TypeError(f"it returned {type(given).__name__}, not a pyarrow.Table")
         wanted = pa.schema([("key", pa.string()), *table.columns])
         rows = given.select(wanted.names).cast(wanted).combine_chunks()
-    except Exception as cause:
-        # The function is the project's own code, and may raise anything.
+    except TookTooLong as slow:
+        first, last = changes["key"][0].as_py(), changes["key"][-1].as_py()
+        reason = f"{slow.reason} for {changes.num_rows:,} changes of the keys {first!r} to {last!r}"
+        raise ViewFailed(table.view, reason) from None
+    except BaseException as cause:
+        # The function is the project's own code, and may raise anything, also SystemExit.
         raise FunctionFailed(f"its function failed: {type(cause).__name__}: {cause}") from cause
     foreign = pc.invert(pc.is_in(rows["key"], pc.unique(changes["key"])))
     if pc.any(foreign, min_count=0).as_py():
@@ -86,6 +93,18 @@ def _places(keys: pa.ChunkedArray) -> pa.Array:
     return pa.array(np.arange(len(codes)) - np.repeat(starts, lengths), pa.int32())
 
 
+def by_whole_keys(changes: pa.Table) -> Iterator[pa.Table]:
+    """Changes that are ordered by key, in parts for one call each: no key is divided."""
+    start, keys = 0, changes["key"]
+    while start < len(keys):
+        end = start + CALL_CHANGES
+        if end < len(keys):
+            more = pc.index(pc.not_equal(keys.slice(end), keys[end - 1]), True).as_py()
+            end = len(keys) if more < 0 else end + more
+        yield changes.slice(start, end - start)
+        start = end
+
+
 @dataclass(frozen=True)
 class InBatch:
     """Calls a function with the changes of a Spark task, which are ordered by key and version."""
@@ -99,7 +118,7 @@ class InBatch:
         for batch in batches:
             waiting.append(batch)
             rows += batch.num_rows
-            if rows < _CHANGES:
+            if rows < CALL_CHANGES:
                 continue
             whole = unpacked(self.table, pa.Table.from_batches(waiting))
             keys = whole["key"]

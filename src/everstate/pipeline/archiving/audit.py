@@ -19,12 +19,12 @@ from everstate.archive import (
     LedgerRow,
     Position,
     frozen,
-    table_path,
 )
 from everstate.archive.ordered import RECORD_COLUMNS
-from everstate.archive.sums import check_table
+from everstate.archive.sums import check_table, require_sums
 from everstate.changes import EntityType
 from everstate.config import Config
+from everstate.errors import ArchiveDamaged
 from everstate.log.extent import LogExtent, log_extent
 from everstate.log.topics import TopicNames
 from everstate.pipeline.archiving.archiver import archived_topic
@@ -42,6 +42,7 @@ from everstate.pipeline.archiving.audit_states import (
     state_digests,
     with_digests,
 )
+from everstate.pipeline.spark.archived import lake_table
 from everstate.pipeline.spark.session import spark_errors
 
 _Place = tuple[int, int]
@@ -167,9 +168,8 @@ def audit(
     rows = [row for row in ledger.rows() if row.commit_version <= version]
     report.commits = len({row.commit_version for row in rows})
     report.problems += tiling_problems(rows, note)
-    path = table_path(config, entity)
     with spark_errors(f"auditing the archive of {entity}"):
-        archive = spark.read.format("delta").option("versionAsOf", version).load(path)
+        archive = lake_table(spark, config, entity, version=version)
         _audit_offsets(report, config, archive, rows, note, against_log=against_log)
         stored = archive.schema["current"].dataType
         _audit_versions(report, archive, state_digests(entity_type, stored))
@@ -185,10 +185,14 @@ def _audit_sums(report: AuditReport, reader: ArchiveReader, ledger: Ledger) -> N
         files.append((ledger.path, ledger.files()))
     for path, names in files:
         damaged, without = check_table(path, names)
-        report.problems += [Problem("damaged", path, str(each)) for each in damaged]
+        report.problems += [Problem("damaged", path, str(each)) for each in damaged.values()]
         if without:
             shown = ", ".join(without[:3]) + (" …" if len(without) > 3 else "")
             report.not_read.append(f"the sums of {len(without)} files of {path}: none ({shown})")
+    try:
+        require_sums(reader.path)
+    except ArchiveDamaged as found:
+        report.problems.append(Problem("no sums", reader.path, str(found)))
 
 
 def tiling_problems(rows: Sequence[LedgerRow], note: CommitNote) -> Iterator[Problem]:

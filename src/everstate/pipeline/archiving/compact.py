@@ -9,7 +9,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
+from everstate.archive import ArchiveLog, ArchiveReader, Ledger
+from everstate.archive.sums import require_sums
 from everstate.archive.upkeep import delete_unneeded
 from everstate.config import Config
 from everstate.errors import NoArchive
@@ -73,7 +74,8 @@ def compact(
     }
     for name, value in settings.items():
         session.conf.set(name, str(value))
-    table = f"delta.`{table_path(config, entity)}`"
+    require_sums(reader.path)
+    table = f"delta.`{reader.path}`"
     with spark_errors(f"compacting the archive of {entity}"):
         session.sql(f"OPTIMIZE {table}" + (" ZORDER BY (key)" if cluster else ""))
     deleted = delete_unneeded(config, entity)

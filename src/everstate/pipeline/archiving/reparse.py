@@ -14,7 +14,7 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import ArchiveError
 from everstate.pipeline.archiving.archiver import conformed
-from everstate.pipeline.spark.archived import parsed_again
+from everstate.pipeline.spark.archived import lake_table, parsed_again
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.states import state_schema
 
@@ -56,7 +56,7 @@ def reparse(spark: SparkSession, config: Config, entity_type: EntityType) -> Rep
     ]
     condition, path = " OR ".join(places), table_path(config, entity)
     with spark_errors(f"parsing the archive of {entity} again"):
-        table = spark.read.format("delta").option("versionAsOf", version).load(path)
+        table = lake_table(spark, config, entity, version=version)
         _refuse_other_types(table, entity_type)
         rows = conformed(parsed_again(table.where(condition), entity_type), table.schema)
         (
@@ -68,7 +68,7 @@ def reparse(spark: SparkSession, config: Config, entity_type: EntityType) -> Rep
             .save(path)
         )
         unread = F.count_if(F.col("recorded_at").isNull())
-        after = spark.read.format("delta").load(path).where(condition)
+        after = lake_table(spark, config, entity).where(condition)
         counted = after.agg(F.count("*").alias("all"), unread.alias("unreadable")).collect()[0]
     return Reparsed(entity, counted["all"], counted["unreadable"], time.monotonic() - began)
 

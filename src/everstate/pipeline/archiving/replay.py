@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from everstate.archive import ArchiveLog, Ledger, frozen, table_path
+from everstate.archive import ArchiveLog, Ledger, frozen
 from everstate.archive.ordered import RECORD_COLUMNS
 from everstate.config import Config
 from everstate.errors import ArchiveError, LogError
@@ -20,6 +20,7 @@ from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.pipeline.archiving.selection import Replayed, out_records
 from everstate.pipeline.archiving.targets import prepare
+from everstate.pipeline.spark.archived import lake_table
 from everstate.pipeline.spark.session import spark_errors
 
 _BATCH_ROWS: Final = 5_000
@@ -58,9 +59,8 @@ def replay(
             "was written.",
             advice="Name a topic that does not exist yet.",
         )
-    archive = spark.read.format("delta").option("versionAsOf", version)
     rows = (
-        archive.load(table_path(config, entity))
+        lake_table(spark, config, entity, version=version)
         .where(F.col("generation") == generation)
         .select(*RECORD_COLUMNS)
         .repartition(partitions, "partition")

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType
 
 from everstate.changes import EntityType
+from everstate.pipeline.spark.functions import leaving_a_slot
 from everstate.views.grammar import change_schema
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.composed import ComposedPlan
@@ -138,6 +139,7 @@ def named(rows: DataFrame, name: str) -> Iterator[str]:
 def _by_function(changes: DataFrame, plan: PythonPlan) -> DataFrame:
     """Rows that the function of a Python view returns; a task has all changes of its keys."""
     kinds = [("key", pa.string()), (PLACE, pa.int32()), *plan.columns_given]
+    changes = leaving_a_slot(changes)
     return changes.mapInArrow(InBatch(plan.table(0)), from_arrow_schema(pa.schema(kinds)))
 
 

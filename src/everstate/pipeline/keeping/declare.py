@@ -11,13 +11,13 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from everstate.changes import EntityType
-from everstate.changes.evolution import model_note
 from everstate.config import Config
 from everstate.errors import InvalidView, PublishRefused
 from everstate.pipeline.keeping.plan import column_types
 from everstate.views.changing import give_up
 from everstate.views.control import BUILDING, LIVE, RETIRED, WAITING, Control
 from everstate.views.kinds import LatestPlan
+from everstate.views.models import note_model
 from everstate.views.project import Project
 from everstate.views.stores import (
     install_core,
@@ -97,7 +97,7 @@ def _open_core(control: Control, entity_type: EntityType, partitions: Sequence[i
     """Create `latest` and the core's positions for an entity type."""
     name = entity_type.name
     install_core(control, entity_type)
-    control.set_model(name, model_note(entity_type))
+    note_model(control, entity_type)
     control.open_core(name, partitions)
     control.add_version(registered(LatestPlan.of(name), 1, published=True))
 

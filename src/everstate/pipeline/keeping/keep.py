@@ -382,15 +382,20 @@ class Keeper:
             kept = self._kept.read(control)
             self._trim(control, kept)
             self._show_cores(control)
-        self._reports.report(kept)
+            there = control.readable([row.name for views in kept.values() for row in views.rows])
+        until = {
+            name: {
+                p: end for (of, p), end in ends.items() if of == self._topics.names.changes(name)
+            }
+            for name in kept
+        }
+        self._reports.report(kept, until, there)
         units = []
         for name, views in kept.items():
             if name not in entities or not self._retries.is_due(latest_of(name)):
                 continue
-            topic = self._topics.names.changes(name)
-            until = {partition: end for (of, partition), end in ends.items() if of == topic}
             try:
-                unit = self._unit(views, topic, until)
+                unit = self._unit(views, self._topics.names.changes(name), until[name])
             except (DataLoss, ArchiveError) as error:
                 lost_its_end = isinstance(error, LogTruncated)
                 self._stop(latest_of(name), str(error), _NEVER if lost_its_end else _CORE_RETRY_S)

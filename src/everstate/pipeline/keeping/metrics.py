@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from everstate.parts import Part, note
+from everstate.parts import Part, PartState, note
 from everstate.pipeline.keeping.kept import EntityViews
 from everstate.views.control import BUILDING, WAITING, Control, ViewVersion
+from everstate.views.tables import Vector, covers
 from everstate.views.versions import REFUSED
 
 JUDGED: Final = Counter(
@@ -30,6 +31,7 @@ VERSION_FIELDS: Final = Gauge(
     "status_reason",
     ["view", "field"],
 )
+_NOT_THERE: Final = "nobody can read it: there is no view of that name in the schema of the views"
 _VERSION_FIELDS: Final = ("error", "waits_for", "progress", "status_reason")
 MISFITS: Final = Gauge(
     "everstate_view_misfits",
@@ -56,9 +58,17 @@ def report_misfits(control: Control) -> None:
 
 
 class ViewReports:
-    """The state of each view, as it was reported last; a view that is gone is reported no more."""
+    """The state of each view, as it was reported last; a view that is gone is reported no more.
+
+    A view runs from when readers see the rows of the declared version, with all that the log held
+    when this process first looked.
+    """
 
     def __init__(self) -> None:
+        self._first_ends: dict[str, Vector] = {}
+        """Entity type → where its log ended at the first look."""
+        self._told: set[str] = set()
+        """Views that once ran, or waited."""
         self._known: set[str] = set()
         """Views whose versions were reported last."""
         self._shown: set[str] = set()
@@ -66,22 +76,29 @@ class ViewReports:
         self._failed: set[str] = set()
         """Parts of versions that cannot be built, as they were reported last."""
 
-    def report(self, kept: Mapping[str, EntityViews]) -> None:
-        """Report the state of each view of some entity types, which are all that are kept."""
+    def report(
+        self, kept: Mapping[str, EntityViews], ends: Mapping[str, Vector], there: Collection[str]
+    ) -> None:
+        """Report the state of each view of some entity types, which are all that are kept.
+
+        ``ends``: entity type → where its log ends; ``there``: names that can be read.
+        """
         known, shown, failed = self._known, self._shown, self._failed
         self._known, self._shown, self._failed = set(), set(), set()
-        for views in kept.values():
-            self._report_one(views)
+        for entity, views in kept.items():
+            self._first_ends.setdefault(entity, ends[entity])
+            self._report_one(views, there)
         for name in known - self._known:
             for field in _VERSION_FIELDS:
                 VERSION_FIELDS.remove(name, field)
         for name in shown - self._shown:
             BEHIND.remove(name)
             note(f"view {name}", None)
+            self._told.discard(name)
         for part in failed - self._failed:
             note(part, None)
 
-    def _report_one(self, views: EntityViews) -> None:
+    def _report_one(self, views: EntityViews, there: Collection[str]) -> None:
         for name, mine in groupby(views.rows, key=lambda row: row.name):
             versions = list(mine)
             self._known.add(name)
@@ -93,14 +110,28 @@ class ViewReports:
                 part = f"view {row.name}, version {row.version}"
                 self._failed.add(part)
                 note(part, how)
-        rows = [view.row for view in views.views if view.row.published]
+        rows = [(view.row, view.vector) for view in views.views if view.row.published]
         if views.status is not None:
-            rows.append(views.status)
-        for row in rows:
+            rows.append((views.status, views.vector))
+        for row, vector in rows:
             self._shown.add(row.name)
             BEHIND.labels(row.name).set(int(row.error is not None))
-            how = Part("running" if row.error is None else "waiting", time.time(), row.error)
-            note(f"view {row.name}", how)
+            why, advice = row.error, None
+            if why is None and row.name not in there:
+                why, advice = _NOT_THERE, "Start the pipeline again."
+                if row is not views.status:
+                    advice = f"Run `everstate views rebuild {row.name}`."
+            is_read = covers(vector, self._first_ends[views.entity])
+            if row.name in self._told or why is not None or (is_read and _is_newest(row, views)):
+                self._told.add(row.name)
+                state: PartState = "running" if why is None else "waiting"
+                note(f"view {row.name}", Part(state, time.time(), why, advice))
+
+
+def _is_newest(row: ViewVersion, views: EntityViews) -> bool:
+    """Whether readers see the rows and columns that are declared now, and not earlier ones."""
+    later = (r for r in views.rows if r.name == row.name and r.version > row.version)
+    return row.waits_for is None and all(r.status not in (BUILDING, WAITING) for r in later)
 
 
 def _not_built(row: ViewVersion) -> Part | None:

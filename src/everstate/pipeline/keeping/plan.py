@@ -22,7 +22,7 @@ from everstate.pipeline.spark.parse import parsed_schema
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.python import PythonPlan
-from everstate.views.tables import KeptTable, planned_column, rule_column
+from everstate.views.tables import KeptTable, packed_column, planned_column, rule_column
 
 PlannedView = tuple[ViewPlan, KeptTable]
 """A view's plan, and the table of the version that it is for."""
@@ -49,7 +49,8 @@ def planned(parsed: DataFrame, views: Sequence[PlannedView], *, caught: bool = F
 
     A struct is null where the image gives the view no row. The key's bytes are kept only for
     unreadable records, which are rare. With ``caught`` an error of a view's SQL does not end the
-    job: each column of a view is packed into a struct, which is null where the error was.
+    job: the columns of a view are packed into one struct, named by `packed_column`, which is null
+    where the error was.
     """
     application = parsed.sparkSession.sparkContext.applicationId
     return parsed.select(*_selection(tuple(views), application, caught))
@@ -58,28 +59,25 @@ def planned(parsed: DataFrame, views: Sequence[PlannedView], *, caught: bool = F
 @lru_cache(maxsize=64)
 def _selection(views: tuple[PlannedView, ...], _application: str, caught: bool) -> list[Column]:
     """The columns of `planned`, built once for each Spark application."""
-    pack = _packed if caught else _as_it_is
     columns: list[Column] = [F.col(name) for name in _KEPT]
     unreadable = F.col("reason").isNotNull()
     columns.append(F.when(unreadable, F.col("raw_key")).alias("raw_key"))
     for plan, table in views:
+        mine = []
         for image in table.images:
             worth = F.expr(plan.columns(image))
             if plan.rules.trigger is not None and image == "original":
                 # With a trigger each firing change is a fact: it adds, and subtracts nothing.
                 worth = F.when(F.lit(False), worth)
-            columns.append(pack(worth).alias(planned_column(table, image)))
+            mine.append(worth.alias(planned_column(table, image)))
         if table.has_rules:
-            columns.append(pack(treatment(plan)).alias(rule_column(table)))
+            mine.append(treatment(plan).alias(rule_column(table)))
+        columns += [_packed(mine).alias(packed_column(table))] if caught and mine else mine
     return columns
 
 
-def _as_it_is(column: Column) -> Column:
-    return column
-
-
-def _packed(column: Column) -> Column:
-    """A struct of the column alone; null where Spark cannot compute the column."""
+def _packed(together: Sequence[Column]) -> Column:
+    """A struct of columns; null where Spark cannot compute one of them."""
     context = SparkContext._active_spark_context  # noqa: SLF001 - SQL cannot say it
     assert context is not None
     assert context._jvm is not None  # noqa: SLF001
@@ -87,7 +85,7 @@ def _packed(column: Column) -> Column:
     columns = sql.classic.ExpressionUtils
     # What two columns have in common Spark computes once, before both, where nothing catches its
     # error; but not what lies in a branch that may not be taken.
-    branch = F.when(F.col("offset") >= 0, F.struct(column.alias("row")))
+    branch = F.when(F.col("offset") >= 0, F.struct(*together))
     tried = sql.catalyst.expressions.TryEval(columns.expression(branch._jc))  # noqa: SLF001
     return ClassicColumn(columns.column(tried))
 

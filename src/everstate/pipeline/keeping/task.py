@@ -18,7 +18,7 @@ from everstate.pipeline.spark.plain_bytes import plain_bytes
 from everstate.views.core import Applied, Failure, apply_range
 from everstate.views.plain import apply_plain
 from everstate.views.stores import view_store
-from everstate.views.tables import Core, KeptTable, planned_columns
+from everstate.views.tables import Core, KeptTable, packed_column, planned_columns
 from everstate.views.trailing import trail_range
 
 _TEXT: pa.DataType = pa.string()
@@ -139,18 +139,16 @@ def without_failed(core: Core, changes: pa.Table) -> tuple[Core, pa.Table, list[
     columns = dict(zip(changes.column_names, changes.columns, strict=True))
     riders, failures = [], []
     for rider in core.riders:
-        packed = {name: columns.pop(name) for name in planned_columns(rider)}
-        failed = [
-            pc.index(column.is_null(), True) for column in packed.values() if column.null_count
-        ]
-        if failed:
-            row = min(found.as_py() for found in failed)
+        names = planned_columns(rider)
+        packed = columns.pop(packed_column(rider)) if names else None
+        if packed is not None and packed.null_count:
+            row = pc.index(packed.is_null(), True).as_py()
             change = {name: changes[name][row].as_py() for name in ("offset", "key")}
             cause = ViewFailed(rider.view, "its SQL cannot be computed for this change", **change)
             failures.append(Failure(rider.view, rider.version, str(cause)))
             continue
         riders.append(rider)
-        columns |= {name: pc.struct_field(column, [0]) for name, column in packed.items()}
+        columns |= {name: pc.struct_field(packed, [place]) for place, name in enumerate(names)}
     return replace(core, riders=tuple(riders)), pa.table(columns), failures
 
 

@@ -41,7 +41,7 @@ from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
 from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
 from everstate.pipeline.keeping.turns import Turns
 from everstate.pipeline.retries import Retries
-from everstate.pipeline.spark.functions import ship_functions
+from everstate.pipeline.spark.functions import leaving_a_slot, ship_functions
 from everstate.pipeline.spark.progress import progress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
@@ -52,12 +52,13 @@ from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
 from everstate.views.publishing import InTheWay, publish
 from everstate.views.stores import close_store, is_of_a_view, reason_of
-from everstate.views.tables import Core
+from everstate.views.tables import Core, PythonTable
 
 logger = logging.getLogger(__name__)
 
 _POOL: Final = "trail"
 _RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
+_FAILED_POLL_S: Final = 1.0
 _RETRY_S_MIN: Final = 0.2
 _IN_THE_WAY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0)
 _STILL_S: Final = 10.0
@@ -68,9 +69,20 @@ class Trailer:
     """Lets every view that is behind catch up; :meth:`step` it, or run it beside the keeper."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, project: Project, turns: Turns | None = None
+        self,
+        spark: SparkSession,
+        config: Config,
+        project: Project,
+        turns: Turns | None = None,
+        *,
+        failed: bool | None = None,
     ) -> None:
-        """``turns``: those that it takes with the keeper of the same process."""
+        """``turns``: those that it takes with the keeper of the same process.
+
+        ``failed``: keep only the views whose last try failed, or only the others, so that none of
+        these waits while a failed one is tried again; ``None``: all.
+        """
+        self._failed = failed
         self._spark, self._config, self._turns = spark, config, turns or Turns()
         ship_functions(project)
         self._offsets = Offsets(config)
@@ -105,7 +117,7 @@ class Trailer:
         try:
             while not stop.is_set():
                 if not step():
-                    stop.wait(settings.poll_ms / 1000)
+                    stop.wait(_FAILED_POLL_S if self._failed else settings.poll_ms / 1000)
         finally:
             close_store(self._config.views_dsn)
 
@@ -122,23 +134,24 @@ class Trailer:
             passed = 0
             for views in kept.values():
                 for view in views.behind:
-                    if not self._retries.is_due(view.table.name):
+                    is_mine = self._failed in (None, view.row.error is not None)
+                    if not is_mine or not self._retries.is_due(view.table.name):
                         continue
                     if _meets(views, view):
                         passed += self._meet(control, view)
                     else:
                         passed += self._catch_up(control, views, view)
-            for views in kept.values():
+            for views in kept.values() if not self._failed else ():
                 self._report_foreign(control, views.foreign)
                 behind = views.behind
                 for view in views.views:
                     if view not in behind:
-                        self._moves(control, view)
+                        self._go_on(control, view, "is at the core's position")
                         if view.row.progress is not None:  # another process let it catch up
                             control.set_progress(view.row.name, view.row.version, None)
                     if view.row.status == BUILDING:
                         self._publish(control, view.row, view.plan)
-            for row, plan in composed_waiting(control, self._entities):
+            for row, plan in composed_waiting(control, self._entities) if not self._failed else ():
                 self._publish(control, row, plan)
         return passed
 
@@ -198,11 +211,11 @@ class Trailer:
         try:
             most = min(self._config.pipeline.batch_changes_max, CAREFUL)
             spans = fair_spans(view.vector, views.vector, most)
-            failure = self._apply(control, views, view, spans)
+            failure, passed = self._apply(control, views, view, spans)
         except SparkLost:
             raise
         except (PipelineError, DataLoss, ArchiveError, LogIdentityChanged, LogError) as error:
-            failure = str(error)
+            failure, passed = str(error), 0
         if failure is not None:
             pause = self._retries.failed(view.table.name, _RETRY_S)
             logger.error("view %s lags and is retried in %.0f s: %s", view.row.name, pause, failure)
@@ -210,15 +223,16 @@ class Trailer:
             control.set_progress(view.row.name, view.row.version, None)
             control.set_error(view.row.name, view.row.version, failure)
             return 0
-        self._retries.forget(view.table.name)
-        self._note_progress(control, views, view, sum(map(len, spans.values())))
-        self._moves(control, view)
-        return sum(map(len, spans.values()))
+        if passed:  # else another process moves it
+            self._retries.forget(view.table.name)
+            self._note_progress(control, views, view, passed)
+            self._go_on(control, view, "makes progress again")
+        return passed
 
-    def _moves(self, control: Control, view: KeptView) -> None:
+    def _go_on(self, control: Control, view: KeptView, how: str) -> None:
         """Clear the error of a view whose position moves, or is the core's."""
         if view.row.error is not None:
-            logger.info("view %s makes progress again", view.row.name)
+            logger.info("view %s %s", view.row.name, how)
             control.set_error(view.row.name, view.row.version, None)
 
     def _report_foreign(self, control: Control, views: Iterable[ForeignVersion]) -> None:
@@ -244,8 +258,8 @@ class Trailer:
 
     def _apply(
         self, control: Control, views: EntityViews, view: KeptView, spans: Mapping[int, Range]
-    ) -> str | None:
-        """Run one job; returns why the view cannot proceed, or ``None``."""
+    ) -> tuple[str | None, int]:
+        """Run one job; returns why the view cannot proceed, or ``None``, and the offsets passed."""
         core = self._kept.core(views)
         topic = self._topics.names.changes(views.entity)
         control.check_topic_identity(views.entity, topic, self._topics.identity(topic))
@@ -266,12 +280,16 @@ class Trailer:
         config = self._config
         task = ApplyTask(config.views_dsn, config.views.schema_name, core, spans, view.table, meets)
         parsed = self._reader.parsed(views.entity, sources, judged=True, released=released)
+        if isinstance(view.table, PythonTable):
+            parsed = leaving_a_slot(parsed)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         with spark_errors(f"view {view.row.name}"):
             job = planned(parsed, [(view.plan, view.table)]).mapInArrow(task, OUTCOME_DDL)
             outcomes = job.collect()
-        self._advance(control, core, view, spans, {o["partition"] for o in outcomes})
-        return next((str(o["failure"]) for o in outcomes if o["failure"] is not None), None)
+        passed = {o["partition"] for o in outcomes if not o["moved"]}
+        passed |= self._advance(control, core, view, spans, {o["partition"] for o in outcomes})
+        failure = next((str(o["failure"]) for o in outcomes if o["failure"] is not None), None)
+        return failure, sum(len(span) for p, span in spans.items() if p in passed)
 
     def _advance(
         self,
@@ -280,16 +298,19 @@ class Trailer:
         view: KeptView,
         spans: Mapping[int, Range],
         answered: set[Any],
-    ) -> None:
+    ) -> set[int]:
         """Move the position past ranges in which the log served no record (C12)."""
-        for partition, span in spans.items():
-            if partition not in answered:
-                control.take_view(view.table, core.generation, partition, span.start, span.end)
+        silent = ((p, span) for p, span in spans.items() if p not in answered)
+        place = (view.table, core.generation)
+        return {p for p, span in silent if control.take_view(*place, p, span.start, span.end)}
 
 
 def _may_meet(view: KeptView) -> bool:
-    """Whether the core waits for a view; a view that never rides meets it to be published."""
-    return view.plan.rides or view.row.status == BUILDING
+    """Whether the core waits for a view; a view that never rides meets it to be published.
+
+    No core waits for a view whose last try failed: it may fail again, and take its time for that.
+    """
+    return view.row.error is None and (view.plan.rides or view.row.status == BUILDING)
 
 
 def _meets(views: EntityViews, view: KeptView) -> bool:

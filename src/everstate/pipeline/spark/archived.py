@@ -10,12 +10,27 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StringType, StructType
 
 from everstate.archive import table_path
+from everstate.archive.sums import require_sums
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.log.positions import Range
 from everstate.pipeline.spark.parse import model_of, parse
 from everstate.pipeline.spark.source import SOURCE_SCHEMA
 from everstate.pipeline.spark.states import state_schema
+
+
+def lake_table(
+    spark: SparkSession, config: Config, entity: str, *, version: int | None = None
+) -> DataFrame:
+    """The table of an archive; its newest version, or an earlier one.
+
+    Spark compares each file on a local disk with its sums, and a file in an object store with those
+    of its pages. Raises ArchiveDamaged where a file on a local disk has none.
+    """
+    path = table_path(config, entity)
+    require_sums(path)
+    reader = spark.read.format("delta")
+    return (reader if version is None else reader.option("versionAsOf", version)).load(path)
 
 
 def read_archive(
@@ -27,10 +42,7 @@ def read_archive(
     archived under another model, or could not be read then, is parsed again by the present model.
     Cost: parsing for those records, reading columns for the others.
     """
-    reader = spark.read.format("delta")
-    if version is not None:
-        reader = reader.option("versionAsOf", version)
-    table = reader.load(table_path(config, entity_type.name))
+    table = lake_table(spark, config, entity_type.name, version=version)
     typed = typed_rows(table, entity_type)
     if typed is None:
         return parsed_again(table, entity_type)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import inspect
 
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame
 
 from everstate.views.kinds.python import PythonPlan
 from everstate.views.project import Project
+
+
+def leaving_a_slot(rows: DataFrame) -> DataFrame:
+    """Rows in fewer tasks than Spark has slots: a function may not end, and others need a slot."""
+    slots = rows.sparkSession.sparkContext.defaultParallelism
+    return rows.coalesce(max(1, slots - 1))
 
 
 def ship_functions(project: Project) -> None:

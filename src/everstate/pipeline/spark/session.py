@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -22,6 +23,7 @@ from pyspark.sql import SparkSession
 from everstate.config import Config
 from everstate.errors import (
     HIDDEN,
+    ArchiveDamaged,
     ArchiveError,
     ArchiveFull,
     DataLoss,
@@ -51,6 +53,11 @@ _FIXED: Final = {
     "spark.sql.decimalOperations.allowPrecisionLoss": "false",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # A page that differs from its sum is an error, and so is a file that is gone or unreadable.
+    "spark.hadoop.parquet.page.write-checksum.enabled": "true",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
     # Kafka through the second reader API: rows are not converted twice.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
 }
@@ -131,7 +138,11 @@ def spark_session(config: Config, *, app_name: str = "everstate") -> SparkSessio
         conf = SparkConf(loadDefaults=False)
         for name, value in settings.items():
             conf.set(name, value)
+        on_interrupt = signal.getsignal(signal.SIGINT)
         session = SparkSession.builder.config(conf=conf).getOrCreate()
+        if threading.current_thread() is threading.main_thread():
+            # PySpark's own would ask the JVM on the connection of the call that it interrupts.
+            signal.signal(signal.SIGINT, on_interrupt)
         # Python workers are this Python, not the first one of PATH.
         session.sparkContext.pythonExec = sys.executable
         for name in _LOGS_OF_ERRORS:
@@ -174,6 +185,23 @@ def own_spark(config: Config, *, app_name: str = "everstate") -> Iterator[SparkS
     finally:
         if is_mine:
             session.stop()
+
+
+def leave(code: int) -> bool:
+    """End each later call of Spark's JVM by SystemExit(code); False: this process has no JVM.
+
+    For a handler of a signal: the JVM may still be at work on the call that the signal interrupts,
+    and the connection would take its answer for that of the next call. It ends with this process.
+    """
+    gateway = SparkContext._gateway  # noqa: SLF001 (PySpark asks nowhere else)
+    if gateway is None:
+        return False
+
+    def ended(*_given: object, **_more: object) -> NoReturn:
+        raise SystemExit(code)
+
+    gateway._gateway_client.send_command = ended  # noqa: SLF001 (it cannot be told to end)
+    return True
 
 
 def _start_jvm(config: Config, settings: Mapping[str, str]) -> None:
@@ -275,6 +303,11 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
         Unavailable,
         "Kafka does not answer",
     ),
+    (
+        r"ChecksumException|CRC checksum verification failed",
+        ArchiveDamaged,
+        "a file differs from its sums",
+    ),
     (r"DELTA_[A-Z_]+", ArchiveError, "Delta refused"),
 )
 
@@ -303,6 +336,9 @@ def _reason(text: str) -> str:
     else:
         chosen = (lines or ["Spark gave no reason"])[0]
     chosen = re.sub(r"(?:[a-z]\w*\.){2,}(?=[A-Z])", "", chosen).strip()
+    file = re.search(r"error while reading file (?:file:(?://)?)?(\S+?)\.?\s+SQLSTATE", text)
+    if file is not None and file[1] not in chosen:
+        chosen = f"{file[1]}: {chosen}"
     # A message of our own raise_error needs no SQLSTATE.
     chosen = re.sub(
         r"(?:\w+: )?\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: P0001)?$", r"\1", chosen

@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, Protocol
 from uuid_utils.compat import uuid7
 
 from everstate.errors import InvalidCapture
+from everstate.local.checks import Finding as Finding
+from everstate.local.checks import FindingOutcome as FindingOutcome
 from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities, TableShape
 
-FindingOutcome = Literal["ok", "warn", "fail"]
 MARK: Final = "mark"
 """Id of the row with our mark in the table of signals (``replaced``). The connector ignores its
 updates, and the signal that its insertion is writes a line into the connector's log."""
@@ -23,20 +24,6 @@ Key = Mapping[str, Any] | Sequence[str]
 
 _BINARY: Final = frozenset({"bytea", "binary", "varbinary", "blob"})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check of `everstate cdc doctor`."""
-
-    name: str
-    outcome: FindingOutcome
-    found: str
-    sql: tuple[str, ...] = ()
-    """SQL statements that repair it, for a user with the rights; empty: SQL cannot repair it, or
-    nothing is wrong."""
-    advice: str | None = None
-    """What else to do, such as a restart of the server."""
 
 
 @dataclass(frozen=True, slots=True)

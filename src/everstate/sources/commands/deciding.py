@@ -40,6 +40,8 @@ from everstate.sources.commands.wire import (
 )
 
 REASON_MAX: Final = 2_000
+BLOCK: Final = "command:"
+"""Before the id of a command, in the id of the block of its changes."""
 _ANSWER_ROOM: Final = 4_096
 
 EncodedRecord = tuple[bytes, bytes, Any]
@@ -84,7 +86,7 @@ class Decider:
         )
         self._schema_version = group.entity_type.schema_version
         self._change_source = f"command:{group.name}"
-        self._answer_bytes_max = message_bytes_max - _ANSWER_ROOM
+        self._message_bytes_max = message_bytes_max
 
     def decide(
         self, held: RememberedEntity, command: WireCommand, recorded_at: datetime
@@ -152,7 +154,7 @@ class Decider:
     ) -> Decided:
         """One change for each fact, in one transaction block of the command."""
         source, command_id = provenance_of(bytes(command.provenance)), str(command.id)
-        block_id, entity = f"command:{command_id}", self._change_source
+        block_id, entity = f"{BLOCK}{command_id}", self._change_source
         version, state, text, newest = held
         recorded_at = max(recorded_at, newest)
         changes, answered = [], []
@@ -228,21 +230,27 @@ class Decider:
             fingerprint=command.fingerprint,
             **more,
         )
-        try:
-            answer = encode(wire_answer)
-        except (TypeError, ValueError, EverstateError):
-            # The rejection has data that JSON cannot hold.
-            unreadable = {"unreadable": repr(wire_answer.data)}
-            answer = encode(msgspec.structs.replace(wire_answer, data=unreadable))
-        if len(answer) > self._answer_bytes_max:
-            without = [msgspec.structs.replace(each, data=None) for each in wire_answer.changes]
-            answer = encode(msgspec.structs.replace(wire_answer, changes=without, data=None))
-        if len(answer) > self._answer_bytes_max:
-            raise ValueError(
-                f"its answer has {len(answer):,} bytes without any data, and at most"
-                f" {self._answer_bytes_max:,} are possible (log.message_bytes_max)"
-            )
-        return Decided(held, records, outcome, answer)
+        return Decided(held, records, outcome, answer_json(wire_answer, self._message_bytes_max))
+
+
+def answer_json(wire_answer: WireAnswer, message_bytes_max: int) -> bytes:
+    """An answer as written, without its data if that is too large; raises ValueError."""
+    at_most = message_bytes_max - _ANSWER_ROOM
+    try:
+        answer = encode(wire_answer)
+    except (TypeError, ValueError, EverstateError):
+        # The rejection has data that JSON cannot hold.
+        unreadable = {"unreadable": repr(wire_answer.data)}
+        answer = encode(msgspec.structs.replace(wire_answer, data=unreadable))
+    if len(answer) > at_most:
+        without = [msgspec.structs.replace(each, data=None) for each in wire_answer.changes]
+        answer = encode(msgspec.structs.replace(wire_answer, changes=without, data=None))
+    if len(answer) > at_most:
+        raise ValueError(
+            f"its answer has {len(answer):,} bytes without any data, and at most"
+            f" {at_most:,} are possible (log.message_bytes_max)"
+        )
+    return answer
 
 
 def _check_condition(held: RememberedEntity, command: WireCommand) -> None:

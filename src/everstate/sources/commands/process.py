@@ -23,9 +23,11 @@ from everstate.errors import (
     ChangeTooLarge,
     DataLoss,
     InvalidChange,
+    LogTruncated,
     ProcessFailed,
     TopicResized,
 )
+from everstate.errors.log import REPLAYED
 from everstate.log.attempt import Attempt, Incoming
 from everstate.log.consumer import Consumer
 from everstate.log.loop import (
@@ -122,7 +124,24 @@ class ProcessWork:
         if read is not None:
             check_same_topic(topic, read, identity)
         known = [each for each in (committed, position) if each]
+        if there.end and not known:
+            self._check_begun(place)
         return self.start_at(place, max(known, default=committed), there)
+
+    def _check_begun(self, place: LogPartition) -> None:
+        """Raise LogTruncated when a changelog of commands was replayed, and nothing else (C8)."""
+        topic, number = place
+        for entity in self._app.command_groups:
+            state = self._names.state(entity)
+            if topic != self._names.changes(entity):
+                continue
+            with Offsets(self._config) as offsets:
+                if not offsets.stable_ends([state])[state, number]:
+                    raise LogTruncated(
+                        f"process manager {self._process.name!r}: {topic} has changes, and {state} "
+                        "is empty. It did not react to them.",
+                        advice=REPLAYED,
+                    )
 
     def start_at(self, place: LogPartition, position: int | None, there: Range) -> int:
         """The offset to resume at, within the offsets ``there``; ``position`` ``None``: never ran.

@@ -11,6 +11,7 @@ from typing import Final
 from everstate.changes.codec import decode_wire
 from everstate.config import Config
 from everstate.errors import LogTruncated
+from everstate.errors.log import REPLAYED
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Ends, Offsets, Range
 from everstate.log.record import Record
@@ -156,6 +157,7 @@ class Restorer:
         raise LogTruncated(
             f"the command handler of {entity}: {topic} has {key.decode(errors='replace')!r} at "
             f"version {version}, and {lacks}: the log has lost records. Nothing was decided.",
+            advice=REPLAYED,
         )
 
     def _fill_answers(

@@ -94,7 +94,8 @@ class Seen:
 
     def move(self, topic: str, position: int, identity: TopicIdentity) -> None:
         """Record the next offset of a changelog."""
-        self.changed[_position_name(topic)] = _encode((position, identity))
+        name, row = position_row(topic, position, identity)
+        self.changed[name] = row
 
     def takes(self, change: Change[Any]) -> bool:
         """Whether a change is read for the first time; records its version.
@@ -132,6 +133,11 @@ def _rows_of(record: Record) -> list[tuple[bytes, bytes]]:
         _unreadable.log("%s[%d]@%d has no versions, and is skipped: %s", *place, cause)
         return []
     return [(name, row)]
+
+
+def position_row(topic: str, position: int, identity: TopicIdentity) -> tuple[bytes, bytes]:
+    """Key and value of the record of the next offset of a changelog."""
+    return _position_name(topic), _encode((position, identity))
 
 
 def _position_name(topic: str) -> bytes:

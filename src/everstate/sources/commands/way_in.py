@@ -5,11 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidEntityType
 from everstate.parts import PartRun
 from everstate.sources.way_in import Served, Serving, WayIn
+
+if TYPE_CHECKING:
+    from everstate.log.bound import Bound, Moved
+    from everstate.sources.commands.carrying import Carrying
 
 # The client of Kafka and the web framework are imported when they are used.
 
@@ -47,6 +52,26 @@ class Commands(WayIn):
 
         with ProcessRunner(self.config, self.project, name) as runner:
             runner.run(stop)
+
+    def check_move(self, bound: Bound) -> None:
+        """Raise LogError when process managers would react again, or states are not known."""
+        if self.is_used:
+            with self._carrying() as carrying:
+                events = self.project.entities_from("log")
+                carrying.check(bound.keys() - {each.name for each in (*self.entity_types, *events)})
+
+    def move(self, bound: Bound) -> Moved:
+        """Write what follows from changelogs that were replayed; gives the entity types."""
+        if not self.is_used:
+            return {}
+        with self._carrying() as carrying:
+            return {name: ("its changes", bound[name].topic) for name in carrying.carry()}
+
+    def _carrying(self) -> Carrying:
+        from everstate.sources.commands.carrying import Carrying
+
+        names = [each.name for each in self.entity_types]
+        return Carrying(self.config, names, self.project.processes)
 
     def serve(self, serving: Serving) -> Served | None:
         """The routes of all commands."""

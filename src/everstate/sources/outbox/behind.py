@@ -14,6 +14,7 @@ from everstate.config import Config
 from everstate.errors import StoreBehindLog
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
+from everstate.parts import tries
 from everstate.sources.stores.postgres.database import OutboxConnection
 from everstate.sources.stores.postgres.schema import missing_tables
 from everstate.sources.stores.postgres.truth import PostgresTruth
@@ -51,6 +52,7 @@ def _pages(config: Config, entity: str) -> Iterator[dict[str, Heard]]:
                 continue
             page[record.key.decode(errors="replace")] = heard
             if len(page) == _KEYS_EACH:
+                tries()
                 yield page
                 page = {}
     if page:

@@ -87,12 +87,13 @@ def emit(
 
     ``before`` must be equal to the state emitted last: otherwise ``strict`` raises ChainBroken,
     and ``mend`` first emits the missing change that was made without `emit` (also for an entity
-    that existed before the outbox).
+    that existed before the outbox). If that state has a field that ``before`` does not have, which
+    is of a newer release, both raise InvalidChange (unless ``removed`` names it).
 
-    Raises InvalidChange and MissingProvenance before any SQL runs. ChangeTooLarge, ChainBroken,
-    NotRegistered, and NotAllowed (the login role may not name this service) come from the
-    database, which has then aborted the caller's transaction. Other errors of the driver are
-    raised unchanged. Cost: one round trip, about 0.4 ms.
+    Raises InvalidChange and MissingProvenance before any SQL runs. That InvalidChange,
+    ChangeTooLarge, ChainBroken, NotRegistered, and NotAllowed (the login role may not name this
+    service) come from the database, which has then aborted the caller's transaction. Other errors
+    of the driver are raised unchanged. Cost: one round trip, about 0.4 ms.
     """
     values = emit_arguments(entity_type, key, before, after, provenance, event, occurred_at, chain)
     return as_written(_row(connection, EMIT, values), values)

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from everstate.changes import EntityType
+from everstate.changes.carrying import former_names
 from everstate.changes.unknown import takes_unknown
 from everstate.errors import InvalidConfig, NotAllowed, NotRegistered
 from everstate.sources.stores.postgres.database import OutboxConnection
@@ -53,14 +54,14 @@ _GRANTS: Final = (
 
 _REGISTER: Final = sql.SQL("""
 INSERT INTO everstate_store.registered AS present (entity, schema_version, key_field, required,
-    is_event, message_bytes_max, ahead_hours, shape, refuses_unknown)
+    is_event, message_bytes_max, ahead_hours, shape, refuses_unknown, former)
 VALUES ({entity}, {schema_version}, {key_field}, {required}::text[], {is_event}, {bytes_max},
-    {ahead_hours}, {shape}::jsonb, {refuses_unknown})
+    {ahead_hours}, {shape}::jsonb, {refuses_unknown}, {former}::text[])
 ON CONFLICT (entity) DO UPDATE SET schema_version = excluded.schema_version,
     key_field = excluded.key_field, required = excluded.required,
     is_event = excluded.is_event, message_bytes_max = excluded.message_bytes_max,
     ahead_hours = excluded.ahead_hours, shape = excluded.shape,
-    refuses_unknown = excluded.refuses_unknown
+    refuses_unknown = excluded.refuses_unknown, former = excluded.former
 WHERE present IS DISTINCT FROM excluded""")
 
 _UNBIND: Final = sql.SQL("DELETE FROM everstate_store.emitters WHERE role = {role}")
@@ -106,6 +107,7 @@ class Installation:
                 ahead_hours=sql.Literal(self.ahead_hours),
                 shape=sql.Literal(json.dumps(each.shape)),
                 refuses_unknown=sql.Literal(takes_unknown(each.model).rule == "forbid"),
+                former=sql.Literal(list(former_names(each.model, each.removed))),
             )
 
     def rights(self) -> Iterator[sql.SQL | sql.Composed]:

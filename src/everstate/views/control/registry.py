@@ -116,6 +116,15 @@ class Registry(Schema):
         rows = self.connection.execute(query, {"name": name, "entity": entity})
         return [ViewVersion(*row) for row in rows]
 
+    def readable(self, names: Sequence[str]) -> set[str]:
+        """Which of these names of views readers find in the schema."""
+        query = (
+            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(%s) "
+            "AND relkind = 'v' AND relname = ANY(%s)"
+        )
+        values = (sql.Identifier(self.schema_name).as_string(self.connection), list(names))
+        return {name for (name,) in self.connection.execute(query, values)}
+
     def add_version(self, row: ViewVersion) -> None:
         """Register a version of a view; an existing one is not changed."""
         number = sql.SQL(

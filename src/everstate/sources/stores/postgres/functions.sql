@@ -20,6 +20,10 @@ BEGIN
         ALTER TABLE everstate_store.registered
             ADD COLUMN IF NOT EXISTS refuses_unknown boolean NOT NULL DEFAULT false;
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'former'
+        AND attrelid = 'everstate_store.registered'::regclass) THEN
+        ALTER TABLE everstate_store.registered ADD COLUMN IF NOT EXISTS former text[];
+    END IF;
 END $$;
 
 -- A UUIDv7 of RFC 9562; PostgreSQL has its own function for it only from release 18 on.
@@ -328,6 +332,40 @@ BEGIN
                 IS DISTINCT FROM everstate_store.canonical(b.part, shape -> 'fields' -> name));
 END $$;
 
+-- Returns a field of a stored state that a given state does not have, at any depth: the writer's
+-- release does not know it. Null: there is none. A Python model writes all of its fields.
+CREATE OR REPLACE FUNCTION everstate_store.unknown_field(
+    stored jsonb, given jsonb, shape jsonb, former text[], path text DEFAULT ''
+) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    name text;
+    part jsonb;
+    found text;
+BEGIN
+    IF jsonb_typeof(stored) IS DISTINCT FROM jsonb_typeof(given) OR path || '*' = ANY (former) THEN
+        RETURN NULL;
+    ELSIF jsonb_typeof(stored) = 'object' AND shape ->> 'type' IN ('struct', 'map') THEN
+        FOR name, part IN SELECT * FROM jsonb_each(stored) LOOP
+            IF shape ->> 'type' = 'map' THEN
+                found := everstate_store.unknown_field(part, given -> name, shape -> 'element', former,
+                    path);
+            ELSIF given ? name THEN
+                found := everstate_store.unknown_field(part, given -> name, shape -> 'fields' -> name,
+                    former, path || name || '.');
+            ELSIF path || name <> ALL (former) THEN
+                found := path || name;
+            END IF;
+            EXIT WHEN found IS NOT NULL;
+        END LOOP;
+    ELSIF jsonb_typeof(stored) = 'array' AND shape ->> 'type' = 'list' THEN
+        -- Which element became which is not known, but all of the given ones are of one release.
+        SELECT everstate_store.unknown_field(element, given -> 0, shape -> 'element', former, path)
+        INTO found FROM jsonb_array_elements(stored) AS element ORDER BY 1 LIMIT 1;
+    END IF;
+    RETURN found;
+END $$;
+
 -- Raises when a state is that of another key.
 CREATE OR REPLACE FUNCTION everstate_store.check_own_key(
     state jsonb, known everstate_store.registered, field text, key text
@@ -483,6 +521,7 @@ DECLARE
     after_text text := CASE WHEN new IS NOT NULL THEN after::text END;
     before_text text := CASE WHEN was IS NOT NULL THEN before::text END;
     state text;
+    lacking text;
 BEGIN
     IF chain NOT IN ('strict', 'mend') THEN
         RAISE EXCEPTION 'chain must be strict or mend' USING ERRCODE = 'EV001', COLUMN = 'chain', DETAIL = key;
@@ -509,7 +548,12 @@ BEGIN
             ' FOR UPDATE', entity) INTO version, state USING key;
         version := coalesce(version, 0);
         IF NOT everstate_store.is_equal(state::jsonb, was, known.shape) THEN
-            IF chain = 'strict' THEN
+            lacking := everstate_store.unknown_field(state::jsonb, was, known.shape, known.former);
+            IF lacking IS NOT NULL THEN
+                RAISE EXCEPTION 'the state that was emitted last has this field; emit with the release'
+                    ' that has it, or name it in `removed` of the entity type and run `everstate outbox'
+                    ' install`' USING ERRCODE = 'EV001', COLUMN = 'before.' || lacking, DETAIL = key;
+            ELSIF chain = 'strict' THEN
                 RAISE EXCEPTION 'before is not the state that was emitted last (version %)', version
                     USING ERRCODE = 'EV003', COLUMN = 'before', DETAIL = key,
                     HINT = 'Somebody wrote without emit; chain => ''mend'' adds the lost change.';

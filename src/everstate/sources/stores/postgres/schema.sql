@@ -98,7 +98,9 @@ CREATE TABLE IF NOT EXISTS everstate_store.registered (
     -- The JSON types of a state's fields; null: an earlier release registered it, so nothing is checked.
     shape jsonb,
     -- Whether fields that the type does not have are refused.
-    refuses_unknown boolean NOT NULL DEFAULT false
+    refuses_unknown boolean NOT NULL DEFAULT false,
+    -- Fields that a stored state may have and that no writer need know; null: nothing is checked.
+    former text[]
 );
 
 -- The services for which each login role may write changes.

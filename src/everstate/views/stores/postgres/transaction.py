@@ -36,11 +36,17 @@ from everstate.views.trailing import Exceptions
 
 logger = logging.getLogger(__name__)
 
-RIDERS_APART_MAX: Final = 32
+RIDING_TRIES_MAX: Final = 32
 """More savepoints than this in one transaction slow every reader of the database."""
 # A rider that waits for a lock or computes longer than this is left to lag; the core continues.
-_RIDER_LIMITS: Final = "SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '120s'"
-_NO_LIMITS: Final = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
+_RIDERS_BEGIN: Final = (
+    "SAVEPOINT riders; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '120s'"
+)
+_RIDERS_END: Final = (
+    "RELEASE SAVEPOINT riders; SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
+)
+# A trailing view's core may be held meanwhile.
+_TRAILING_BEGIN: Final = b"SET LOCAL lock_timeout = '5s'; SAVEPOINT view"
 
 
 @contextmanager
@@ -90,13 +96,19 @@ class PostgresCore:
         try:
             row = writes.like_latest(schema, self.core)
             writes.prepare_stage(self.session, writes.stage_name(table), row)
-        except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+        except psycopg.Error as cause:
+            if not is_of_a_view(cause):
+                raise
             raise ViewStoreError(f"{table}: {reason_of(cause)}") from cause
         self._unprepared: dict[str, str] = {}
+        self._writing: KeptTable | None = None
+        """The rider whose rows are being written."""
         for rider in self.core.riders:
             try:
                 writes.prepare_view(self.session, schema, rider)
-            except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+            except psycopg.Error as cause:
+                if not is_of_a_view(cause):
+                    raise
                 self._unprepared[rider.name] = reason_of(cause)
 
     def take(self, start: int, end: int) -> bool:
@@ -219,27 +231,43 @@ class PostgresCore:
     def ride(
         self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
     ) -> list[Failure]:
-        """Write riders at ``start`` under one savepoint; if it fails, each under its own."""
+        """Write riders at ``start``; one that fails is found at once, and the others are written.
+
+        Cost: those that were written before one that fails are written twice. After many failures
+        the others trail.
+        """
         able = [rider for rider in riders if rider.name not in self._unprepared]
         failures = [
             Failure(rider.view, rider.version, self._unprepared[rider.name])
             for rider in riders
             if rider.name in self._unprepared
         ]
-        if not able:
-            return failures
-        self._execute("SAVEPOINT riders")
-        self._execute(_RIDER_LIMITS)
-        try:
-            self._ride_together(able, start, end, batch)
-        except (psycopg.Error, *OF_THE_DATA) as cause:
-            if not is_of_a_view(cause):
-                raise
-            self._execute("ROLLBACK TO SAVEPOINT riders")
-            for rider in able[:RIDERS_APART_MAX]:
-                failures += self._ride_apart(rider, start, end, batch)
-        self._execute(_NO_LIMITS)
+        waiting, tries = [able] if able else [], 0
+        while waiting and tries < RIDING_TRIES_MAX:
+            some, tries = waiting.pop(), tries + 1
+            found = self._fault(some, start, end, batch)
+            if found is not None:
+                failing, cause = found
+                failures.append(Failure(failing.view, failing.version, reason_of(cause)))
+                place = some.index(failing)
+                waiting += [part for part in (some[place + 1 :], some[:place]) if part]
         return failures
+
+    def _fault(
+        self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
+    ) -> tuple[KeptTable, BaseException] | None:
+        """Write some riders; returns the one that was being written when it failed, if any does."""
+        self._execute(_RIDERS_BEGIN)
+        self._writing = None
+        try:
+            self._ride_together(riders, start, end, batch)
+        except (psycopg.Error, *OF_THE_DATA) as cause:
+            if self._writing is None or not is_of_a_view(cause):
+                raise
+            self._execute(f"ROLLBACK TO SAVEPOINT riders; {_RIDERS_END}")
+            return self._writing, cause
+        self._execute(_RIDERS_END)
+        return None
 
     def _ride_together(
         self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
@@ -247,24 +275,12 @@ class PostgresCore:
         moved = self.control.take_riders(riders, self.core.generation, self.partition, start, end)
         for rider in riders:
             if rider.name in moved and batch.changes.num_rows:
+                self._writing = rider
                 self.write_rider(rider, batch)
 
     def write_rider(self, rider: KeptTable, batch: Batch) -> None:
         """Merge a batch into one rider's table."""
         writes.write_view(self.session, self.place, rider, batch)
-
-    def _ride_apart(self, rider: KeptTable, start: int, end: int, batch: Batch) -> list[Failure]:
-        self._execute("SAVEPOINT rider")
-        try:
-            self._execute(_RIDER_LIMITS)
-            self._ride_together([rider], start, end, batch)
-            self._execute("RELEASE SAVEPOINT rider")
-        except (psycopg.Error, *OF_THE_DATA) as cause:
-            if not is_of_a_view(cause):
-                raise
-            self._execute("ROLLBACK TO SAVEPOINT rider")
-            return [Failure(rider.view, rider.version, reason_of(cause))]
-        return []
 
     def hold(self, held: Sequence[Held]) -> None:
         """Store held changes."""
@@ -323,7 +339,9 @@ class PostgresTrailing:
         """Create the view's staging table."""
         try:
             writes.prepare_view(self.session, self.place.schema_name, self.table)
-        except (psycopg.ProgrammingError, psycopg.DataError) as cause:
+        except psycopg.Error as cause:
+            if not is_of_a_view(cause):
+                raise
             raise ViewFailed(self.table.view, reason_of(cause)) from cause
 
     def core_position(self, *, hold: bool) -> int:
@@ -361,7 +379,7 @@ class PostgresTrailing:
     def write(self, batch: Batch) -> None:
         """Merge the batch into the view's table; a ViewFailed names the change at fault."""
         connection = self.session.connection
-        connection.execute("SAVEPOINT view")
+        connection.execute(_TRAILING_BEGIN)
 
         def write(part: Batch) -> None:
             writes.write_view(self.session, self.place, self.table, part)

@@ -13,7 +13,7 @@ from everstate.views.batch import Batch
 from everstate.views.states import typed_states
 from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.tables import PythonTable, planned_column
-from everstate.views.whole_keys import PROVENANCE, called, input_schema, unpacked
+from everstate.views.whole_keys import PROVENANCE, by_whole_keys, called, input_schema, unpacked
 
 _BEFORE: Final = (
     "SELECT kept.key, kept.version, kept.kind, kept.event ->> 'type', kept.occurred_at, "
@@ -26,7 +26,8 @@ _BEFORE: Final = (
 def rows_of(session: StoreSession, schema_name: str, table: PythonTable, batch: Batch) -> pa.Table:
     """The rows that the function returns for the keys of a batch, from all of their changes.
 
-    Raises FunctionFailed, and ViewFailed when the history lacks changes from before the batch.
+    Raises FunctionFailed, and ViewFailed when the history lacks changes from before the batch, or
+    the function does not end in its time.
     """
     planned = batch.changes
     argument = planned[planned_column(table, "change")]
@@ -35,7 +36,8 @@ def rows_of(session: StoreSession, schema_name: str, table: PythonTable, batch: 
     whole = pa.concat_tables([before, now]).sort_by(
         [("key", "ascending"), ("version", "ascending")]
     )
-    return called(table, whole.combine_chunks())
+    parts = by_whole_keys(whole.combine_chunks())
+    return pa.concat_tables([called(table, part) for part in parts])
 
 
 def _before(session: StoreSession, schema_name: str, table: PythonTable, batch: Batch) -> pa.Table:

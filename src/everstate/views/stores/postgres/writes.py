@@ -52,6 +52,7 @@ _MOMENT: Final = (
     "+ {0} % 1000000 * interval '1 microsecond'"
 )
 _COPY_ROWS: Final = 20_000
+_LOCK_LIMIT: Final = b"SET lock_timeout = '5s'"
 # The backslash first, because the other escapes contain one.
 _ESCAPES: Final = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -78,16 +79,20 @@ def stage_of(name: str) -> sql.Identifier:
 def prepare_stage(session: StoreSession, name: str, row: sql.Composed) -> None:
     """Create a temporary table once per session, with the columns of a query.
 
-    Call it outside a transaction, so that the table stays.
+    Call it outside a transaction, so that the table stays. It waits at most 5 s for a lock.
     """
     connection = session.connection
     wanted = row.as_string(connection)
     if session.staged.get(name) == wanted:
         return
     stage = stage_of(name)
-    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(stage))
-    create = sql.SQL("CREATE TEMP TABLE {} ON COMMIT DELETE ROWS AS {} WITH NO DATA")
-    connection.execute(create.format(sql.Identifier(name), row))
+    connection.execute(_LOCK_LIMIT)
+    try:
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(stage))
+        create = sql.SQL("CREATE TEMP TABLE {} ON COMMIT DELETE ROWS AS {} WITH NO DATA")
+        connection.execute(create.format(sql.Identifier(name), row))
+    finally:
+        connection.execute("RESET lock_timeout")
     session.staged[name] = wanted
 
 
