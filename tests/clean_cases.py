@@ -282,7 +282,7 @@ class Numbered:
         self.overlaps.close(rows, [("raw", 0)])
         older = {held_name(key): value for key, value in self.overlaps.records().items()}
         self.copy.settle({**states.rows(), **older})
-        topics = {way.changes for way in self.composer.ways}
+        topics = {way.changes for way in self.composer.targets}
         made = [Made.of(one) for one in self.composer.records() if one.topic in topics]
         self.changes += made
         self.batches.append(batch)

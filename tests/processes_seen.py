@@ -91,14 +91,14 @@ class Watch:
             self._known &= running
             for process in running - self._known:
                 # A script becomes its server only after a moment.
-                kind, age_s = _kind(process), time.time() - process.create_time()
+                kind, age_s = kind_of(process), time.time() - process.create_time()
                 if kind is not None:
                     self._new[kind] += 1
                 if kind is not None or age_s > _YOUNG_S:
                     self._known.add(process)
 
 
-def _kind(process: psutil.Process) -> str | None:
+def kind_of(process: psutil.Process) -> str | None:
     """Which server or JVM it is; ``None`` for everything else."""
     try:
         name = process.name()
@@ -107,9 +107,13 @@ def _kind(process: psutil.Process) -> str | None:
             if _LAUNCHER in words or "-version" in words:
                 return None
             return next((kind for main, kind in _JVMS if main in words), "other JVM")
-        # A session of PostgreSQL has another title, and initdb's helpers have other options.
-        if name in SERVERS or (name == "postgres" and process.cmdline()[1:2] == ["-D"]):
+        if name in SERVERS:
             return name
+        # A session of PostgreSQL has its server's title at first, and initdb's helpers have other
+        # options.
+        if name == "postgres" and process.cmdline()[1:2] == ["-D"]:
+            parent = process.parent()
+            return None if parent is not None and parent.name() == "postgres" else name
     except psutil.Error:
         return None
     return None

@@ -24,6 +24,7 @@ from everstate.archive.sums import sums_name
 from everstate.cli import cli
 from everstate.errors import ArchiveDamaged, ArchiveError
 from everstate.log.positions import Range
+from everstate.pipeline.archiving import repair as repairing
 from everstate.pipeline.archiving.audit import AuditReport, audit
 from everstate.pipeline.archiving.compact import compact
 from everstate.pipeline.archiving.repair import Repaired, repair
@@ -211,6 +212,35 @@ def test_a_damaged_file_is_named_and_its_records_are_written_again(
     shop.write_orders(keys=12, versions=1, first=5 if is_compacted else 4)
     assert shop.archiver().step() is not None
     assert verified(shop).problems == []
+
+
+class _Killed(BaseException):
+    pass
+
+
+def _kill(*_: object) -> None:
+    raise _Killed
+
+
+def test_a_repair_that_was_killed_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each of its steps; readers get errors meanwhile."""
+    filled(shop)
+    before = rows_of(shop)
+    for step in ("move_aside", "_append", "forget_files"):
+        file = files_of(shop)[0]
+        content = bytearray(file.read_bytes())
+        content[600] ^= 1
+        file.write_bytes(content)
+        with monkeypatch.context() as planted:
+            planted.setattr(repairing, step, _kill)
+            with pytest.raises(_Killed):
+                repaired(shop)
+        with pytest.raises(ArchiveDamaged, match=file.name):
+            rows_of(shop)
+        assert repaired(shop).files == [file.name]
+        report = verified(shop)
+        assert (report.problems, report.rows) == ([], len(before))
+        assert rows_of(shop) == before
 
 
 def test_nothing_is_changed_when_the_log_lacks_a_record(shop: Shop) -> None:

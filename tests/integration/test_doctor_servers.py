@@ -19,7 +19,7 @@ from console_cases import hotel
 from everstate.attention import checks
 from everstate.attention.checks import server_checks
 from everstate.config import Config
-from everstate.local import Finding
+from everstate.findings import Finding
 from everstate.log.inspecting import Brokers, TopicFacts
 from everstate.log.topics import Topics
 from kit.settings import altered

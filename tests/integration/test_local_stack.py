@@ -102,6 +102,7 @@ def test_postgres_is_set_up_as_the_store_needs_it(postgres: Stack) -> None:
         "TimeZone": "UTC",
         "server_encoding": "UTF8",
         "password_encryption": "scram-sha-256",
+        "data_checksums": "on",
     }
     assert {name: ask(postgres, f"SHOW {name}") for name in settings} == settings
 

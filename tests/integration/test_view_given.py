@@ -124,19 +124,28 @@ def test_a_wrong_row_a_missing_one_and_one_too_many_are_seen(
         given.then(*rows)
 
 
-def test_the_example_of_the_reference_page_holds(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("page", "right", "wrong"),
+    [
+        ("reference/views.md", '"nights": 3}', '"nights": 4}'),
+        ("howto/windows-and-changes.md", "from_utc_timestamp(sold, zone)", "sold"),
+    ],
+)
+def test_the_example_of_a_page_holds(
+    monkeypatch: pytest.MonkeyPatch, page: str, right: str, wrong: str
 ) -> None:
     root = Path(__file__).parents[2]
     (example,) = [
-        each
-        for each in blocks(root / "docs" / "reference" / "views.md")
-        if each.runs and "ViewBehaviour" in each.text
+        each for each in blocks(root / "docs" / page) if each.runs and "ViewBehaviour" in each.text
     ]
     monkeypatch.syspath_prepend(root / "examples" / "hotel")
     monkeypatch.delitem(sys.modules, "hotel", raising=False)
-    exec(compile(example.text, "<views.md>", "exec"), {})
-    wrong = example.text.replace('"nights": 3}', '"nights": 4}')
+
+    def run(text: str) -> None:
+        # Not with this module's postponed annotations, which a reader does not have.
+        exec(compile(text, page, "exec", dont_inherit=True), {"__name__": "example"})
+
+    run(example.text)
     with pytest.raises(AssertionError, match="the view differs"):
-        exec(compile(wrong, "<views.md>", "exec"), {})
-    del sys.modules["hotel"]
+        run(example.text.replace(right, wrong))
+    sys.modules.pop("hotel", None)

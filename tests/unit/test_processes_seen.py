@@ -1,13 +1,14 @@
-"""A run is the parent of what lost its own parent."""
+"""A run is the parent of what lost its own parent, and counts the servers that tests start."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from typing import cast
 
 import psutil
 
-from processes_seen import kill_for_good
+from processes_seen import kill_for_good, kind_of
 
 _LEAVES_ONE = """
 import subprocess, sys
@@ -30,3 +31,29 @@ def test_of_an_orphan_that_is_killed_not_even_its_number_stays() -> None:
         parent.kill()
     kill_for_good(left)
     assert not psutil.pid_exists(left)
+
+
+class Running:
+    """A process as the system lists it."""
+
+    def __init__(self, *words: str, below: Running | None = None) -> None:
+        self._words, self._below = list(words), below
+
+    def name(self) -> str:
+        return self._words[0]
+
+    def cmdline(self) -> list[str]:
+        return self._words
+
+    def parent(self) -> Running | None:
+        return self._below
+
+
+def test_a_session_of_postgresql_is_no_server_before_it_has_a_title() -> None:
+    """The server forks, so for a moment its session has the server's own words."""
+    server = Running("postgres", "-D", "data", below=Running("python"))
+    for process, kind in (
+        (server, "postgres"),
+        (Running("postgres", "-D", "data", below=server), None),
+    ):
+        assert kind_of(cast(psutil.Process, process)) == kind

@@ -17,7 +17,8 @@ from psycopg.conninfo import conninfo_to_dict
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
-from everstate.local import Finding, disk_check
+from everstate.findings import Finding
+from everstate.local import disk_check
 from everstate.log.inspecting import Brokers, TopicFacts, brokers, clock_ahead_s, topic_facts
 from everstate.log.lag import is_reachable
 from everstate.log.topics import TopicDifference, TopicNames, Topics

@@ -13,7 +13,8 @@ from everstate.attention.checks import server_checks
 from everstate.cli.console import SIGNS, JsonOption, config_of, err, load_app, out, print_json
 from everstate.config import Config
 from everstate.errors import EverstateError
-from everstate.local import Finding, machine_checks, resolve, stack_checks
+from everstate.findings import Finding
+from everstate.local import machine_checks, resolve, stack_checks
 
 
 def register(cli: typer.Typer) -> None:

@@ -4,7 +4,7 @@ Layer: imports config, telemetry and errors only.
 """
 
 from everstate.local.artifacts import spark_jars
-from everstate.local.checks import Finding, disk_check, machine_checks, stack_checks
+from everstate.local.checks import disk_check, machine_checks, stack_checks
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import java_home
 from everstate.local.progress import ConsoleProgress, SentenceProgress, Silent, StackProgress
@@ -13,7 +13,6 @@ from everstate.local.supervise import keep_running, supervise
 
 __all__ = [
     "ConsoleProgress",
-    "Finding",
     "SentenceProgress",
     "ServerStatus",
     "Silent",

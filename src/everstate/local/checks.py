@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
+from everstate.findings import Finding
 from everstate.local.artifacts import (
     Artifact,
     cache_dir,
@@ -28,23 +27,8 @@ from everstate.local.processes import free_port
 from everstate.local.stack import Stack
 from everstate.local.unprivileged import namespaces_work
 
-FindingOutcome = Literal["ok", "warn", "fail"]
 _FREE_BYTES_MIN = 2_000_000_000
 _MEMORY_BYTES_MIN = 4_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check of a doctor: `everstate doctor`, `everstate cdc doctor`."""
-
-    name: str
-    outcome: FindingOutcome
-    found: str
-    sql: tuple[str, ...] = ()
-    """SQL statements that repair it, for a user with the rights; empty: SQL cannot repair it, or
-    nothing is wrong."""
-    advice: str | None = None
-    """Another step that corrects it, such as a restart of the server; None when there is none."""
 
 
 def machine_checks(config: Config) -> list[Finding]:

@@ -144,7 +144,7 @@ class PostgresServer:
         command = (
             *unprivileged.prefix(new),
             str(home / "bin" / "initdb"),
-            *("-D", str(new), "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8"),
+            *("-D", str(new), "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8", "--data-checksums"),
             *("--auth=scram-sha-256", f"--pwfile={self._password}"),
         )
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from threading import Barrier
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidBody, InvalidChange, NotFound, VersionConflict
@@ -114,6 +114,13 @@ class FormerOrder(BaseModel):
     """An order as an earlier model wrote it."""
 
     order_id: str
+
+
+class PricedOrder(BaseModel):
+    """An order with a number of many digits and places."""
+
+    order_id: str
+    price: Annotated[Decimal, Field(max_digits=38, decimal_places=4)] | None = Decimal("1.50")
 
 
 class ProcessEnded(BaseException):
@@ -283,6 +290,29 @@ class CrudStoreContract(RepeatedRequestContract):
 
         assert keys({"weight": None}) == keys({"note": "", "weight": None}) == {"o-1", "o-2"}
         assert keys({"note": "late"}) == keys({"weight": 1.0}) == {"o-3"}
+
+    def test_a_page_has_each_decimal_of_a_value_however_it_is_written(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In JSON a Decimal is a text, which may have more zeros than an equal one."""
+        with monkeypatch.context() as priced:
+            priced.setattr(store, "entity_type", EntityType("order", FormerOrder, "order_id"))
+            store.put(FormerOrder(order_id="former"), provenance=CLERK)
+            priced.setattr(store, "entity_type", EntityType("order", PricedOrder, "order_id"))
+            for price in ("1.5", "1.500", "15E-1", "1.51", "0", "-0.0", "9" * 34):
+                store.put(PricedOrder(order_id=price, price=Decimal(price)), provenance=CLERK)
+            store.put(PricedOrder(order_id="none", price=None), provenance=CLERK)
+
+            def keys(price: Decimal | None, **more: str) -> set[str]:
+                page = store.page(limit=20, equal={"price": price, **more})
+                return once_each([store.entity_type.key_of(each.entity) for each in page.entities])
+
+            assert keys(Decimal("1.50")) == {"former", "1.5", "1.500", "15E-1"}
+            assert keys(Decimal("1.50"), order_id="15E-1") == {"15E-1"}
+            assert keys(Decimal(0)) == {"0", "-0.0"}
+            assert keys(Decimal("9" * 34)) == {"9" * 34}
+            assert keys(Decimal("1E+34")) == set()
+            assert keys(None) == {"none"}
 
     def test_a_write_with_an_id_is_done_once_and_its_answer_kept(
         self, store: Store, changes: RecordedChanges

@@ -153,7 +153,7 @@ class CaptureComposer:
             )
             for name in capture.entities
         }
-        self.ways = [
+        self.targets = [
             TableTarget(capture.name, number, name, table, self._codecs[table.entity], self._names)
             for number, (name, table) in enumerate(capture.tables.items())
         ]

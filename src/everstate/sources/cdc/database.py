@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, Protocol
 from uuid_utils.compat import uuid7
 
 from everstate.errors import InvalidCapture
-from everstate.local.checks import Finding as Finding
-from everstate.local.checks import FindingOutcome as FindingOutcome
+from everstate.findings import Finding as Finding
+from everstate.findings import FindingOutcome as FindingOutcome
 from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities, TableShape
 
 MARK: Final = "mark"

@@ -156,7 +156,7 @@ class Numbering:
 
     def _load(self, rows: Rows) -> None:
         """Look up the states of all entities that the rows may need."""
-        prefixes = [way.prefix for way in self._composer.ways]
+        prefixes = [target.prefix for target in self._composer.targets]
         names = {
             prefixes[table] + key
             for table, key, what in zip(rows.table, rows.key, rows.what, strict=True)
@@ -171,25 +171,25 @@ class Numbering:
         """Number a plain row of an entity without held rows; ``False``: it needs :meth:`_take`."""
         key = rows.key[at]
         assert key is not None
-        way = self._composer.ways[rows.table[at]]
-        if self._held and not self._doubts.is_clear(way.entity, key):
+        target = self._composer.targets[rows.table[at]]
+        if self._held and not self._doubts.is_clear(target.entity, key):
             return False
-        if self._overlaps.has((way.entity, key)):
+        if self._overlaps.has((target.entity, key)):
             return False
-        name = way.prefix + key
+        name = target.prefix + key
         known = self._states.cache.get(name)
         op, state, position = rows.op[at] or "", rows.state[at], rows.position[at]
         if position is not None:
             position = position.replace(b"[", b"[%d," % self.epoch)
         if known is not None and not self.is_trusted and position is not None:
             if was_read(_decode(position), known):
-                batch.skip(way.name, READ_BEFORE)
+                batch.skip(target.name, READ_BEFORE)
                 return True
         if known is None or known.is_deleted:
             if op == "d":
                 if known is None and rows.before[at] is not None:
                     return False
-                batch.skip(way.name, NEVER_SEEN if known is None else DELETED_BEFORE)
+                batch.skip(target.name, NEVER_SEEN if known is None else DELETED_BEFORE)
                 return True
             if known is None and op == "u" and rows.before[at] is not None:
                 return False
@@ -199,7 +199,7 @@ class Numbering:
         elif op == "d":
             kind, original = Kind.DELETED, known.image
         elif known.image == state:
-            batch.skip(way.name, UNCHANGED)
+            batch.skip(target.name, UNCHANGED)
             return True
         else:
             kind, original = Kind.UPDATED, known.image
@@ -223,19 +223,19 @@ class Numbering:
         try:
             is_baseline = kind is Kind.CREATED and op != "c"
             made = self._composer.make(
-                way, origin, version, kind, state, original, is_baseline=is_baseline
+                target, origin, version, kind, state, original, is_baseline=is_baseline
             )
         except Unreadable:
             return False  # _take tries it again and records the refusal
-        self._composer.take(way, key, made)
+        self._composer.take(target, key, made)
         batch.changes += 1
-        batch.outcomes[way.name, PUBLISHED] += 1
+        batch.outcomes[target.name, PUBLISHED] += 1
         place = position if position is not None else (b"" if known is None else known.place)
         image = state if state is not None else original
         assert image is not None
         self._states.put(name, Known(version, image, state is None, place))
         if self._waiting:
-            self._wake(batch, (way.entity, key))
+            self._wake(batch, (target.entity, key))
         return True
 
     def _is_early(self, parents: bytes | None, op: str) -> bool:
@@ -370,7 +370,7 @@ class Numbering:
         place: RawPlace,
     ) -> None:
         """Make the records of a row's changes and set its state; may raise Unreadable."""
-        way = self._composer.ways[self._names.index(row.table)]
+        target = self._composer.targets[self._names.index(row.table)]
         position = encoded_position(row.position)
         origin = origin_of(row, place, position or None)
         version, made = 0 if known is None else known.version, []
@@ -378,7 +378,7 @@ class Numbering:
             version += 1
             made.append(
                 self._composer.make(
-                    way,
+                    target,
                     origin,
                     version,
                     step.kind,
@@ -389,15 +389,15 @@ class Numbering:
                 )
             )
         for records in made:
-            self._composer.take(way, row.key, records)
+            self._composer.take(target, row.key, records)
         batch.changes += len(made)
         batch.outcomes[row.table, PUBLISHED] += 1
         is_deleted = step.kind is Kind.DELETED
         image = step.original if is_deleted else step.current
         assert image is not None
         if not position:
-            position = self._doubts.settled_at((way.entity, row.key), known)
-        self._states.put(way.prefix + row.key, Known(version, image, is_deleted, position))
+            position = self._doubts.settled_at((target.entity, row.key), known)
+        self._states.put(target.prefix + row.key, Known(version, image, is_deleted, position))
 
     def _hold(
         self, batch: NumberedBatch, entity: EntityKey, held: HeldEntity, why: HeldBack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable
 from datetime import date, datetime
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from uuid import UUID
@@ -25,9 +26,16 @@ from everstate.changes.written import written_value
 from everstate.errors import InvalidQuery
 from everstate.sources.stores.store import Scalar
 
-# Not times and Decimals: their JSON texts differ where the values are equal.
-_SCALARS: Final = (str, int, float, bool, date, UUID, Enum)
-_READ_AS: Final = {bool: "boolean", int: "whole", float: "float8", date: "date", UUID: "uuid"}
+# Not times: their JSON texts differ where the values are equal.
+_SCALARS: Final = (str, int, float, bool, Decimal, date, UUID, Enum)
+_READ_AS: Final = {
+    bool: "boolean",
+    int: "whole",
+    float: "float8",
+    Decimal: "numeric",
+    date: "date",
+    UUID: "uuid",
+}
 """Types whose values pydantic also reads from texts of other values, or rounds."""
 _CONVERTING: Final = (BeforeValidator, PlainValidator, WrapValidator)
 RESERVED: Final = frozenset({"limit", "cursor"})
@@ -77,8 +85,8 @@ class Filters:
                 known = ", ".join(self.names)
                 raise InvalidQuery(
                     f"{self._entity} cannot be filtered by {given!r} ({known}).",
-                    advice=f"GET /query/v1/{self._entity}?where=… also compares times, Decimals "
-                    "and nested fields.",
+                    advice=f"GET /query/v1/{self._entity}?where=… also compares times and "
+                    "nested fields.",
                 )
             if name in found:
                 raise InvalidQuery(f"{name} is given twice.")
@@ -96,13 +104,15 @@ class Filters:
             if name in self._read_as:
                 written_value(self._read_as[name], given.strip())
             parsed = adapter.validate_strings(given)
-            wanted: Scalar = adapter.dump_python(parsed, mode="json")
+            wanted: Scalar = parsed
+            if not isinstance(parsed, Decimal):
+                wanted = adapter.dump_python(parsed, mode="json")
         except ValidationError as cause:
             first = cause.errors(include_url=False)[0]
             raise InvalidQuery(f"{name} is {value!r}: {first['msg']}.") from cause
         except ValueError as cause:
             raise InvalidQuery(f"{name} is {value!r}.", advice=str(cause)) from cause
-        if isinstance(wanted, float) and wanted - wanted != 0:
+        if isinstance(wanted, float | Decimal) and not Decimal(wanted).is_finite():
             raise InvalidQuery(f"{name} is {value!r}; NaN and infinity are refused.")
         return wanted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
@@ -16,8 +17,8 @@ T = TypeVar("T")
 GivenEntity: TypeAlias = BaseModel | Mapping[str, Any]
 OneOrEach: TypeAlias = T | Sequence[T]
 """One value for all entities of a call, or a sequence with one for each."""
-Scalar: TypeAlias = str | int | float | bool | None
-"""A value of an attribute in its JSON form."""
+Scalar: TypeAlias = str | int | float | bool | Decimal | None
+"""A value of an attribute: a Decimal, or another one in its JSON form."""
 
 
 class Versioned(NamedTuple):
@@ -157,7 +158,8 @@ class Store(Protocol):
         """At most ``limit`` entities whose attributes are ``equal``, in a stable order.
 
         Attributes are scalar fields of the model by their JSON name, values in JSON form; ``None``
-        is null, and a state that is older than an attribute has its default. An entity that exists
+        is null, a Decimal is equal to each text and number with its value (1.5 and "1.50"), and a
+        state that is older than an attribute has its default. An entity that exists
         while all pages are read is returned exactly once. Raises InvalidQuery when the cursor is
         not one of this store.
         """

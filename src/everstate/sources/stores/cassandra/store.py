@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid5
@@ -365,12 +367,15 @@ def _meets(state: str, equal: Mapping[str, Scalar] | None, missing: Mapping[str,
     if not equal:
         return True
     fields = {**missing, **json.loads(state)}
-    return all(
-        name in fields
-        and fields[name] == value
-        and isinstance(fields[name], bool) == isinstance(value, bool)
-        for name, value in equal.items()
-    )
+    return all(name in fields and _is_equal(fields[name], each) for name, each in equal.items())
+
+
+def _is_equal(found: Any, wanted: Scalar) -> bool:
+    if isinstance(wanted, Decimal):
+        with suppress(InvalidOperation):
+            return Decimal(str(found)) == wanted
+        return False
+    return bool(found == wanted) and isinstance(found, bool) == isinstance(wanted, bool)
 
 
 def _place(cursor: str | None) -> tuple[int, int]:

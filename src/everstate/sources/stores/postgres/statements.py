@@ -193,6 +193,12 @@ WITH looked AS MATERIALIZED (
     SELECT key, version, state FROM looked
     WHERE state IS NOT NULL AND (%(equal)s::jsonb = '{{}}'
         OR (%(missing)s::jsonb || state::jsonb) @> %(equal)s::jsonb)
+        AND NOT EXISTS (
+            SELECT FROM jsonb_each_text(%(numbers)s::jsonb) AS number,
+                LATERAL (SELECT (%(missing)s::jsonb || state::jsonb) ->> number.key) AS shown(text)
+            WHERE CASE WHEN pg_input_is_valid(shown.text, 'numeric')
+                THEN shown.text::numeric <> number.value::numeric ELSE true END
+        )
     ORDER BY key LIMIT %(limit)s
 ), sized AS (
     SELECT *, sum(octet_length(state)) OVER (ORDER BY key) - octet_length(state) AS before

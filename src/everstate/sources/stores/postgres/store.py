@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
@@ -157,13 +158,16 @@ class EntityStore(Store):
     ) -> Page:
         """A page in key order. Cost: at most `api.scan_rows_max` rows, fewer without filters."""
         shown = shown_for_missing(self.entity_type.model, equal or {})
+        numbers = {name: one for name, one in (equal or {}).items() if isinstance(one, Decimal)}
+        others = {name: one for name, one in (equal or {}).items() if name not in numbers}
         values: dict[str, Any] = {
             "after": _key_of(cursor),
             # Deleted entities have rows as well, so a page without filters may be short too.
             "scan": self._scan_rows if equal else limit,
             "limit": limit,
             "bytes": PAGE_BYTES_MAX,
-            "equal": msgspec.json.encode(dict(equal or {})).decode(),
+            "equal": msgspec.json.encode(others).decode(),
+            "numbers": msgspec.json.encode(numbers).decode(),
             "missing": msgspec.json.encode(shown).decode(),
         }
         with self._connected("reading") as connection:
